@@ -1,0 +1,1 @@
+//! The pool: format, allocation, log, locks, recovery and check.

@@ -1,0 +1,1 @@
+//! `libadit.so`: interposed libc entries over the engine.

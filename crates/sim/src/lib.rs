@@ -1,0 +1,1 @@
+//! Simulated medium, crash enumerator, oracle and kill -9 driver. Tests only.

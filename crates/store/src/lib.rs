@@ -1,0 +1,1 @@
+//! The engine: direct files, staging, publishing, monitor.
