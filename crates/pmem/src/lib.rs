@@ -4,3 +4,5 @@
 mod medium;
 
 pub use medium::{Medium, OutOfRange};
+mod tmp;
+pub use tmp::*;

@@ -1,1 +1,29 @@
-//! `libadit.so`: interposed libc entries over the engine.
+//! `libadit.so`: the library that `adit run` preloads into unmodified programs.
+//!
+//! It translates; the engine (`adit-store`) decides. Every libc entry through which a program can
+//! reach file data or an open file description is listed once, in [`table`]; everything else in
+//! this crate is what those entries do. Where to read on:
+//!
+//! 1. [`table`]: the interposed names and the shape of each.
+//! 2. [`fds`]: what one word per descriptor says (foreign, candidate, promoted).
+//! 3. [`ofd`]: a promoted open file description, who owns its offset, and hand-over.
+//! 4. [`data`]: the read and write families.
+//! 5. [`descriptors`], [`process`], [`times`]: the calls that change what 2 and 3 say.
+//!
+//! Rules of the house (PROTOCOLS F): foreign calls tail-jump from assembly to libc's own function,
+//! so there is no Rust frame that a cancelled thread would have to unwind; nothing here allocates,
+//! prints, takes a lock that a signal handler could wait on, or panics; any doubt or fault is
+//! answered by doing the call in the kernel.
+#![cfg(all(target_arch = "x86_64", target_os = "linux"))]
+
+mod data;
+mod descriptors;
+mod fds;
+mod init;
+mod ofd;
+mod process;
+mod real;
+mod stubs;
+mod sys;
+mod table;
+mod times;

@@ -1,1 +1,3 @@
-//! The engine: direct files, staging, publishing, monitor.
+//! The engine: direct files, staging, publishing, the registry and the monitor.
+
+pub mod direct;

@@ -1,0 +1,105 @@
+//! Start and end of the library, and the few facts about the process that decide what is promoted.
+//!
+//! # Safety
+//! Reads the environment through libc's `getenv` before any thread exists, and libc's own
+//! `__libc_single_threaded` byte.
+#![allow(unsafe_code)]
+
+use crate::{data, sys, table, times};
+use core::ffi::{CStr, c_char};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// Bytes that a descriptor's calls move through the kernel before it is looked at.
+const DEFAULT_CREDIT: u64 = 256 << 10;
+
+static CREDIT: AtomicU64 = AtomicU64::new(DEFAULT_CREDIT);
+static PERCENT: AtomicU32 = AtomicU32::new(150);
+/// Off until the constructor has found that Adit was asked for, and for ever after `release_all`.
+static PROMOTING: AtomicBool = AtomicBool::new(false);
+
+/// The credit of a new candidate; `None` when nothing is to be promoted.
+#[inline]
+pub(crate) fn credit() -> Option<u64> {
+    PROMOTING.load(Ordering::Relaxed).then(|| CREDIT.load(Ordering::Relaxed))
+}
+
+/// See [`adit_store::direct::Adoption`].
+pub(crate) fn adoption_percent() -> u32 {
+    PERCENT.load(Ordering::Relaxed)
+}
+
+/// Promotes nothing any more.
+pub(crate) fn stop_promoting() {
+    PROMOTING.store(false, Ordering::SeqCst);
+}
+
+/// Whether this process has only ever had one thread.
+pub(crate) fn single_threaded() -> bool {
+    unsafe extern "C" {
+        static __libc_single_threaded: c_char;
+    }
+    // SAFETY: a byte that libc clears before it creates the second thread; read only.
+    unsafe { (&raw const __libc_single_threaded).read_volatile() != 0 }
+}
+
+fn limit(resource: u32) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    sys::prlimit(0, resource as usize, 0, &raw mut limit as usize).ok()?;
+    (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// Whether mappings could make the program run into its limit (PROTOCOLS F8).
+pub(crate) fn address_space_limited() -> bool {
+    limit(libc::RLIMIT_AS).is_some()
+}
+
+fn variable(name: &CStr) -> Option<&'static CStr> {
+    // SAFETY: the constructor runs before the program could change its environment.
+    let value = unsafe { libc::getenv(name.as_ptr()) };
+    // SAFETY: getenv returns null or a C string.
+    (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
+}
+
+fn number(name: &CStr) -> Option<u64> {
+    variable(name)?.to_str().ok()?.trim().parse().ok()
+}
+
+extern "C" fn start() {
+    for real in table::ALL {
+        real.resolve();
+    }
+    if variable(c"ADIT_MODE").is_none() {
+        return;
+    }
+    if let Some(bytes) = number(c"ADIT_ADOPT_BYTES") {
+        CREDIT.store(bytes.min(1 << 40), Ordering::Relaxed);
+    }
+    if let Some(percent) = number(c"ADIT_ADOPT_PERCENT") {
+        PERCENT.store(percent.min(10_000) as u32, Ordering::Relaxed);
+    }
+    if limit(libc::RLIMIT_FSIZE).is_some() {
+        data::KERNEL_WRITES.store(true, Ordering::Relaxed);
+    }
+    PROMOTING.store(true, Ordering::SeqCst);
+}
+
+extern "C" fn end() {
+    // Other destructors, and libc's flush of stdio, still run after this one and may still write.
+    data::KERNEL_WRITES.store(true, Ordering::SeqCst);
+    times::settle_all();
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;
+
+/// Says that the library is loaded and serves this process: 1 while it promotes descriptors, else 0.
+/// `adit bench` and `adit demo` refuse to compare the kernel with itself.
+#[unsafe(no_mangle)]
+pub extern "C" fn adit_active() -> i32 {
+    i32::from(credit().is_some())
+}

@@ -1,0 +1,279 @@
+//! A promoted open file description: the mapping it is served from, and who owns its offset.
+//!
+//! The offset is either ours or the kernel's. It becomes ours once, when the description is promoted
+//! in a process with one thread; it goes back to the kernel for ever (it is *handed over*) before
+//! anyone else could use it: fork, vfork, spawn, exec, a duplicate passed over a socket, a call that
+//! moves the kernel's offset. From then on sequential calls go to the kernel and positional ones may
+//! still be served, because mapping and page cache are one.
+//!
+//! This replaces the offsets in memory shared across `fork` that the design first had: the kernel
+//! already shares an offset between processes, survives the death of any of them, and needs no lock.
+//!
+//! # Safety
+//! The arena is one anonymous mapping of `Ofd` cells that is never unmapped and whose cells are
+//! initialised (all zero is a valid `Ofd`) before their address leaves [`allocate`].
+#![allow(unsafe_code)]
+
+use crate::{fds, sys, times};
+use adit_store::direct::DirectFile;
+use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+
+/// The kernel owns the offset.
+const HANDED: i64 = -1;
+/// The offset is on its way to the kernel.
+const HANDING: i64 = -2;
+
+/// User counters are spread over this many cache lines so that threads do not meet.
+const SHARDS: usize = 8;
+
+#[repr(align(64))]
+struct Shard(AtomicU32);
+
+/// A promoted description.
+#[repr(align(64))]
+pub(crate) struct Ofd {
+    offset: AtomicI64,
+    /// Descriptors of this process that name it.
+    names: AtomicU32,
+    /// Set while mapped stores have not reached the file's times.
+    stored: AtomicU32,
+    /// Set once the last name is gone; whoever leaves last unmaps.
+    closing: AtomicU32,
+    next_free: AtomicU32,
+    file: DirectFile,
+    users: [Shard; SHARDS],
+}
+
+/// Where the next sequential byte is.
+pub(crate) enum Offset {
+    /// Ours, at this position.
+    At(u64),
+    /// The kernel's.
+    Handed,
+}
+
+/// Keeps a description's mapping in place while a call uses it.
+pub(crate) struct Users<'a> {
+    ofd: &'a Ofd,
+    shard: usize,
+}
+
+impl core::ops::Deref for Users<'_> {
+    type Target = Ofd;
+    #[inline]
+    fn deref(&self) -> &Ofd {
+        self.ofd
+    }
+}
+
+impl Drop for Users<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.ofd.users[self.shard].0.fetch_sub(1, Ordering::SeqCst);
+        if self.ofd.closing.load(Ordering::SeqCst) != 0 {
+            self.ofd.retire_if_idle();
+        }
+    }
+}
+
+impl Ofd {
+    /// The word that names this description in the table.
+    pub(crate) fn word(&'static self) -> u64 {
+        &raw const *self as u64
+    }
+
+    /// The mapped file.
+    #[inline]
+    pub(crate) fn file(&self) -> &DirectFile {
+        &self.file
+    }
+
+    /// Announces a user of the mapping.
+    #[inline]
+    pub(crate) fn enter(&self) -> Users<'_> {
+        let word = sys::thread_word();
+        let shard = ((word >> 12) ^ (word >> 18)) % SHARDS;
+        self.users[shard].0.fetch_add(1, Ordering::SeqCst);
+        Users { ofd: self, shard }
+    }
+
+    /// The current offset, waiting out a hand-over on another thread.
+    #[inline]
+    pub(crate) fn offset(&self) -> Offset {
+        loop {
+            match self.offset.load(Ordering::Acquire) {
+                HANDED => return Offset::Handed,
+                HANDING => {
+                    let _ = sys::sched_yield();
+                }
+                at => return Offset::At(at as u64),
+            }
+        }
+    }
+
+    /// Moves the offset from `from` to `to` unless someone moved it meanwhile.
+    #[inline]
+    pub(crate) fn advance(&self, from: u64, to: u64) -> bool {
+        self.offset
+            .compare_exchange(from as i64, to as i64, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+
+    /// Gives the offset back to the kernel, for ever. `fd` must name this description.
+    pub(crate) fn hand_over(&self, fd: i32) {
+        if self.offset.load(Ordering::Acquire) == HANDED {
+            return;
+        }
+        sys::with_signals_blocked(|| {
+            loop {
+                match self.offset.load(Ordering::Acquire) {
+                    HANDED => return,
+                    HANDING => {
+                        let _ = sys::sched_yield();
+                    }
+                    at => {
+                        if self.advance(at as u64, HANDING as u64) {
+                            let _ = sys::lseek(fd as usize, at as usize, libc::SEEK_SET as usize);
+                            self.offset.store(HANDED, Ordering::Release);
+                            return;
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    /// Notes that the file was changed by stores, which no kernel has seen.
+    #[inline]
+    pub(crate) fn note_store(&self) {
+        if self.stored.load(Ordering::Relaxed) == 0 && self.stored.swap(1, Ordering::AcqRel) == 0 {
+            times::one_more_pending();
+        }
+    }
+
+    /// Brings the file's times up to its stores.
+    pub(crate) fn settle(&self, fd: i32) {
+        if self.stored.swap(0, Ordering::AcqRel) != 0 {
+            times::touch(fd);
+            times::one_less_pending();
+        }
+    }
+
+    /// Counts one more descriptor that names this description.
+    pub(crate) fn add_name(&self) {
+        self.names.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Uncounts a descriptor; after the last one the mapping goes as soon as nobody uses it, so that
+    /// nothing of ours outlives the program's own close (PROTOCOLS F1).
+    pub(crate) fn drop_name(&self, fd: i32) {
+        if self.names.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.settle(fd);
+            self.closing.store(1, Ordering::SeqCst);
+            self.retire_if_idle();
+        }
+    }
+
+    fn retire_if_idle(&self) {
+        fence(Ordering::SeqCst);
+        if self.users.iter().any(|shard| shard.0.load(Ordering::SeqCst) != 0) {
+            return;
+        }
+        if self.closing.compare_exchange(1, 2, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            self.file.unmap();
+            release(self);
+        }
+    }
+
+    /// In a forked child: threads that used the mapping in the parent do not exist here.
+    pub(crate) fn forget_other_threads(&self) {
+        for shard in &self.users {
+            shard.0.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+/// The most descriptions that can be promoted at a time in one process: each needs mappings, of
+/// which the kernel allows 65,530.
+const CAPACITY: usize = 8192;
+
+static ARENA: AtomicPtr<Ofd> = AtomicPtr::new(core::ptr::null_mut());
+/// Head of the free list: index + 1 in the low half, a tag against reuse in the high half.
+static FREE: AtomicU64 = AtomicU64::new(0);
+/// Cells that were ever handed out.
+static USED: AtomicU32 = AtomicU32::new(0);
+
+fn arena() -> Option<*mut Ofd> {
+    let known = ARENA.load(Ordering::Acquire);
+    if !known.is_null() {
+        return Some(known);
+    }
+    let fresh = adit_store::direct::anonymous(CAPACITY * size_of::<Ofd>())?.cast::<Ofd>();
+    match ARENA.compare_exchange(core::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire)
+    {
+        Ok(_) => Some(fresh),
+        Err(other) => Some(other),
+    }
+}
+
+/// A fresh description with no mapping yet, named once. `offset` is `None` when the kernel keeps it.
+pub(crate) fn allocate(file: DirectFile, offset: Option<u64>) -> Option<&'static Ofd> {
+    let arena = arena()?;
+    let index = pop_free().or_else(|| {
+        USED.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |used| {
+            (used < CAPACITY as u32).then_some(used + 1)
+        })
+        .ok()
+    })?;
+    // SAFETY: index < CAPACITY; the cell is free, so only late readers of a stale word look at it,
+    // through its atomics.
+    unsafe {
+        let cell = arena.add(index as usize);
+        (&raw mut (*cell).file).write(file);
+        (*cell).offset.store(offset.map_or(HANDED, |at| at as i64), Ordering::SeqCst);
+        (*cell).names.store(1, Ordering::SeqCst);
+        (*cell).stored.store(0, Ordering::SeqCst);
+        (*cell).closing.store(0, Ordering::SeqCst);
+        Some(&*cell)
+    }
+}
+
+fn pop_free() -> Option<u32> {
+    let arena = arena()?;
+    let mut head = FREE.load(Ordering::Acquire);
+    loop {
+        let index = (head as u32).checked_sub(1)?;
+        // SAFETY: indices in the free list are below CAPACITY.
+        let next = unsafe { (*arena.add(index as usize)).next_free.load(Ordering::Acquire) };
+        let new = ((head >> 32).wrapping_add(1) << 32) | u64::from(next);
+        match FREE.compare_exchange(head, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return Some(index),
+            Err(seen) => head = seen,
+        }
+    }
+}
+
+fn release(ofd: &Ofd) {
+    let Some(arena) = arena() else { return };
+    let index = (&raw const *ofd as usize - arena as usize) / size_of::<Ofd>();
+    let mut head = FREE.load(Ordering::Acquire);
+    loop {
+        ofd.next_free.store(head as u32, Ordering::Release);
+        let new = ((head >> 32).wrapping_add(1) << 32) | (index as u64 + 1);
+        match FREE.compare_exchange(head, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return,
+            Err(seen) => head = seen,
+        }
+    }
+}
+
+/// Runs `work` on every promoted descriptor.
+pub(crate) fn each_promoted(mut work: impl FnMut(i32, &'static Ofd)) {
+    for fd in fds::all() {
+        if let Some(word) = fds::word(fd)
+            && let fds::Kind::Promoted(ofd) = fds::kind(word.load(Ordering::SeqCst))
+        {
+            work(fd, ofd);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! libc's own functions behind the interposed names.
+//!
+//! Each interposed name has one [`Real`]: a pointer that starts at a resolving thunk and is replaced
+//! by libc's function on first use or when the library initialises, whichever comes first. Other
+//! libraries' constructors run before ours and already do I/O (FACTS: libselinux), so resolution
+//! cannot wait for ours.
+//!
+//! # Safety
+//! The thunk is assembly: it saves every argument register of the C calling convention, asks
+//! [`resolve`] for the address and jumps there with the arguments as they came.
+#![allow(unsafe_code)]
+
+use core::arch::naked_asm;
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+/// A slot that holds the address of libc's function of one name. The pointer is the first field:
+/// the stubs jump through it.
+#[repr(C)]
+pub(crate) struct Real {
+    target: AtomicPtr<()>,
+    thunk: unsafe extern "C" fn(),
+    name: &'static CStr,
+}
+
+impl Real {
+    /// A slot that resolves itself through `thunk` when first called.
+    pub(crate) const fn new(thunk: unsafe extern "C" fn(), name: &'static CStr) -> Self {
+        Self { target: AtomicPtr::new(thunk as *mut ()), thunk, name }
+    }
+
+    /// The address to call: libc's function or, before it is resolved, the thunk.
+    #[inline]
+    pub(crate) fn get(&self) -> *const () {
+        self.target.load(Ordering::Relaxed)
+    }
+
+    /// Looks the name up behind this library, once.
+    pub(crate) fn resolve(&self) -> *const () {
+        let known = self.get();
+        if known != self.thunk as *const () {
+            return known;
+        }
+        // SAFETY: the name is a C string; RTLD_NEXT searches the objects loaded after this one.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        let target = if found.is_null() { absent as *mut () } else { found.cast::<()>() };
+        self.target.store(target, Ordering::Relaxed);
+        target
+    }
+}
+
+/// Stands in for a function this libc does not have.
+extern "C" fn absent() -> isize {
+    crate::sys::set_errno(libc::ENOSYS);
+    -1
+}
+
+/// Called by [`resolve_and_jump`] with the slot that the thunk named.
+unsafe extern "C" fn resolve(slot: *const Real) -> *const () {
+    // SAFETY: thunks pass the address of their own static slot.
+    unsafe { &*slot }.resolve()
+}
+
+/// Resolves the slot whose address is in r11, then jumps to it with all arguments untouched.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn resolve_and_jump() {
+    naked_asm!(
+        ".cfi_startproc",
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "push rcx",
+        "push r8",
+        "push r9",
+        "push rax",
+        ".cfi_adjust_cfa_offset 56",
+        "mov rdi, r11",
+        "call {resolve}",
+        "mov r11, rax",
+        "pop rax",
+        "pop r9",
+        "pop r8",
+        "pop rcx",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        ".cfi_adjust_cfa_offset -56",
+        "jmp r11",
+        ".cfi_endproc",
+        resolve = sym resolve,
+    )
+}
+
+/// libc's function behind an interposed name, as a function of type `$kind`.
+macro_rules! call_real {
+    ($($path:ident)::+, $kind:ty) => {
+        core::mem::transmute::<*const (), $kind>($($path)::+::REAL.get())
+    };
+}
+pub(crate) use call_real;

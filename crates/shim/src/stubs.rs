@@ -1,0 +1,282 @@
+//! The shapes of interposed entries, as assembly.
+//!
+//! | shape | what it does |
+//! |---|---|
+//! | `data` | foreign: tail-jump to libc. Candidate: pay credit, tail-jump. Promoted: tail-jump to the Rust function |
+//! | `served` | promoted: tail-jump to the Rust function, else to libc |
+//! | `live` | any entry in the table: tail-jump to the Rust function, else to libc |
+//! | `before` | call the hook with the arguments, then tail-jump to libc |
+//! | `before_served` | as `before`, but only for a promoted descriptor |
+//! | `before_live` | as `before`, but only for a descriptor with any entry |
+//! | `before_stores` | as `before`, but only while stores await their times |
+//! | `after` | call libc, then the hook with the first three arguments and a non-negative result |
+//! | `around` | for a descriptor with any entry: hook, libc with the first three arguments, hook with a non-negative result |
+//! | `replace` | jump to the Rust function, which calls libc itself; never for a cancellation point |
+//!
+//! No Rust frame is on the stack while libc's function runs, except under `replace` and `live`, so
+//! `pthread_cancel` unwinds what it expects (PROTOCOLS F4); `after` has a frame of its own that
+//! describes itself to the unwinder.
+//!
+//! # Safety
+//! Scratch registers are r10, r11 and (where nothing is variadic) rax, which carry no argument.
+//! Descriptors are compared unsigned with the table's length before they index it.
+
+/// Expands one row of the table.
+macro_rules! stub {
+    (@common $name:ident) => {
+        /// libc's function of this name.
+        pub(crate) static REAL: $crate::real::Real = $crate::real::Real::new(
+            resolve_me,
+            match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => c"",
+            },
+        );
+
+        #[unsafe(naked)]
+        unsafe extern "C" fn resolve_me() {
+            core::arch::naked_asm!(
+                "lea r11, [rip + {slot}]",
+                "jmp {resolve}",
+                slot = sym REAL,
+                resolve = sym $crate::real::resolve_and_jump,
+            )
+        }
+    };
+
+    (data $name:ident $hook:path, $amount:literal) => {
+        stub!(@common $name);
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                "mov r11d, edi",
+                "cmp r11d, {max}",
+                "jae 2f",
+                "lea r10, [rip + {table}]",
+                "lea r10, [r10 + r11*8]",
+                "mov rax, qword ptr [r10]",
+                "test rax, rax",
+                "je 2f",
+                "test al, {candidate}",
+                "je 3f",
+                concat!("mov r11, ", $amount),
+                "shl r11, {credit_shift}",
+                "je 2f",
+                "neg r11",
+                "add r11, rax",
+                "jnc 4f",
+                "lock cmpxchg qword ptr [r10], r11",
+                "2:",
+                "jmp qword ptr [rip + {real}]",
+                "3:",
+                "jmp {hook}",
+                "4:",
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                "push rcx",
+                "push r8",
+                "push r9",
+                "push r10",
+                ".cfi_adjust_cfa_offset 56",
+                "call {consider}",
+                "pop r10",
+                "pop r9",
+                "pop r8",
+                "pop rcx",
+                "pop rdx",
+                "pop rsi",
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -56",
+                "mov rax, qword ptr [r10]",
+                "test rax, rax",
+                "je 2b",
+                "test al, {candidate}",
+                "jne 2b",
+                "jmp {hook}",
+                ".cfi_endproc",
+                max = const $crate::fds::LIMIT,
+                table = sym $crate::fds::TABLE,
+                candidate = const $crate::fds::CANDIDATE,
+                credit_shift = const $crate::fds::CREDIT_SHIFT,
+                consider = sym $crate::descriptors::consider,
+                real = sym REAL,
+                hook = sym $hook,
+            )
+        }
+    };
+
+    (served $name:ident $hook:path) => { stub!(@byfd $name $hook, "je 2f", "test al, 1", "jne 2f"); };
+    (live $name:ident $hook:path) => { stub!(@byfd $name $hook, "je 2f", "", ""); };
+    (@byfd $name:ident $hook:path, $a:literal, $b:literal, $c:literal) => {
+        stub!(@common $name);
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                "mov r11d, edi",
+                "cmp r11d, {max}",
+                "jae 2f",
+                "lea r10, [rip + {table}]",
+                "mov rax, qword ptr [r10 + r11*8]",
+                "test rax, rax",
+                $a, $b, $c,
+                "jmp {hook}",
+                "2:",
+                "jmp qword ptr [rip + {real}]",
+                max = const $crate::fds::LIMIT,
+                table = sym $crate::fds::TABLE,
+                real = sym REAL,
+                hook = sym $hook,
+            )
+        }
+    };
+
+    (before $name:ident $hook:path) => { stub!(@before $name $hook, "", $crate::times::PENDING); };
+    (before_stores $name:ident $hook:path) => {
+        stub!(@before $name $hook,
+            "cmp dword ptr [rip + {gate}], 0\nje 2f",
+            $crate::times::PENDING);
+    };
+    (before_served $name:ident $hook:path) => {
+        stub!(@before $name $hook,
+            "mov r11d, edi\ncmp r11d, {max}\njae 2f\nlea r10, [rip + {gate}]\nmov r11, qword ptr [r10 + r11*8]\ntest r11, r11\nje 2f\ntest r11b, 1\njne 2f",
+            $crate::fds::TABLE);
+    };
+    (before_live $name:ident $hook:path) => {
+        stub!(@before $name $hook,
+            "mov r11d, edi\ncmp r11d, {max}\njae 2f\nlea r10, [rip + {gate}]\nmov r11, qword ptr [r10 + r11*8]\ntest r11, r11\nje 2f",
+            $crate::fds::TABLE);
+    };
+    (@before $name:ident $hook:path, $check:literal, $gate:path) => {
+        stub!(@common $name);
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                "/* {max} {gate} */",
+                $check,
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                "push rcx",
+                "push r8",
+                "push r9",
+                "push rax",
+                ".cfi_adjust_cfa_offset 56",
+                "call {hook}",
+                "pop rax",
+                "pop r9",
+                "pop r8",
+                "pop rcx",
+                "pop rdx",
+                "pop rsi",
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -56",
+                "2:",
+                "jmp qword ptr [rip + {real}]",
+                ".cfi_endproc",
+                max = const $crate::fds::LIMIT,
+                gate = sym $gate,
+                hook = sym $hook,
+                real = sym REAL,
+            )
+        }
+    };
+
+    (after $name:ident $hook:path) => {
+        stub!(@common $name);
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                ".cfi_adjust_cfa_offset 24",
+                "call qword ptr [rip + {real}]",
+                "pop rdx",
+                "pop rsi",
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -24",
+                "test eax, eax",
+                "js 2f",
+                "push rax",
+                ".cfi_adjust_cfa_offset 8",
+                "mov ecx, eax",
+                "call {hook}",
+                "pop rax",
+                ".cfi_adjust_cfa_offset -8",
+                "2:",
+                "ret",
+                ".cfi_endproc",
+                real = sym REAL,
+                hook = sym $hook,
+            )
+        }
+    };
+
+    (around $name:ident $before:path, $after:path) => {
+        stub!(@common $name);
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                "mov r11d, edi",
+                "cmp r11d, {max}",
+                "jae 2f",
+                "lea r10, [rip + {table}]",
+                "cmp qword ptr [r10 + r11*8], 0",
+                "jne 3f",
+                "2:",
+                "jmp qword ptr [rip + {real}]",
+                "3:",
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                ".cfi_adjust_cfa_offset 24",
+                "call {before}",
+                "mov rdx, qword ptr [rsp]",
+                "mov rsi, qword ptr [rsp + 8]",
+                "mov rdi, qword ptr [rsp + 16]",
+                "xor eax, eax",
+                "call qword ptr [rip + {real}]",
+                "pop rdx",
+                "pop rsi",
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -24",
+                "test eax, eax",
+                "js 4f",
+                "push rax",
+                ".cfi_adjust_cfa_offset 8",
+                "mov ecx, eax",
+                "call {after}",
+                "pop rax",
+                ".cfi_adjust_cfa_offset -8",
+                "4:",
+                "ret",
+                ".cfi_endproc",
+                max = const $crate::fds::LIMIT,
+                table = sym $crate::fds::TABLE,
+                before = sym $before,
+                after = sym $after,
+                real = sym REAL,
+            )
+        }
+    };
+
+    (replace $name:ident $hook:path) => {
+        stub!(@common $name);
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!("jmp {hook}", hook = sym $hook)
+        }
+    };
+}
+pub(crate) use stub;

@@ -1,0 +1,123 @@
+//! Raw system calls with the program's own pointers.
+//!
+//! `rustix` wants Rust buffers; the pointers that programs pass may be bad, and it is the kernel's
+//! business to say so (`EFAULT`). So the handful of calls that carry program pointers are made here.
+//!
+//! # Safety
+//! The only unsafe operation is the `syscall` instruction. The kernel checks every pointer it is
+//! given, so a bad one yields an error, not undefined behaviour in this process, as long as no
+//! caller asks for a call that changes memory Rust believes it owns. Callers pass only pointers that
+//! came from the program, or pointers to live locals.
+#![allow(unsafe_code)]
+
+use core::arch::asm;
+
+/// The result of a raw call: the value, or an errno.
+pub(crate) type Result = core::result::Result<usize, i32>;
+
+/// Makes system call `number` with up to six arguments.
+///
+/// # Safety
+/// See the module: pointers among the arguments come from the program or name live locals.
+#[inline]
+pub(crate) unsafe fn call(number: i64, args: [usize; 6]) -> Result {
+    let value: isize;
+    // SAFETY: the registers are those of the x86-64 Linux call convention; rcx and r11 are the ones
+    // the instruction clobbers; memory may change, which is the default for asm!.
+    unsafe {
+        asm!("syscall",
+            inlateout("rax") number as isize => value,
+            in("rdi") args[0], in("rsi") args[1], in("rdx") args[2],
+            in("r10") args[3], in("r8") args[4], in("r9") args[5],
+            lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    if (-4095..0).contains(&value) {
+        Err(-value as i32)
+    } else {
+        Ok(value as usize)
+    }
+}
+
+macro_rules! calls {
+    ($($(#[$doc:meta])* $name:ident = $number:ident ( $($arg:ident),* );)*) => {$(
+        $(#[$doc])*
+        #[inline]
+        pub(crate) fn $name($($arg: usize),*) -> Result {
+            let mut args = [0usize; 6];
+            let given = [$($arg),*];
+            args[..given.len()].copy_from_slice(&given);
+            // SAFETY: pointers among these arguments come from the program or name live locals.
+            unsafe { call(libc::$number, args) }
+        }
+    )*};
+}
+
+calls! {
+    read = SYS_read(fd, buffer, len);
+    write = SYS_write(fd, buffer, len);
+    pread = SYS_pread64(fd, buffer, len, offset);
+    pwrite = SYS_pwrite64(fd, buffer, len, offset);
+    readv = SYS_readv(fd, iov, count);
+    writev = SYS_writev(fd, iov, count);
+    preadv2 = SYS_preadv2(fd, iov, count, low, high, flags);
+    pwritev2 = SYS_pwritev2(fd, iov, count, low, high, flags);
+    lseek = SYS_lseek(fd, offset, whence);
+    close = SYS_close(fd);
+    fstat = SYS_fstat(fd, stat);
+    fcntl = SYS_fcntl(fd, command, arg);
+    fgetxattr = SYS_fgetxattr(fd, name, value, size);
+    prlimit = SYS_prlimit64(pid, resource, new, old);
+    rt_sigprocmask = SYS_rt_sigprocmask(how, set, old, size);
+    sched_yield = SYS_sched_yield();
+    utimensat = SYS_utimensat(fd, path, times, flags);
+}
+
+/// Turns a result into libc's convention: the value, or -1 with errno set.
+#[inline]
+pub(crate) fn to_libc(result: Result) -> isize {
+    match result {
+        Ok(value) => value as isize,
+        Err(errno) => {
+            set_errno(errno);
+            -1
+        }
+    }
+}
+
+/// Sets the calling thread's errno.
+pub(crate) fn set_errno(errno: i32) {
+    // SAFETY: __errno_location returns the calling thread's own, always mapped, errno word.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// A word that differs between threads: the thread pointer. Costs one load, needs no thread state.
+#[inline]
+pub(crate) fn thread_word() -> usize {
+    let word: usize;
+    // SAFETY: on x86-64 the thread control block begins with a pointer to itself.
+    unsafe { asm!("mov {}, qword ptr fs:[0]", out(reg) word, options(nostack, preserves_flags, readonly, pure)) };
+    word
+}
+
+/// Blocks every signal but those of a fault for the calling thread while `work` runs.
+///
+/// Hand-over must not be interrupted by a handler on the same thread that waits for it to finish.
+pub(crate) fn with_signals_blocked<T>(work: impl FnOnce() -> T) -> T {
+    const FAULTS: u64 = (1 << (libc::SIGSEGV - 1)) | (1 << (libc::SIGBUS - 1));
+    let mask: u64 = !FAULTS;
+    let mut before: u64 = 0;
+    let _ = rt_sigprocmask(
+        libc::SIG_SETMASK as usize,
+        &raw const mask as usize,
+        &raw mut before as usize,
+        size_of::<u64>(),
+    );
+    let result = work();
+    let _ = rt_sigprocmask(
+        libc::SIG_SETMASK as usize,
+        &raw const before as usize,
+        0,
+        size_of::<u64>(),
+    );
+    result
+}

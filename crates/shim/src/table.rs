@@ -1,0 +1,182 @@
+//! Every interposed name, once: its shape (see [`crate::stubs`]) and what serves it.
+//!
+//! `docs/posix.md` has a row for each, which a test compares with the symbols of the built library.
+//!
+//! # Safety
+//! Each row expands to assembly stubs; see [`crate::stubs`].
+#![allow(unsafe_code, non_upper_case_globals, non_snake_case)]
+
+use crate::real::Real;
+use crate::stubs::stub;
+use crate::{data, descriptors, process, times};
+
+macro_rules! interpose {
+    ($($shape:ident $name:ident ($($how:tt)*);)*) => {
+        $(
+            pub(crate) mod $name {
+                #[allow(unused_imports)]
+                use super::*;
+                stub!($shape $name $($how)*);
+            }
+        )*
+
+        /// Every slot, for resolution when the library starts.
+        pub(crate) static ALL: &[&Real] = &[$(&$name::REAL),*];
+    };
+}
+
+interpose! {
+    // Data. The literal says where the number of bytes is that a call pays for.
+    data read (data::read, "rdx");
+    data __read_chk (data::read_chk, "rdx");
+    data pread (data::pread, "rdx");
+    data pread64 (data::pread, "rdx");
+    data __pread_chk (data::pread_chk, "rdx");
+    data __pread64_chk (data::pread64_chk, "rdx");
+    data readv (data::readv, "4096");
+    data preadv (data::preadv, "4096");
+    data preadv64 (data::preadv, "4096");
+    data preadv2 (data::preadv2, "4096");
+    data preadv64v2 (data::preadv2, "4096");
+    data write (data::write, "rdx");
+    data pwrite (data::pwrite, "rdx");
+    data pwrite64 (data::pwrite, "rdx");
+    data writev (data::writev, "4096");
+    data pwritev (data::pwritev, "4096");
+    data pwritev64 (data::pwritev, "4096");
+    data pwritev2 (data::pwritev2, "4096");
+    data pwritev64v2 (data::pwritev2, "4096");
+    served lseek (data::lseek);
+    served lseek64 (data::lseek);
+
+    // The kernel uses the description's offset.
+    before_served sendfile (descriptors::hand_over_pair);
+    before_served sendfile64 (descriptors::hand_over_pair);
+    before_served lockf (descriptors::hand_over);
+    before_served lockf64 (descriptors::hand_over);
+    before_served ioctl (descriptors::hand_over);
+    before copy_file_range (descriptors::hand_over_first_third);
+    before splice (descriptors::hand_over_first_third);
+
+    // Descriptors.
+    after open (descriptors::opened);
+    after open64 (descriptors::opened);
+    after __open_2 (descriptors::opened);
+    after __open64_2 (descriptors::opened);
+    after openat (descriptors::opened_at);
+    after openat64 (descriptors::opened_at);
+    after __openat_2 (descriptors::opened_at);
+    after __openat64_2 (descriptors::opened_at);
+    after mkstemp (descriptors::opened_temporary);
+    after mkstemp64 (descriptors::opened_temporary);
+    after mkostemp (descriptors::opened_temporary);
+    after mkostemp64 (descriptors::opened_temporary);
+    after mkstemps (descriptors::opened_temporary);
+    after mkstemps64 (descriptors::opened_temporary);
+    after mkostemps (descriptors::opened_temporary);
+    after mkostemps64 (descriptors::opened_temporary);
+    live close (descriptors::close);
+    before close_range (descriptors::close_range);
+    before closefrom (descriptors::closefrom);
+    replace dup (descriptors::dup);
+    replace dup2 (descriptors::dup2);
+    replace dup3 (descriptors::dup3);
+    around fcntl (descriptors::before_fcntl, descriptors::after_fcntl);
+    around fcntl64 (descriptors::before_fcntl, descriptors::after_fcntl);
+
+    // libc keeps the descriptor and will read, write and close it inside itself.
+    before_live fdopen (descriptors::release);
+    before_live fdopendir (descriptors::release);
+    before daemon (descriptors::release_standard);
+    before login_tty (descriptors::release_standard_and);
+
+    // Times.
+    before_stores stat (times::settle_all);
+    before_stores stat64 (times::settle_all);
+    before_stores lstat (times::settle_all);
+    before_stores lstat64 (times::settle_all);
+    before_stores fstat (times::settle_all);
+    before_stores fstat64 (times::settle_all);
+    before_stores fstatat (times::settle_all);
+    before_stores fstatat64 (times::settle_all);
+    before_stores statx (times::settle_all);
+    before_stores __xstat (times::settle_all);
+    before_stores __xstat64 (times::settle_all);
+    before_stores __lxstat (times::settle_all);
+    before_stores __lxstat64 (times::settle_all);
+    before_stores __fxstat (times::settle_all);
+    before_stores __fxstat64 (times::settle_all);
+    before_stores __fxstatat (times::settle_all);
+    before_stores __fxstatat64 (times::settle_all);
+    before_stores utime (times::settle_all);
+    before_stores utimes (times::settle_all);
+    before_stores lutimes (times::settle_all);
+    before_stores futimes (times::settle_all);
+    before_stores futimesat (times::settle_all);
+    before_stores futimens (times::settle_all);
+    before_stores utimensat (times::settle_all);
+    before_stores fsync (times::settle_all);
+    before_stores fdatasync (times::settle_all);
+    before_stores syncfs (times::settle_all);
+    before_stores sync (times::settle_all);
+    before_stores fts_read (times::settle_all);
+    before_stores fts64_read (times::settle_all);
+    before_stores ftw (times::settle_all);
+    before_stores ftw64 (times::settle_all);
+    before_stores nftw (times::settle_all);
+    before_stores nftw64 (times::settle_all);
+
+    // Other processes.
+    replace fork (process::fork);
+    replace _Fork (process::fork_raw);
+    replace vfork (process::vfork);
+    before clone (process::before_clone);
+    before posix_spawn (process::share_all);
+    before posix_spawnp (process::share_all);
+    before system (process::share_all);
+    before popen (process::share_all);
+    before forkpty (process::share_all);
+    before execve (process::share_all);
+    before execv (process::share_all);
+    before execvp (process::share_all);
+    before execvpe (process::share_all);
+    before execl (process::share_all);
+    before execlp (process::share_all);
+    before execle (process::share_all);
+    before fexecve (process::share_all);
+    before execveat (process::share_all);
+    before sendmsg (process::before_sendmsg);
+    before sendmmsg (process::before_sendmmsg);
+    before io_uring_queue_init (process::share_all_for_good);
+    before io_uring_queue_init_params (process::share_all_for_good);
+    before io_uring_queue_mmap (process::share_all_for_good);
+    before _exit (process::before_exit);
+    before _Exit (process::before_exit);
+    before quick_exit (process::before_exit);
+
+    // Identity, limits, sandboxes.
+    before setuid (descriptors::release_all);
+    before setgid (descriptors::release_all);
+    before seteuid (descriptors::release_all);
+    before setegid (descriptors::release_all);
+    before setreuid (descriptors::release_all);
+    before setregid (descriptors::release_all);
+    before setresuid (descriptors::release_all);
+    before setresgid (descriptors::release_all);
+    before setfsuid (descriptors::release_all);
+    before setfsgid (descriptors::release_all);
+    before setgroups (descriptors::release_all);
+    before initgroups (descriptors::release_all);
+    before chroot (descriptors::release_all);
+    before pivot_root (descriptors::release_all);
+    before unshare (descriptors::release_all);
+    before setns (descriptors::release_all);
+    before capset (descriptors::release_all);
+    before mlockall (descriptors::release_all);
+    before prctl (process::before_prctl);
+    before setrlimit (process::before_setrlimit);
+    before setrlimit64 (process::before_setrlimit);
+    before prlimit (process::before_prlimit);
+    before prlimit64 (process::before_prlimit);
+    before syscall (process::before_syscall);
+}
