@@ -40,7 +40,11 @@ fn note_open(fd: c_int, flags: c_int) {
     // A word left over means that the descriptor was closed where we could not see it.
     forget(fd);
     let mode = flags & libc::O_ACCMODE;
-    if mode == libc::O_WRONLY || mode == libc::O_ACCMODE || flags & KERNEL_ONLY != 0 {
+    if fd <= fds::LAST_STANDARD
+        || mode == libc::O_WRONLY
+        || mode == libc::O_ACCMODE
+        || flags & KERNEL_ONLY != 0
+    {
         return;
     }
     let Some(credit) = init::credit() else { return };
@@ -110,7 +114,11 @@ fn look_at(fd: c_int, shared: bool) -> Verdict {
     let append = flags & libc::O_APPEND != 0;
     // A write to a set-id file, or to one with capabilities, must strip them: the kernel does.
     let privileged = stat.st_mode & (libc::S_ISUID | libc::S_ISGID) != 0 || has_capabilities(fd);
-    let writable = mode == libc::O_RDWR && !append && !shared && !privileged;
+    // Only an owner may set one of the two times, which overwrites through a mapping need.
+    // SAFETY: geteuid has no preconditions.
+    let me = unsafe { libc::geteuid() };
+    let owner = me == 0 || me == stat.st_uid;
+    let writable = mode == libc::O_RDWR && !append && !shared && !privileged && owner;
     let seen = Seen { size: stat.st_size as u64, blocks: stat.st_blocks.max(0) as u64 };
     let adoption = Adoption { percent: init::adoption_percent() };
     let Some(file) = DirectFile::new(kind, seen, writable, adoption) else {
@@ -252,6 +260,9 @@ fn alias(old: c_int, fd: c_int) {
         return;
     }
     forget(fd);
+    if fd <= fds::LAST_STANDARD {
+        return process::share(old);
+    }
     let Some(word) = fds::word(old) else { return };
     let seen = word.load(Ordering::SeqCst);
     match fds::kind(seen) {

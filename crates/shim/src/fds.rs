@@ -15,10 +15,14 @@
 #![allow(unsafe_code)]
 
 use crate::ofd::{Ofd, Users};
+use crate::process;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Descriptors at or above this are always foreign.
 pub(crate) const LIMIT: usize = 1 << 20;
+/// Descriptors up to here belong to stdio, whose buffers are filled by calls inside libc that we do
+/// not see and that use the kernel's offset. They are always foreign.
+pub(crate) const LAST_STANDARD: i32 = 2;
 /// Bit of a candidate.
 pub(crate) const CANDIDATE: u64 = 1;
 /// Bit of a candidate whose offset someone else may move: another process, or a duplicate.
@@ -80,11 +84,16 @@ pub(crate) fn kind(word: u64) -> Kind {
 }
 
 /// The promoted description behind `fd`, held in use until the guard is dropped.
+///
+/// A `vfork` child has descriptors of its own but its parent's table, so it is given none.
 #[inline]
 pub(crate) fn promoted(fd: i32) -> Option<Users<'static>> {
     let word = word(fd)?;
     let seen = word.load(Ordering::Acquire);
     let Kind::Promoted(ofd) = kind(seen) else { return None };
+    if process::in_vfork_child() {
+        return None;
+    }
     let users = ofd.enter();
     (word.load(Ordering::SeqCst) == seen).then_some(users)
 }
