@@ -10,7 +10,7 @@ use crate::ofd::{self, Ofd};
 use crate::real::call_real;
 use crate::{init, process, sys, table};
 use adit_pmem::MediumKind;
-use adit_store::direct::{Adoption, DirectFile, Seen};
+use adit_store::direct::{Adoption, DirectFile};
 use core::ffi::{c_int, c_uint};
 use core::sync::atomic::Ordering;
 
@@ -71,7 +71,9 @@ pub(crate) extern "C" fn consider(fd: c_int) {
         Verdict::Later => (seen & (fds::CANDIDATE | fds::SHARED)) | (LATER << fds::CREDIT_SHIFT),
         Verdict::Promote(ofd) => ofd.word(),
     };
-    let written = word.compare_exchange(seen, new, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+    let written = word
+        .compare_exchange(seen, new, Ordering::SeqCst, Ordering::SeqCst)
+        .is_ok();
     if let Verdict::Promote(ofd) = verdict {
         if !written {
             ofd.hand_over(fd);
@@ -95,7 +97,9 @@ enum Verdict {
 
 /// Asks the kernel what `fd` is and whether its use can be served.
 fn look_at(fd: c_int, shared: bool) -> Verdict {
-    let Some(stat) = regular_file(fd) else { return Verdict::Foreign };
+    let Some(stat) = regular_file(fd) else {
+        return Verdict::Foreign;
+    };
     let Ok(flags) = sys::fcntl(fd as usize, libc::F_GETFL as usize, 0) else {
         return Verdict::Foreign;
     };
@@ -119,9 +123,10 @@ fn look_at(fd: c_int, shared: bool) -> Verdict {
     let me = unsafe { libc::geteuid() };
     let owner = me == 0 || me == stat.st_uid;
     let writable = mode == libc::O_RDWR && !append && !shared && !privileged && owner;
-    let seen = Seen { size: stat.st_size as u64, blocks: stat.st_blocks.max(0) as u64 };
-    let adoption = Adoption { percent: init::adoption_percent() };
-    let Some(file) = DirectFile::new(kind, seen, writable, adoption) else {
+    let adoption = Adoption {
+        percent: init::adoption_percent(),
+    };
+    let Some(file) = DirectFile::new(kind, stat.st_size as u64, writable, adoption) else {
         return Verdict::Later;
     };
     match ofd::allocate(file, own_offset(fd, shared || append)) {
@@ -136,7 +141,9 @@ fn own_offset(fd: c_int, shared: bool) -> Option<u64> {
     if shared || !init::single_threaded() {
         return None;
     }
-    sys::lseek(fd as usize, 0, libc::SEEK_CUR as usize).ok().map(|at| at as u64)
+    sys::lseek(fd as usize, 0, libc::SEEK_CUR as usize)
+        .ok()
+        .map(|at| at as u64)
 }
 
 fn regular_file(fd: c_int) -> Option<libc::stat> {
@@ -321,7 +328,11 @@ pub(crate) extern "C" fn before_fcntl(fd: c_int, command: c_int, _argument: usiz
         // New status flags may add O_APPEND or O_DIRECT.
         libc::F_SETFL => release(fd),
         // A range may be given relative to the offset.
-        libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_GETLK | libc::F_OFD_SETLK
+        libc::F_GETLK
+        | libc::F_SETLK
+        | libc::F_SETLKW
+        | libc::F_OFD_GETLK
+        | libc::F_OFD_SETLK
         | libc::F_OFD_SETLKW => hand_over(fd),
         _ => {}
     }

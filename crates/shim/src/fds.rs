@@ -52,7 +52,10 @@ pub(crate) fn set_candidate(fd: i32, credit: u64, shared: bool) {
     let Some(word) = word(fd) else { return };
     HIGH.fetch_max(fd as u32 + 1, Ordering::SeqCst);
     let shared = if shared { SHARED } else { 0 };
-    word.store(CANDIDATE | shared | (credit << CREDIT_SHIFT), Ordering::SeqCst);
+    word.store(
+        CANDIDATE | shared | (credit << CREDIT_SHIFT),
+        Ordering::SeqCst,
+    );
 }
 
 /// Makes `fd` a name of `ofd`, which must have been counted for it.
@@ -90,7 +93,9 @@ pub(crate) fn kind(word: u64) -> Kind {
 pub(crate) fn promoted(fd: i32) -> Option<Users<'static>> {
     let word = word(fd)?;
     let seen = word.load(Ordering::Acquire);
-    let Kind::Promoted(ofd) = kind(seen) else { return None };
+    let Kind::Promoted(ofd) = kind(seen) else {
+        return None;
+    };
     if process::in_vfork_child() {
         return None;
     }
