@@ -1,3 +1,98 @@
-//! The `adit` command.
+//! The `adit` command: runs programs with Adit, says what it can promise, and proves it.
+//!
+//! # Safety
+//!
+//! The process enters through C's `main` instead of Rust's, because the standard library's start
+//! code changes what a program started by `adit run` would inherit: it ignores SIGPIPE and opens
+//! `/dev/null` in place of closed standard descriptors. `main` is defined once and has the
+//! signature that the C runtime calls; its arguments are not used, the standard library has them
+//! from an initialiser of its own.
+#![cfg_attr(not(test), no_main)]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "this command is a program of its own, not code that runs inside others"
+)]
 
-fn main() {}
+mod args;
+mod doctor;
+mod failure;
+mod output;
+mod run;
+
+use std::io::Write;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
+
+use args::{Cli, Command};
+use failure::{Failure, Outcome, RUN_FAILED, USAGE};
+
+/// Where the C runtime enters.
+#[allow(unsafe_code, reason = "see # Safety: the name must be the C runtime's")]
+#[cfg_attr(not(test), unsafe(export_name = "main"))]
+#[cfg_attr(test, allow(dead_code))]
+extern "C" fn main_c(_count: libc::c_int, _arguments: *const *const libc::c_char) -> libc::c_int {
+    let status = match Cli::try_parse().and_then(refuse_unknown_options) {
+        Ok(cli) => report(dispatch(cli.command)),
+        Err(error) => usage(&error),
+    };
+    let _ = std::io::stdout().flush();
+    libc::c_int::from(status)
+}
+
+/// Everything after the program's name is the program's, so the parser takes an unknown option for
+/// that name. Only behind `--` may a program's name begin with a dash.
+fn refuse_unknown_options(cli: Cli) -> Result<Cli, clap::Error> {
+    let Command::Run(run) = &cli.command else {
+        return Ok(cli);
+    };
+    let name = &run.command[0];
+    let given: Vec<_> = std::env::args_os().collect();
+    let before = given
+        .len()
+        .checked_sub(run.command.len() + 1)
+        .and_then(|at| given.get(at));
+    if !name.as_encoded_bytes().starts_with(b"-") || before.is_some_and(|word| word == "--") {
+        return Ok(cli);
+    }
+    let mut command = Cli::command();
+    command.build();
+    let of_run = command.find_subcommand_mut("run").expect("it is defined");
+    let what = format!("unknown option {}", name.display());
+    Err(of_run.error(ErrorKind::UnknownArgument, what))
+}
+
+fn dispatch(command: Command) -> Outcome {
+    match command {
+        Command::Run(args) => run::run(args),
+        Command::Doctor(args) => doctor::doctor(&args),
+        other => Err(Failure::new(format!("not in this version: {other:?}"))),
+    }
+}
+
+fn report(outcome: Outcome) -> u8 {
+    match outcome {
+        Ok(status) => status,
+        Err(failure) => {
+            eprintln!("{failure}");
+            failure.code
+        }
+    }
+}
+
+/// A command line that cannot be understood. With `adit run` that is a failure of adit's own, which
+/// must not be mistaken for the program's status.
+fn usage(error: &clap::Error) -> u8 {
+    let _ = error.print();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => 0,
+        _ if std::env::args_os()
+            .nth(1)
+            .is_some_and(|command| command == "run") =>
+        {
+            RUN_FAILED
+        }
+        _ => USAGE,
+    }
+}

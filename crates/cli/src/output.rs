@@ -1,0 +1,148 @@
+//! Reports: JSON for programs, aligned tables for people.
+
+use std::io::{IsTerminal, Write};
+
+use crate::failure::Failure;
+
+/// Prints a report as indented JSON.
+pub(crate) fn json(report: &impl serde::Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(report).map_err(|e| Failure::new(e.to_string()))?;
+    println!("{text}");
+    Ok(())
+}
+
+/// Columns of text, aligned when printed.
+pub(crate) struct Table {
+    rows: Vec<Vec<String>>,
+    right: Vec<bool>,
+}
+
+impl Table {
+    /// A table with these headings; a heading that starts with `>` makes its column right-aligned.
+    pub(crate) fn new(headings: &[&str]) -> Self {
+        let right = headings.iter().map(|h| h.starts_with('>')).collect();
+        let names = headings
+            .iter()
+            .map(|h| h.trim_start_matches('>').to_owned())
+            .collect();
+        Self {
+            rows: vec![names],
+            right,
+        }
+    }
+
+    /// Adds a row.
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) {
+        self.rows.push(cells.into_iter().map(Into::into).collect());
+    }
+
+    /// The table as text.
+    pub(crate) fn text(&self) -> String {
+        let widths: Vec<usize> = (0..self.right.len())
+            .map(|column| {
+                let cells = self.rows.iter().filter_map(|row| row.get(column));
+                cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+            })
+            .collect();
+        let mut text = String::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for ((cell, width), right) in row.iter().zip(&widths).zip(&self.right) {
+                if !line.is_empty() {
+                    line.push_str("  ");
+                }
+                let padding = " ".repeat(width.saturating_sub(cell.chars().count()));
+                if *right {
+                    line.push_str(&padding);
+                }
+                line.push_str(cell);
+                if !*right {
+                    line.push_str(&padding);
+                }
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+
+    /// Prints it.
+    pub(crate) fn print(&self) {
+        print!("{}", self.text());
+    }
+}
+
+/// One line on the terminal that says what is going on; nothing where nobody watches.
+pub(crate) struct Progress {
+    shown: bool,
+    begun: std::time::Instant,
+}
+
+impl Progress {
+    /// Nothing is shown during the first second.
+    pub(crate) fn new() -> Self {
+        Self {
+            shown: std::io::stderr().is_terminal(),
+            begun: std::time::Instant::now(),
+        }
+    }
+
+    /// Shows how far the work is.
+    pub(crate) fn at(&self, done: usize, of: usize, what: &str) {
+        if !self.shown || self.begun.elapsed().as_secs() < 1 {
+            return;
+        }
+        const WIDTH: usize = 24;
+        let filled = WIDTH * done.min(of) / of.max(1);
+        let bar: String = (0..WIDTH)
+            .map(|i| if i < filled { '#' } else { '.' })
+            .collect();
+        let _ = write!(std::io::stderr(), "\r\x1b[K[{bar}] {done}/{of} {what}");
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shown {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+/// Bytes with a unit.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{count} B")
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_aligned() {
+        let mut table = Table::new(&["name", ">ns"]);
+        table.row(["a", "1"]);
+        table.row(["long name", "1234"]);
+        assert_eq!(
+            table.text(),
+            "name         ns\na             1\nlong name  1234\n"
+        );
+    }
+
+    #[test]
+    fn units() {
+        assert_eq!(bytes(17), "17 B");
+        assert_eq!(bytes(64 << 20), "64.0 MiB");
+    }
+}

@@ -1,0 +1,145 @@
+//! Starts the monitor so that it outlives the program without belonging to it.
+//!
+//! # Safety
+//!
+//! This module forks. Between `fork` and `exec` the child makes system calls only, through rustix's
+//! raw backend and on data prepared before the fork: it allocates nothing and takes no lock. The
+//! process has one thread, so nothing else can hold a lock across the fork either.
+#![allow(unsafe_code)]
+
+use std::ffi::{CString, OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+
+use super::environment::{Environment, PRELOAD};
+
+/// Set to keep `adit run` from starting the monitor.
+pub(crate) const OFF: &str = "ADIT_NO_MONITOR";
+
+/// Everything the new process needs, made before the fork.
+struct Prepared {
+    program: CString,
+    arguments: Vec<CString>,
+    variables: Vec<CString>,
+}
+
+/// Starts `adit monitor` unless the user forbade it. A monitor that finds another one serving the
+/// same directory leaves at once. Nothing durable depends on it, so a failure is not one of ours:
+/// the reason is returned for `--verbose`.
+pub(crate) fn start(runtime_dir: Option<&Path>) -> Result<(), String> {
+    if std::env::var_os(OFF).is_some_and(|value| !value.is_empty()) {
+        return Ok(());
+    }
+    let prepared = prepare(runtime_dir).ok_or("its command line cannot be formed")?;
+    // SAFETY: one thread (see the module), and the child only runs `middle`, which never returns.
+    let child = unsafe { libc::fork() };
+    match child {
+        -1 => Err(std::io::Error::last_os_error().to_string()),
+        0 => middle(&prepared),
+        child => {
+            reap(child);
+            Ok(())
+        }
+    }
+}
+
+fn prepare(runtime_dir: Option<&Path>) -> Option<Prepared> {
+    let mut arguments: Vec<OsString> = vec!["adit".into(), "monitor".into()];
+    if let Some(dir) = runtime_dir {
+        arguments.push("--runtime-dir".into());
+        arguments.push(std::path::absolute(dir).ok()?.into());
+    }
+    let mut environment = Environment::inherited();
+    environment.remove(PRELOAD);
+    environment.remove("ADIT_MODE");
+    let c = |text: &OsStr| CString::new(text.as_bytes()).ok();
+    Some(Prepared {
+        program: c(std::env::current_exe().ok()?.as_os_str())?,
+        arguments: arguments.iter().filter_map(|a| c(a)).collect(),
+        variables: environment.entries().filter_map(|v| c(&v)).collect(),
+    })
+}
+
+/// The child between the program and the monitor. It leaves the program's session, so that no
+/// signal of the terminal reaches the monitor, and ends at once, so that the monitor is nobody's
+/// child: the program must not find a stranger in `wait`.
+fn middle(prepared: &Prepared) -> ! {
+    let _ = rustix::process::setsid();
+    // SAFETY: one thread; the grandchild only runs `become_monitor`, which never returns.
+    let grandchild = unsafe { libc::fork() };
+    if grandchild == 0 {
+        become_monitor(prepared);
+    }
+    // SAFETY: ends this process without running handlers that belong to the parent.
+    unsafe { libc::_exit(0) }
+}
+
+fn become_monitor(prepared: &Prepared) -> ! {
+    let pointers = |list: &[CString], into: &mut [*const libc::c_char]| {
+        for (slot, text) in into.iter_mut().zip(list) {
+            *slot = text.as_ptr();
+        }
+    };
+    const MOST: usize = 8;
+    let mut arguments = [std::ptr::null(); MOST];
+    pointers(
+        &prepared.arguments[..prepared.arguments.len().min(MOST - 1)],
+        &mut arguments,
+    );
+    const MOST_VARIABLES: usize = 4096;
+    let mut variables = [std::ptr::null(); MOST_VARIABLES];
+    let count = prepared.variables.len().min(MOST_VARIABLES - 1);
+    pointers(&prepared.variables[..count], &mut variables);
+
+    leave_the_program_behind();
+    // SAFETY: the path and both arrays are zero-terminated and outlive the call.
+    unsafe {
+        libc::execve(
+            prepared.program.as_ptr(),
+            arguments.as_ptr(),
+            variables.as_ptr(),
+        );
+        libc::_exit(127)
+    }
+}
+
+/// Gives up everything the monitor inherited from the program: its descriptors (a pipe held open
+/// would keep a reader waiting), its directory, its mask and its signal dispositions.
+fn leave_the_program_behind() {
+    if let Ok(null) = rustix::fs::open(c"/dev/null", OFlags::RDWR, Mode::empty()) {
+        let _ = rustix::stdio::dup2_stdin(&null);
+        let _ = rustix::stdio::dup2_stdout(&null);
+        let _ = rustix::stdio::dup2_stderr(&null);
+        // It may itself be one of the three when the program was started with one closed.
+        std::mem::forget(null);
+    }
+    // SAFETY: nothing of ours is used after this but the three standard descriptors, and the
+    // calls below change only this process's signal state.
+    unsafe {
+        libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0);
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
+        for signal in 1..=64 {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+    }
+    let _ = rustix::process::chdir(c"/");
+    rustix::process::umask(Mode::from_raw_mode(0o077));
+}
+
+/// Waits for the short-lived child, so that it is not left as a zombie of the program.
+fn reap(child: libc::pid_t) {
+    let mut status = 0;
+    loop {
+        // SAFETY: `status` is a valid place for the result.
+        let done = unsafe { libc::waitpid(child, &mut status, 0) };
+        if done == child
+            || std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted
+        {
+            return;
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What the tests of the command share: the built command and library, a scratch directory, and
+//! a way to run something that cannot hang the test run.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test program uses its own part"
+)]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests run outside the library"
+)]
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// The longest any command in these tests may take.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// The built library. Cargo does not build one crate's library for another's tests, so the first
+/// test that asks has it built.
+pub fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let target = Path::new(env!("CARGO_BIN_EXE_adit")).parent().unwrap();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "adit-shim", "--manifest-path"]);
+        cargo.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml"));
+        cargo.arg("--target-dir").arg(target.parent().unwrap());
+        if target.ends_with("release") {
+            cargo.arg("--release");
+        }
+        assert!(
+            cargo.status().expect("cargo starts").success(),
+            "the library does not build"
+        );
+        let library = target.join("libadit.so");
+        assert!(library.is_file(), "{} was not built", library.display());
+        library
+    })
+}
+
+/// A directory of a test's own, removed when the test ends.
+pub struct Scratch(pub PathBuf);
+
+impl Scratch {
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let base = std::env::var_os("TMPDIR").map_or(PathBuf::from("/dev/shm"), PathBuf::from);
+        let dir = base.join(format!("adit-cli-test-{}-{number}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        Self(dir)
+    }
+
+    /// A file with these bytes and this mode.
+    pub fn file(&self, name: &str, bytes: &[u8], mode: u32) -> PathBuf {
+        use std::os::unix::fs::PermissionsExt;
+        let path = self.0.join(name);
+        std::fs::write(&path, bytes).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// `adit` with these arguments in a clean environment with the built library and no monitor.
+pub fn adit<const N: usize>(arguments: [&str; N]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_adit"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("ADIT_") {
+            command.env_remove(name);
+        }
+    }
+    command
+        .env("ADIT_LIB", library())
+        .env("ADIT_NO_MONITOR", "1")
+        .args(arguments);
+    command
+}
+
+/// What a finished command left.
+#[derive(Debug)]
+pub struct Finished {
+    pub status: ExitStatus,
+    pub out: String,
+    pub err: String,
+}
+
+impl Finished {
+    pub fn code(&self) -> Option<i32> {
+        self.status.code()
+    }
+}
+
+/// Runs to the end of the command and of its output, at most for [`LIMIT`].
+pub fn finish(command: &mut Command) -> Finished {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let read = |mut from: Box<dyn Read + Send>| {
+        let (send, receive) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut text = Vec::new();
+            let _ = from.read_to_end(&mut text);
+            let _ = send.send(String::from_utf8_lossy(&text).into_owned());
+        });
+        receive
+    };
+    let out = read(Box::new(child.stdout.take().unwrap()));
+    let err = read(Box::new(child.stderr.take().unwrap()));
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if begun.elapsed() > LIMIT {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("{command:?} took longer than {LIMIT:?}");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    let rest = LIMIT.saturating_sub(begun.elapsed());
+    let text = |from: std::sync::mpsc::Receiver<String>| {
+        from.recv_timeout(rest)
+            .expect("nobody keeps the output open behind the program")
+    };
+    Finished {
+        status,
+        out: text(out),
+        err: text(err),
+    }
+}

@@ -1,0 +1,416 @@
+//! `adit run` must be as transparent as `env`: what the program does is what its caller sees.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests run outside the library"
+)]
+#![allow(unsafe_code, reason = "the terminal test makes its own terminal")]
+
+mod common;
+
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{Scratch, adit, finish, library};
+
+#[test]
+fn exit_status_is_the_programs() {
+    for code in [0, 1, 7, 255] {
+        let done = finish(&mut adit([
+            "run",
+            "--",
+            "sh",
+            "-c",
+            &format!("exit {code}"),
+        ]));
+        assert_eq!(done.code(), Some(code), "{done:?}");
+        assert_eq!(done.err, "");
+    }
+}
+
+#[test]
+fn a_signal_is_the_programs() {
+    let done = finish(&mut adit(["run", "sh", "-c", "kill -9 $$"]));
+    assert_eq!(done.status.signal(), Some(9), "{done:?}");
+
+    let script = format!(
+        "{} run -- sh -c 'kill -9 $$'; echo $?",
+        env!("CARGO_BIN_EXE_adit")
+    );
+    let mut shell = Command::new("sh");
+    shell
+        .arg("-c")
+        .arg(script)
+        .env("ADIT_LIB", library())
+        .env("ADIT_NO_MONITOR", "1");
+    assert_eq!(finish(&mut shell).out.trim(), "137");
+}
+
+#[test]
+fn it_becomes_the_program_instead_of_waiting_for_it() {
+    let mut command = adit(["run", "sh", "-c", "echo $$"]);
+    let child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout).trim(),
+        pid.to_string()
+    );
+}
+
+#[test]
+fn nothing_to_run_and_unknown_options() {
+    for arguments in [
+        vec!["run"],
+        vec!["run", "--"],
+        vec!["run", "--nonsense", "true"],
+    ] {
+        let mut command = adit([]);
+        let done = finish(command.args(&arguments));
+        assert_eq!(done.code(), Some(125), "{arguments:?}: {done:?}");
+        assert!(done.err.contains("Usage"), "{done:?}");
+    }
+    assert_eq!(finish(&mut adit(["nonsense"])).code(), Some(2));
+    assert_eq!(finish(&mut adit(["--version"])).code(), Some(0));
+    assert_eq!(finish(&mut adit(["run", "--help"])).code(), Some(0));
+}
+
+#[test]
+fn the_programs_options_are_not_ours() {
+    let done = finish(&mut adit(["run", "echo", "--mode", "x", "--help"]));
+    assert_eq!(
+        (done.code(), done.out.as_str()),
+        (Some(0), "--mode x --help\n")
+    );
+}
+
+#[test]
+fn not_found_and_not_executable() {
+    let scratch = Scratch::new();
+    let done = finish(&mut adit(["run", "--", "surely-no-such-program"]));
+    assert_eq!(done.code(), Some(127), "{done:?}");
+    assert!(done.err.contains("surely-no-such-program") && done.err.contains("next:"));
+    assert_eq!(finish(&mut adit(["run", "--", ""])).code(), Some(127));
+
+    let script = scratch.file("script", b"#!/bin/sh\nexit 0\n", 0o644);
+    let done = finish(&mut adit(["run", "--", script.to_str().unwrap()]));
+    assert_eq!(done.code(), Some(126), "{done:?}");
+    let done = finish(&mut adit(["run", "--", scratch.0.to_str().unwrap()]));
+    assert_eq!(done.code(), Some(126), "{done:?}");
+
+    let script = scratch.file("bad", b"#!/no/such/interpreter\n", 0o755);
+    let done = finish(&mut adit(["run", "--", script.to_str().unwrap()]));
+    assert_eq!(done.code(), Some(127), "{done:?}");
+    assert!(done.err.contains("interpreter"), "{done:?}");
+}
+
+#[test]
+fn the_search_skips_what_cannot_be_executed() {
+    let scratch = Scratch::new();
+    let (first, second) = (scratch.0.join("1"), scratch.0.join("2"));
+    std::fs::create_dir(&first).unwrap();
+    std::fs::create_dir(&second).unwrap();
+    scratch.file("1/tool", b"#!/bin/sh\necho first\n", 0o644);
+    let path = format!("{}:{}:/usr/bin:/bin", first.display(), second.display());
+    let done = finish(adit(["run", "tool"]).env("PATH", &path));
+    assert_eq!(done.code(), Some(126), "{done:?}");
+    scratch.file("2/tool", b"#!/bin/sh\necho second\n", 0o755);
+    let done = finish(adit(["run", "tool"]).env("PATH", &path));
+    assert_eq!(done.out, "second\n", "{done:?}");
+}
+
+#[test]
+fn text_without_an_interpreter_line_is_the_shells() {
+    let scratch = Scratch::new();
+    let script = scratch.file("plain", b"echo \"plain $1\"\n", 0o755);
+    let done = finish(&mut adit(["run", script.to_str().unwrap(), "text"]));
+    assert_eq!((done.code(), done.out.as_str()), (Some(0), "plain text\n"));
+}
+
+#[test]
+fn a_missing_library_is_an_error_that_says_what_to_do() {
+    let done = finish(adit(["run", "true"]).env("ADIT_LIB", "/no/such/libadit.so"));
+    assert_eq!(done.code(), Some(125));
+    assert!(
+        done.err.contains("/no/such/libadit.so") && done.err.contains("next:"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn the_library_is_preloaded_behind_what_is_there() {
+    let library = library().display().to_string();
+    let print = ["run", "sh", "-c", "echo $LD_PRELOAD $ADIT_MODE"];
+    let done = finish(&mut adit(print));
+    assert_eq!(done.out.trim(), format!("{library} posix"));
+
+    let other = "/usr/lib/x86_64-linux-gnu/libdl.so.2";
+    if Path::new(other).exists() {
+        let done = finish(adit(print).env("LD_PRELOAD", other));
+        assert_eq!(done.out.trim(), format!("{other}:{library} posix"));
+    }
+}
+
+#[test]
+fn the_library_is_really_loaded() {
+    let done = finish(&mut adit(["run", "sh", "-c", "cat /proc/self/maps"]));
+    assert!(done.out.contains("libadit.so"), "{done:?}");
+}
+
+#[test]
+fn stronger_modes_are_refused() {
+    for mode in ["sync", "atomic", "strict"] {
+        let done = finish(&mut adit(["run", "--mode", mode, "--", "echo", "ran"]));
+        assert_eq!(
+            (done.code(), done.out.as_str()),
+            (Some(125), ""),
+            "{done:?}"
+        );
+        assert!(done.err.contains("cannot keep the promise"), "{done:?}");
+        let done = finish(adit(["run", "--", "echo", "ran"]).env("ADIT_MODE", mode));
+        assert_eq!(
+            (done.code(), done.out.as_str()),
+            (Some(125), ""),
+            "{done:?}"
+        );
+    }
+    assert_eq!(
+        finish(&mut adit(["run", "--mode", "quick", "true"])).code(),
+        Some(125)
+    );
+}
+
+#[test]
+fn declared_directories_and_pools_must_exist() {
+    for flag in ["--path", "--pool"] {
+        let done = finish(&mut adit(["run", flag, "/no/such/thing", "true"]));
+        assert_eq!(done.code(), Some(125), "{done:?}");
+        assert!(done.err.contains("/no/such/thing"), "{done:?}");
+    }
+    let done = finish(&mut adit([
+        "run",
+        "--path",
+        "/tmp/..",
+        "sh",
+        "-c",
+        "echo $ADIT_PATH",
+    ]));
+    assert_eq!(done.out, "/\n");
+}
+
+#[test]
+fn an_emptied_environment_is_the_programs_wish() {
+    let done = finish(&mut adit([
+        "run",
+        "env",
+        "-i",
+        "sh",
+        "-c",
+        "echo ${HOME-none}; exit 3",
+    ]));
+    assert_eq!(
+        (done.code(), done.out.as_str()),
+        (Some(3), "none\n"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn input_is_the_programs() {
+    use std::io::Write;
+    let mut command = adit(["run", "cat"]);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"through\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.stdout, b"through\n");
+}
+
+#[test]
+fn a_closed_input_stays_closed() {
+    let script = format!("{} run -- ls /proc/self/fd <&-", env!("CARGO_BIN_EXE_adit"));
+    let mut shell = Command::new("sh");
+    shell
+        .arg("-c")
+        .arg(script)
+        .env("ADIT_LIB", library())
+        .env("ADIT_NO_MONITOR", "1");
+    let with = finish(&mut shell);
+    let without = finish(Command::new("sh").args(["-c", "ls /proc/self/fd <&-"]));
+    assert_eq!(with.out, without.out);
+}
+
+#[test]
+fn an_ignored_signal_stays_ignored_and_a_default_one_default() {
+    for (setting, bit) in [("trap '' PIPE;", true), ("", false)] {
+        let script = format!(
+            "{setting} exec {} run -- grep SigIgn /proc/self/status",
+            env!("CARGO_BIN_EXE_adit")
+        );
+        let mut shell = Command::new("sh");
+        shell
+            .arg("-c")
+            .arg(script)
+            .env("ADIT_LIB", library())
+            .env("ADIT_NO_MONITOR", "1");
+        // SAFETY: between fork and exec only one system call is made. The test runner ignores
+        // SIGPIPE, the shell would pass that on.
+        unsafe {
+            shell.pre_exec(|| {
+                libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+                Ok(())
+            })
+        };
+        let done = finish(&mut shell);
+        let mask = done
+            .out
+            .trim()
+            .rsplit('\t')
+            .next()
+            .unwrap_or_default()
+            .to_owned();
+        let mask = u64::from_str_radix(&mask, 16).expect("a mask");
+        assert_eq!(mask & (1 << (libc::SIGPIPE - 1)) != 0, bit, "{done:?}");
+    }
+}
+
+#[test]
+fn the_terminal_is_the_programs() {
+    let (mut master, mut slave) = (-1, -1);
+    // SAFETY: two places for descriptors; no name, settings or size are asked for.
+    let made = unsafe {
+        libc::openpty(
+            &mut master,
+            &mut slave,
+            std::ptr::null_mut(),
+            std::ptr::null(),
+            std::ptr::null(),
+        )
+    };
+    assert_eq!(made, 0);
+    let mut command = adit([
+        "run",
+        "sh",
+        "-c",
+        "test -t 0 && test -t 2 && : </dev/tty && echo tty",
+    ]);
+    // SAFETY: between fork and exec only system calls are made.
+    unsafe {
+        command.pre_exec(move || {
+            libc::setsid();
+            libc::ioctl(slave, libc::TIOCSCTTY, 0);
+            libc::dup2(slave, 0);
+            Ok(())
+        })
+    };
+    let out = command.stdout(Stdio::piped());
+    // SAFETY: the descriptor was just opened and belongs to this value from here on.
+    let error = unsafe { <std::process::Stdio as std::os::fd::FromRawFd>::from_raw_fd(slave) };
+    let output = out
+        .stderr(error)
+        .spawn()
+        .unwrap()
+        .wait_with_output()
+        .unwrap();
+    // SAFETY: closes the descriptor that `openpty` gave.
+    unsafe { libc::close(master) };
+    assert_eq!(output.stdout, b"tty\n", "{output:?}");
+}
+
+/// A static program that exits with 42, as an assembler would write it.
+#[cfg(target_arch = "x86_64")]
+fn static_program() -> Vec<u8> {
+    let code: [u8; 12] = [0xbf, 42, 0, 0, 0, 0xb8, 60, 0, 0, 0, 0x0f, 0x05];
+    let base = 0x40_0000u64;
+    let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
+    elf.resize(16, 0);
+    elf.extend([2, 0, 62, 0, 1, 0, 0, 0]);
+    elf.extend((base + 120).to_le_bytes());
+    elf.extend(64u64.to_le_bytes());
+    elf.extend([0; 12]);
+    elf.extend([64, 0, 56, 0, 1, 0, 64, 0, 0, 0, 0, 0]);
+    elf.extend([1, 0, 0, 0, 5, 0, 0, 0]);
+    for word in [0, base, base, 132, 132, 4096] {
+        elf.extend(u64::to_le_bytes(word));
+    }
+    elf.extend(code);
+    elf
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_static_program_runs_without_the_library() {
+    let scratch = Scratch::new();
+    let program = scratch.file("static", &static_program(), 0o755);
+    let program = program.to_str().unwrap();
+    let done = finish(&mut adit(["run", program]));
+    assert_eq!((done.code(), done.err.as_str()), (Some(42), ""), "{done:?}");
+    let done = finish(&mut adit(["run", "--verbose", program]));
+    assert!(
+        done.code() == Some(42) && done.err.contains("statically"),
+        "{done:?}"
+    );
+    let done = finish(&mut adit(["run", "--require", program]));
+    assert!(
+        done.code() == Some(125) && done.err.contains("statically"),
+        "{done:?}"
+    );
+
+    // A script is judged by its interpreter.
+    let script = scratch.file("script", format!("#!{program}\n").as_bytes(), 0o755);
+    let done = finish(&mut adit(["run", "--require", script.to_str().unwrap()]));
+    assert_eq!(done.code(), Some(125), "{done:?}");
+}
+
+#[test]
+fn programs_that_gain_rights_run_without_the_library() {
+    let scratch = Scratch::new();
+    let bytes = std::fs::read("/bin/sh").unwrap();
+    let program = scratch.file("shell", &bytes, 0o4755);
+    let program = program.to_str().unwrap();
+    let done = finish(&mut adit(["run", program, "-c", "echo ${LD_PRELOAD-none}"]));
+    assert_eq!(done.out, "none\n", "{done:?}");
+    let done = finish(&mut adit(["run", "--require", program, "-c", "exit 0"]));
+    assert!(
+        done.code() == Some(125) && done.err.contains("set-user-id"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn require_lets_ordinary_programs_run() {
+    let done = finish(&mut adit([
+        "run",
+        "--require",
+        "sh",
+        "-c",
+        "echo $ADIT_REQUIRE",
+    ]));
+    assert_eq!(
+        (done.code(), done.out.as_str()),
+        (Some(0), "1\n"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn the_monitor_is_no_child_and_holds_nothing() {
+    let scratch = Scratch::new();
+    let runtime = scratch.0.join("runtime");
+    // `finish` waits for the end of the output: a monitor that kept it open would be noticed.
+    let mut command = adit(["run", "cat", "/proc/thread-self/children"]);
+    let done = finish(
+        command
+            .env_remove("ADIT_NO_MONITOR")
+            .env("ADIT_RUNTIME_DIR", &runtime),
+    );
+    assert_eq!(
+        (done.code(), done.out.as_str(), done.err.as_str()),
+        (Some(0), "", ""),
+        "{done:?}"
+    );
+}
