@@ -11,6 +11,7 @@ use crate::real::call_real;
 use crate::{init, process, sys, table};
 use adit_pmem::MediumKind;
 use adit_store::direct::{Adoption, DirectFile};
+use adit_store::registry::FileId;
 use core::ffi::{c_int, c_uint};
 use core::sync::atomic::Ordering;
 
@@ -129,7 +130,14 @@ fn look_at(fd: c_int, shared: bool) -> Verdict {
     let Some(file) = DirectFile::new(kind, stat.st_size as u64, writable, adoption) else {
         return Verdict::Later;
     };
-    match ofd::allocate(file, own_offset(fd, shared || append)) {
+    let slot = init::REGISTRY.file(
+        FileId {
+            dev: stat.st_dev,
+            ino: stat.st_ino,
+        },
+        fd,
+    );
+    match ofd::allocate(file, slot, own_offset(fd, shared || append)) {
         Some(ofd) => Verdict::Promote(ofd),
         None => Verdict::Later,
     }
