@@ -23,7 +23,9 @@
 #![allow(unsafe_code)]
 
 use crate::registry::Reason;
-use adit_pmem::copy::{guarded_copy, guarded_copy_streaming, guarded_probe};
+use adit_pmem::copy::{
+    guarded_copy, guarded_copy_streaming, guarded_copy_streaming_volatile, guarded_probe,
+};
 use adit_pmem::flush::fence;
 use adit_pmem::map::{Access, Window};
 use adit_pmem::{Fault, MediumKind};
@@ -39,6 +41,10 @@ const CHUNK: u64 = 2 << 20;
 const SMALLEST_WINDOW: u64 = 256 << 20;
 /// Files beyond this are left to the kernel.
 const LARGEST_WINDOW: u64 = 8 << 40;
+
+/// Overwrites of at least this many bytes bypass the cache also where nothing needs to be durable:
+/// the program has the bytes in its cache already, and a plain store would first read the old ones.
+const STREAMED: usize = 2048;
 
 /// The chunk is mapped.
 const MAPPED: u32 = u32::MAX;
@@ -190,6 +196,9 @@ impl DirectFile {
         self.checked(fd, || unsafe {
             if self.kind == MediumKind::Dax {
                 guarded_copy_streaming(self.at(offset), from, len)?;
+                fence();
+            } else if len >= STREAMED {
+                guarded_copy_streaming_volatile(self.at(offset), from, len)?;
                 fence();
             } else {
                 guarded_copy(self.at(offset), from, len)?;
