@@ -172,8 +172,12 @@ impl DirectFile {
     /// asked instead.
     ///
     /// `fd` names the description that this file was made for.
+    ///
+    /// # Safety
+    /// `into..into + len` is memory that the caller may overwrite, or addresses that fault; the
+    /// process has a handler that asks [`adit_pmem::fault::handle`].
     #[inline]
-    pub fn read(&self, fd: i32, offset: u64, into: *mut u8, len: usize) -> Served {
+    pub unsafe fn read(&self, fd: i32, offset: u64, into: *mut u8, len: usize) -> Served {
         let behind = self.covered(fd, offset, len)?;
         // SAFETY: the addresses lie in the window, whose chunks are mapped and stay so while a user
         // is counted; the program's buffer is its own business; both sides may fault.
@@ -186,8 +190,11 @@ impl DirectFile {
 
     /// Overwrites `len` bytes at `offset` from a program's buffer, inside the file. After an error a
     /// part of the bytes may have been stored already; the kernel's call makes them whole.
+    ///
+    /// # Safety
+    /// `from..from + len` is readable memory, or addresses that fault; else as [`Self::read`].
     #[inline]
-    pub fn overwrite(&self, fd: i32, offset: u64, from: *const u8, len: usize) -> Served {
+    pub unsafe fn overwrite(&self, fd: i32, offset: u64, from: *const u8, len: usize) -> Served {
         if !self.writable {
             return Err(Reason::Clean);
         }
