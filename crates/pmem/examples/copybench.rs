@@ -11,6 +11,8 @@ use adit_pmem::copy::{Routine, guarded_copy, guarded_copy_with};
 use adit_pmem::copy::{guarded_copy_streaming, guarded_copy_streaming_with};
 use adit_pmem::flush::fence;
 use adit_pmem::map::{Access, HUGE, Mapping};
+use adit_pmem::{MappedMedium, Medium, Persistence};
+use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::hint::black_box;
 use std::time::Instant;
@@ -116,6 +118,39 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
+/// The medium's operations, hot, as the log uses them.
+fn time_media(file: &OwnedFd) {
+    const PLACES: u64 = 512;
+    println!(
+        "\nmedium, hot, ns per operation: 64 B write + fence, 4 KB write + fence, load, store"
+    );
+    let ram = MappedMedium::new(file, Persistence::Ram, SPREAD * 4).expect("medium");
+    let dax = MappedMedium::emulating_dax(file, SPREAD * 4).expect("medium");
+    for (name, medium) in [("ram", ram), ("dax instructions", dax)] {
+        let each = |operation: &dyn Fn(u64)| {
+            let rounds = (0..ROUNDS).map(|_| {
+                let start = Instant::now();
+                for round in 0..20 * PLACES {
+                    operation(round % PLACES * 4096);
+                }
+                start.elapsed().as_nanos() as f64 / (20 * PLACES) as f64
+            });
+            median(rounds.collect())
+        };
+        let write = |bytes: &[u8], at| {
+            medium.write_streaming(at, bytes).expect("inside");
+            medium.fence();
+        };
+        println!(
+            "{name}: {:.1} {:.1} {:.1} {:.1}",
+            each(&|at| write(&[1; 64], at)),
+            each(&|at| write(&[1; 4096], at)),
+            each(&|at| assert!(black_box(medium.load(at)).is_ok())),
+            each(&|at| medium.store(at, at).expect("inside")),
+        );
+    }
+}
+
 fn main() {
     let file = memfd_create("copybench", MemfdFlags::CLOEXEC).expect("memfd");
     let whole = 2 * SPREAD + 2 * HUGE;
@@ -124,6 +159,7 @@ fn main() {
     let (dst, src) = (mapping.base(), mapping.base().wrapping_add(SPREAD + HUGE));
     // SAFETY: the whole mapping lies inside the file.
     unsafe { libc::memset(mapping.base().cast(), 1, whole) };
+    time_media(&file);
     let contenders = contenders();
     let mut random = 88_172_645_463_325_252_u64;
     for (name, places) in [

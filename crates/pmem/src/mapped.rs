@@ -94,6 +94,8 @@ pub struct Damage {
 pub struct MappedMedium {
     window: Window,
     persistence: Persistence,
+    /// Whether every mapping must be made with `MAP_SYNC`.
+    synchronous: bool,
     size: AtomicU64,
     /// Offset of the first failed access plus one; zero if none failed.
     damage: AtomicU64,
@@ -111,12 +113,33 @@ impl MappedMedium {
         persistence: Persistence,
         reserve: usize,
     ) -> Result<MappedMedium, MediumError> {
-        let fd = fd.as_fd();
+        Self::with(
+            fd.as_fd(),
+            persistence,
+            persistence == Persistence::Dax,
+            reserve,
+        )
+    }
+
+    /// A medium that executes what [`Persistence::Dax`] does (streaming stores, write-back, fences)
+    /// on a file that need not be one: to test and to time that path without the hardware. It
+    /// survives what its file survives, no more.
+    pub fn emulating_dax(fd: impl AsFd, reserve: usize) -> Result<MappedMedium, MediumError> {
+        Self::with(fd.as_fd(), Persistence::Dax, false, reserve)
+    }
+
+    fn with(
+        fd: BorrowedFd<'_>,
+        persistence: Persistence,
+        synchronous: bool,
+        reserve: usize,
+    ) -> Result<MappedMedium, MediumError> {
         let size = whole_pages(fd)?;
         let window = Window::reserve(reserve)?;
         let medium = MappedMedium {
             window,
             persistence,
+            synchronous,
             size: AtomicU64::new(0),
             damage: AtomicU64::new(0),
         };
@@ -150,11 +173,11 @@ impl MappedMedium {
         }
         // Two threads that grow at once map the same pages at the same place: harmless.
         let (at, len) = (present as usize, (size - present) as usize);
-        let want_sync = self.persistence == Persistence::Dax;
+        let synchronous = self.synchronous;
         let how = self
             .window
-            .map(at, fd, present, len, Access::ReadWrite, want_sync)?;
-        if want_sync && how == Synchronous::No {
+            .map(at, fd, present, len, Access::ReadWrite, synchronous)?;
+        if synchronous && how == Synchronous::No {
             return Err(MediumError::NotSynchronous);
         }
         Ok(self.size.fetch_max(size, Ordering::AcqRel).max(size))
