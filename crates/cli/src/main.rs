@@ -15,6 +15,7 @@
 )]
 
 mod args;
+mod bench;
 mod doctor;
 mod failure;
 mod output;
@@ -67,6 +68,8 @@ fn dispatch(command: Command) -> Outcome {
     match command {
         Command::Run(args) => run::run(args),
         Command::Doctor(args) => doctor::doctor(&args),
+        Command::Bench(args) => bench::bench(&args),
+        Command::BenchWorker(args) => bench::work(&args),
         other => Err(Failure::new(format!("not in this version: {other:?}"))),
     }
 }
