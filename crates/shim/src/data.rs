@@ -10,10 +10,10 @@
 //! the kernel.
 #![allow(unsafe_code)]
 
-use crate::ofd::{Offset, Ofd};
+use crate::ofd::{Ofd, Offset};
 use crate::real::call_real;
 use crate::{fds, sys, table};
-use adit_pmem::guarded_copy;
+use adit_pmem::copy::guarded_copy;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -31,13 +31,7 @@ fn served_read(ofd: &Ofd, fd: i32, at: u64, into: *mut c_void, len: usize) -> Op
     ofd.file().read(fd, at, into.cast(), len)
 }
 
-fn served_overwrite(
-    ofd: &Ofd,
-    fd: i32,
-    at: u64,
-    from: *const c_void,
-    len: usize,
-) -> Option<usize> {
+fn served_overwrite(ofd: &Ofd, fd: i32, at: u64, from: *const c_void, len: usize) -> Option<usize> {
     if len > LONGEST || !ofd.file().overwrites() || KERNEL_WRITES.load(Ordering::Relaxed) {
         return None;
     }
@@ -55,7 +49,9 @@ fn sequential_read(
     kernel: impl Fn() -> sys::Result,
 ) -> isize {
     loop {
-        let Offset::At(at) = ofd.offset() else { return sys::to_libc(kernel()) };
+        let Offset::At(at) = ofd.offset() else {
+            return sys::to_libc(kernel());
+        };
         match attempt(at) {
             Ok(got) if !ofd.advance(at, at + got as u64) => {}
             result => return sys::to_libc(result),
@@ -73,8 +69,13 @@ fn sequential_write(
     kernel: impl Fn() -> sys::Result,
 ) -> isize {
     loop {
-        let Offset::At(at) = ofd.offset() else { return sys::to_libc(kernel()) };
-        let Some(end) = at.checked_add(len as u64).filter(|&end| end <= i64::MAX as u64) else {
+        let Offset::At(at) = ofd.offset() else {
+            return sys::to_libc(kernel());
+        };
+        let Some(end) = at
+            .checked_add(len as u64)
+            .filter(|&end| end <= i64::MAX as u64)
+        else {
             return sys::to_libc(attempt(at));
         };
         if !ofd.advance(at, end) {
@@ -91,7 +92,9 @@ fn sequential_write(
 
 pub(crate) extern "C" fn read(fd: i32, into: *mut c_void, len: usize) -> isize {
     let kernel = || sys::read(fd as usize, into as usize, len);
-    let Some(ofd) = fds::promoted(fd) else { return sys::to_libc(kernel()) };
+    let Some(ofd) = fds::promoted(fd) else {
+        return sys::to_libc(kernel());
+    };
     sequential_read(
         &ofd,
         |at| match served_read(&ofd, fd, at, into, len) {
@@ -114,7 +117,9 @@ pub(crate) extern "C" fn pread(fd: i32, into: *mut c_void, len: usize, at: i64) 
 
 pub(crate) extern "C" fn write(fd: i32, from: *const c_void, len: usize) -> isize {
     let kernel = || sys::write(fd as usize, from as usize, len);
-    let Some(ofd) = fds::promoted(fd) else { return sys::to_libc(kernel()) };
+    let Some(ofd) = fds::promoted(fd) else {
+        return sys::to_libc(kernel());
+    };
     sequential_write(
         &ofd,
         len,
@@ -147,38 +152,62 @@ impl Vector {
     const MOST: usize = 16;
 
     fn copy(iov: *const libc::iovec, count: i32) -> Option<Self> {
-        let count = usize::try_from(count).ok().filter(|&count| count <= Self::MOST)?;
-        let empty = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
+        let count = usize::try_from(count)
+            .ok()
+            .filter(|&count| count <= Self::MOST)?;
+        let empty = libc::iovec {
+            iov_base: core::ptr::null_mut(),
+            iov_len: 0,
+        };
         let mut parts = [empty; Self::MOST];
-        guarded_copy(parts.as_mut_ptr().cast(), iov.cast(), count * size_of::<libc::iovec>())
-            .ok()?;
+        let bytes = count * size_of::<libc::iovec>();
+        // SAFETY: the array has room for `count` parts; the program's pointer may fault.
+        unsafe { guarded_copy(parts.as_mut_ptr().cast(), iov.cast(), bytes) }.ok()?;
         let total = parts[..count]
             .iter()
             .try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))
             .filter(|&total| total <= LONGEST)?;
-        Some(Self { parts, count, total })
+        Some(Self {
+            parts,
+            count,
+            total,
+        })
     }
 
     /// Serves the whole vector piece by piece, or nothing.
     fn serve(&self, at: u64, one: impl Fn(u64, &libc::iovec) -> Option<usize>) -> Option<usize> {
         let mut done = 0;
-        for part in self.parts[..self.count].iter().filter(|part| part.iov_len > 0) {
+        for part in self.parts[..self.count]
+            .iter()
+            .filter(|part| part.iov_len > 0)
+        {
             done += one(at + done as u64, part)?;
         }
         Some(done)
     }
 
     fn read(&self, ofd: &Ofd, fd: i32, at: u64) -> Option<usize> {
-        self.serve(at, |at, part| served_read(ofd, fd, at, part.iov_base, part.iov_len))
+        self.serve(at, |at, part| {
+            served_read(ofd, fd, at, part.iov_base, part.iov_len)
+        })
     }
 
     fn overwrite(&self, ofd: &Ofd, fd: i32, at: u64) -> Option<usize> {
-        self.serve(at, |at, part| served_overwrite(ofd, fd, at, part.iov_base, part.iov_len))
+        self.serve(at, |at, part| {
+            served_overwrite(ofd, fd, at, part.iov_base, part.iov_len)
+        })
     }
 }
 
 fn kernel_preadv(fd: i32, iov: *const libc::iovec, count: i32, at: i64, flags: i32) -> sys::Result {
-    sys::preadv2(fd as usize, iov as usize, count as usize, at as usize, 0, flags as usize)
+    sys::preadv2(
+        fd as usize,
+        iov as usize,
+        count as usize,
+        at as usize,
+        0,
+        flags as usize,
+    )
 }
 
 fn kernel_pwritev(
@@ -188,12 +217,21 @@ fn kernel_pwritev(
     at: i64,
     flags: i32,
 ) -> sys::Result {
-    sys::pwritev2(fd as usize, iov as usize, count as usize, at as usize, 0, flags as usize)
+    sys::pwritev2(
+        fd as usize,
+        iov as usize,
+        count as usize,
+        at as usize,
+        0,
+        flags as usize,
+    )
 }
 
 pub(crate) extern "C" fn readv(fd: i32, iov: *const libc::iovec, count: i32) -> isize {
     let kernel = || sys::readv(fd as usize, iov as usize, count as usize);
-    let Some(ofd) = fds::promoted(fd) else { return sys::to_libc(kernel()) };
+    let Some(ofd) = fds::promoted(fd) else {
+        return sys::to_libc(kernel());
+    };
     let vector = Vector::copy(iov, count);
     sequential_read(
         &ofd,
@@ -207,7 +245,9 @@ pub(crate) extern "C" fn readv(fd: i32, iov: *const libc::iovec, count: i32) -> 
 
 pub(crate) extern "C" fn writev(fd: i32, iov: *const libc::iovec, count: i32) -> isize {
     let kernel = || sys::writev(fd as usize, iov as usize, count as usize);
-    let Some(ofd) = fds::promoted(fd) else { return sys::to_libc(kernel()) };
+    let Some(ofd) = fds::promoted(fd) else {
+        return sys::to_libc(kernel());
+    };
     let Some(vector) = Vector::copy(iov, count) else {
         ofd.hand_over(fd);
         return sys::to_libc(kernel());
@@ -336,7 +376,9 @@ pub(crate) extern "C" fn lseek(fd: i32, offset: i64, whence: i32) -> i64 {
     let result = match fds::promoted(fd) {
         None => kernel(offset, whence),
         Some(ofd) => loop {
-            let Offset::At(at) = ofd.offset() else { break kernel(offset, whence) };
+            let Offset::At(at) = ofd.offset() else {
+                break kernel(offset, whence);
+            };
             let target = match whence {
                 libc::SEEK_SET => Some(offset),
                 libc::SEEK_CUR => (at as i64).checked_add(offset),

@@ -10,7 +10,7 @@ use crate::ofd::{self, Ofd};
 use crate::real::call_real;
 use crate::{init, process, sys, table};
 use adit_pmem::MediumKind;
-use adit_store::direct::{Adoption, DirectFile, Seen};
+use adit_store::direct::{Adoption, DirectFile};
 use core::ffi::{c_int, c_uint};
 use core::sync::atomic::Ordering;
 
@@ -40,7 +40,11 @@ fn note_open(fd: c_int, flags: c_int) {
     // A word left over means that the descriptor was closed where we could not see it.
     forget(fd);
     let mode = flags & libc::O_ACCMODE;
-    if mode == libc::O_WRONLY || mode == libc::O_ACCMODE || flags & KERNEL_ONLY != 0 {
+    if fd <= fds::LAST_STANDARD
+        || mode == libc::O_WRONLY
+        || mode == libc::O_ACCMODE
+        || flags & KERNEL_ONLY != 0
+    {
         return;
     }
     let Some(credit) = init::credit() else { return };
@@ -67,7 +71,9 @@ pub(crate) extern "C" fn consider(fd: c_int) {
         Verdict::Later => (seen & (fds::CANDIDATE | fds::SHARED)) | (LATER << fds::CREDIT_SHIFT),
         Verdict::Promote(ofd) => ofd.word(),
     };
-    let written = word.compare_exchange(seen, new, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+    let written = word
+        .compare_exchange(seen, new, Ordering::SeqCst, Ordering::SeqCst)
+        .is_ok();
     if let Verdict::Promote(ofd) = verdict {
         if !written {
             ofd.hand_over(fd);
@@ -91,7 +97,9 @@ enum Verdict {
 
 /// Asks the kernel what `fd` is and whether its use can be served.
 fn look_at(fd: c_int, shared: bool) -> Verdict {
-    let Some(stat) = regular_file(fd) else { return Verdict::Foreign };
+    let Some(stat) = regular_file(fd) else {
+        return Verdict::Foreign;
+    };
     let Ok(flags) = sys::fcntl(fd as usize, libc::F_GETFL as usize, 0) else {
         return Verdict::Foreign;
     };
@@ -110,10 +118,15 @@ fn look_at(fd: c_int, shared: bool) -> Verdict {
     let append = flags & libc::O_APPEND != 0;
     // A write to a set-id file, or to one with capabilities, must strip them: the kernel does.
     let privileged = stat.st_mode & (libc::S_ISUID | libc::S_ISGID) != 0 || has_capabilities(fd);
-    let writable = mode == libc::O_RDWR && !append && !shared && !privileged;
-    let seen = Seen { size: stat.st_size as u64, blocks: stat.st_blocks.max(0) as u64 };
-    let adoption = Adoption { percent: init::adoption_percent() };
-    let Some(file) = DirectFile::new(kind, seen, writable, adoption) else {
+    // Only an owner may set one of the two times, which overwrites through a mapping need.
+    // SAFETY: geteuid has no preconditions.
+    let me = unsafe { libc::geteuid() };
+    let owner = me == 0 || me == stat.st_uid;
+    let writable = mode == libc::O_RDWR && !append && !shared && !privileged && owner;
+    let adoption = Adoption {
+        percent: init::adoption_percent(),
+    };
+    let Some(file) = DirectFile::new(kind, stat.st_size as u64, writable, adoption) else {
         return Verdict::Later;
     };
     match ofd::allocate(file, own_offset(fd, shared || append)) {
@@ -128,7 +141,9 @@ fn own_offset(fd: c_int, shared: bool) -> Option<u64> {
     if shared || !init::single_threaded() {
         return None;
     }
-    sys::lseek(fd as usize, 0, libc::SEEK_CUR as usize).ok().map(|at| at as u64)
+    sys::lseek(fd as usize, 0, libc::SEEK_CUR as usize)
+        .ok()
+        .map(|at| at as u64)
 }
 
 fn regular_file(fd: c_int) -> Option<libc::stat> {
@@ -252,6 +267,9 @@ fn alias(old: c_int, fd: c_int) {
         return;
     }
     forget(fd);
+    if fd <= fds::LAST_STANDARD {
+        return process::share(old);
+    }
     let Some(word) = fds::word(old) else { return };
     let seen = word.load(Ordering::SeqCst);
     match fds::kind(seen) {
@@ -310,7 +328,11 @@ pub(crate) extern "C" fn before_fcntl(fd: c_int, command: c_int, _argument: usiz
         // New status flags may add O_APPEND or O_DIRECT.
         libc::F_SETFL => release(fd),
         // A range may be given relative to the offset.
-        libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_GETLK | libc::F_OFD_SETLK
+        libc::F_GETLK
+        | libc::F_SETLK
+        | libc::F_SETLKW
+        | libc::F_OFD_GETLK
+        | libc::F_OFD_SETLK
         | libc::F_OFD_SETLKW => hand_over(fd),
         _ => {}
     }

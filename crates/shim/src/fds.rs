@@ -15,10 +15,14 @@
 #![allow(unsafe_code)]
 
 use crate::ofd::{Ofd, Users};
+use crate::process;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Descriptors at or above this are always foreign.
 pub(crate) const LIMIT: usize = 1 << 20;
+/// Descriptors up to here belong to stdio, whose buffers are filled by calls inside libc that we do
+/// not see and that use the kernel's offset. They are always foreign.
+pub(crate) const LAST_STANDARD: i32 = 2;
 /// Bit of a candidate.
 pub(crate) const CANDIDATE: u64 = 1;
 /// Bit of a candidate whose offset someone else may move: another process, or a duplicate.
@@ -48,7 +52,10 @@ pub(crate) fn set_candidate(fd: i32, credit: u64, shared: bool) {
     let Some(word) = word(fd) else { return };
     HIGH.fetch_max(fd as u32 + 1, Ordering::SeqCst);
     let shared = if shared { SHARED } else { 0 };
-    word.store(CANDIDATE | shared | (credit << CREDIT_SHIFT), Ordering::SeqCst);
+    word.store(
+        CANDIDATE | shared | (credit << CREDIT_SHIFT),
+        Ordering::SeqCst,
+    );
 }
 
 /// Makes `fd` a name of `ofd`, which must have been counted for it.
@@ -80,11 +87,18 @@ pub(crate) fn kind(word: u64) -> Kind {
 }
 
 /// The promoted description behind `fd`, held in use until the guard is dropped.
+///
+/// A `vfork` child has descriptors of its own but its parent's table, so it is given none.
 #[inline]
 pub(crate) fn promoted(fd: i32) -> Option<Users<'static>> {
     let word = word(fd)?;
     let seen = word.load(Ordering::Acquire);
-    let Kind::Promoted(ofd) = kind(seen) else { return None };
+    let Kind::Promoted(ofd) = kind(seen) else {
+        return None;
+    };
+    if process::in_vfork_child() {
+        return None;
+    }
     let users = ofd.enter();
     (word.load(Ordering::SeqCst) == seen).then_some(users)
 }

@@ -20,7 +20,9 @@ static PROMOTING: AtomicBool = AtomicBool::new(false);
 /// The credit of a new candidate; `None` when nothing is to be promoted.
 #[inline]
 pub(crate) fn credit() -> Option<u64> {
-    PROMOTING.load(Ordering::Relaxed).then(|| CREDIT.load(Ordering::Relaxed))
+    PROMOTING
+        .load(Ordering::Relaxed)
+        .then(|| CREDIT.load(Ordering::Relaxed))
 }
 
 /// See [`adit_store::direct::Adoption`].
@@ -43,7 +45,10 @@ pub(crate) fn single_threaded() -> bool {
 }
 
 fn limit(resource: u32) -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
     sys::prlimit(0, resource as usize, 0, &raw mut limit as usize).ok()?;
     (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
@@ -80,7 +85,9 @@ extern "C" fn start() {
     if limit(libc::RLIMIT_FSIZE).is_some() {
         data::KERNEL_WRITES.store(true, Ordering::Relaxed);
     }
-    PROMOTING.store(true, Ordering::SeqCst);
+    if adit_pmem::fault::install().is_ok() {
+        PROMOTING.store(true, Ordering::SeqCst);
+    }
 }
 
 extern "C" fn end() {
@@ -97,6 +104,7 @@ static START: extern "C" fn() = start;
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;
 
+#[allow(unreachable_pub)]
 /// Says that the library is loaded and serves this process: 1 while it promotes descriptors, else 0.
 /// `adit bench` and `adit demo` refuse to compare the kernel with itself.
 #[unsafe(no_mangle)]

@@ -16,6 +16,8 @@
 
 use crate::{fds, sys, times};
 use adit_store::direct::DirectFile;
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
 /// The kernel owns the offset.
@@ -29,6 +31,10 @@ const SHARDS: usize = 8;
 #[repr(align(64))]
 struct Shard(AtomicU32);
 
+// SAFETY: the file is written before the cell is published and dropped after its last user left;
+// in between only shared references to it, which is itself Sync, exist. The rest is atomic.
+unsafe impl Sync for Ofd {}
+
 /// A promoted description.
 #[repr(align(64))]
 pub(crate) struct Ofd {
@@ -40,7 +46,8 @@ pub(crate) struct Ofd {
     /// Set once the last name is gone; whoever leaves last unmaps.
     closing: AtomicU32,
     next_free: AtomicU32,
-    file: DirectFile,
+    /// Initialised from `allocate` until the last user has left.
+    file: UnsafeCell<MaybeUninit<DirectFile>>,
     users: [Shard; SHARDS],
 }
 
@@ -85,7 +92,8 @@ impl Ofd {
     /// The mapped file.
     #[inline]
     pub(crate) fn file(&self) -> &DirectFile {
-        &self.file
+        // SAFETY: callers hold a `Users` or a name, so the file has not been dropped.
+        unsafe { (*self.file.get()).assume_init_ref() }
     }
 
     /// Announces a user of the mapping.
@@ -176,11 +184,21 @@ impl Ofd {
 
     fn retire_if_idle(&self) {
         fence(Ordering::SeqCst);
-        if self.users.iter().any(|shard| shard.0.load(Ordering::SeqCst) != 0) {
+        if self
+            .users
+            .iter()
+            .any(|shard| shard.0.load(Ordering::SeqCst) != 0)
+        {
             return;
         }
-        if self.closing.compare_exchange(1, 2, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            self.file.unmap();
+        if self
+            .closing
+            .compare_exchange(1, 2, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+        {
+            // SAFETY: the last name and the last user are gone, and this thread won the right to
+            // drop; a late reader of a stale word finds the word changed and does not look.
+            unsafe { (*self.file.get()).assume_init_drop() };
             release(self);
         }
     }
@@ -209,8 +227,12 @@ fn arena() -> Option<*mut Ofd> {
         return Some(known);
     }
     let fresh = adit_store::direct::anonymous(CAPACITY * size_of::<Ofd>())?.cast::<Ofd>();
-    match ARENA.compare_exchange(core::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire)
-    {
+    match ARENA.compare_exchange(
+        core::ptr::null_mut(),
+        fresh,
+        Ordering::AcqRel,
+        Ordering::Acquire,
+    ) {
         Ok(_) => Some(fresh),
         Err(other) => Some(other),
     }
@@ -229,8 +251,10 @@ pub(crate) fn allocate(file: DirectFile, offset: Option<u64>) -> Option<&'static
     // through its atomics.
     unsafe {
         let cell = arena.add(index as usize);
-        (&raw mut (*cell).file).write(file);
-        (*cell).offset.store(offset.map_or(HANDED, |at| at as i64), Ordering::SeqCst);
+        (*(*cell).file.get()).write(file);
+        (*cell)
+            .offset
+            .store(offset.map_or(HANDED, |at| at as i64), Ordering::SeqCst);
         (*cell).names.store(1, Ordering::SeqCst);
         (*cell).stored.store(0, Ordering::SeqCst);
         (*cell).closing.store(0, Ordering::SeqCst);
@@ -244,7 +268,11 @@ fn pop_free() -> Option<u32> {
     loop {
         let index = (head as u32).checked_sub(1)?;
         // SAFETY: indices in the free list are below CAPACITY.
-        let next = unsafe { (*arena.add(index as usize)).next_free.load(Ordering::Acquire) };
+        let next = unsafe {
+            (*arena.add(index as usize))
+                .next_free
+                .load(Ordering::Acquire)
+        };
         let new = ((head >> 32).wrapping_add(1) << 32) | u64::from(next);
         match FREE.compare_exchange(head, new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => return Some(index),

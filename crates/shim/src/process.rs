@@ -16,6 +16,7 @@
 use crate::fds::{self, Kind};
 use crate::real::call_real;
 use crate::{descriptors, ofd, sys, table, times};
+use adit_pmem::copy::guarded_copy;
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long, c_ulong};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -38,7 +39,10 @@ pub(crate) fn share(fd: c_int) {
             Kind::Promoted(ofd) => return ofd.hand_over(fd),
             Kind::Candidate => {
                 let shared = seen | fds::SHARED;
-                if word.compare_exchange(seen, shared, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                if word
+                    .compare_exchange(seen, shared, Ordering::SeqCst, Ordering::SeqCst)
+                    .is_ok()
+                {
                     return;
                 }
             }
@@ -116,7 +120,9 @@ static VFORKS: AtomicU32 = AtomicU32::new(0);
 pub(crate) fn in_vfork_child() -> bool {
     VFORKS.load(Ordering::Relaxed) != 0 && {
         let me = sys::thread_word();
-        VFORKING.iter().any(|slot| slot.load(Ordering::Relaxed) == me)
+        VFORKING
+            .iter()
+            .any(|slot| slot.load(Ordering::Relaxed) == me)
     }
 }
 
@@ -128,9 +134,10 @@ extern "C" fn before_vfork() {
     }
     share_all();
     let me = sys::thread_word();
-    let free = VFORKING
-        .iter()
-        .any(|slot| slot.compare_exchange(0, me, Ordering::SeqCst, Ordering::SeqCst).is_ok());
+    let free = VFORKING.iter().any(|slot| {
+        slot.compare_exchange(0, me, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+    });
     if free {
         VFORKS.fetch_add(1, Ordering::SeqCst);
     } else {
@@ -141,7 +148,10 @@ extern "C" fn before_vfork() {
 /// Called by [`vfork`] in the parent when the child has executed or exited, with the raw result.
 extern "C" fn after_vfork(result: c_long) -> c_int {
     let me = sys::thread_word();
-    if let Some(slot) = VFORKING.iter().find(|slot| slot.load(Ordering::SeqCst) == me) {
+    if let Some(slot) = VFORKING
+        .iter()
+        .find(|slot| slot.load(Ordering::SeqCst) == me)
+    {
         slot.store(0, Ordering::SeqCst);
         VFORKS.fetch_sub(1, Ordering::SeqCst);
     }
@@ -190,8 +200,14 @@ pub(crate) unsafe extern "C" fn vfork() {
 /// Before `sendmsg(socket, message, flags)`: descriptors in it get a second owner.
 pub(crate) extern "C" fn before_sendmsg(_socket: c_int, message: *const libc::msghdr) {
     let mut header = core::mem::MaybeUninit::<libc::msghdr>::zeroed();
-    let copied =
-        adit_pmem::guarded_copy(header.as_mut_ptr().cast(), message.cast(), size_of::<libc::msghdr>());
+    // SAFETY: the local has room for a header; the program's pointer may fault.
+    let copied = unsafe {
+        guarded_copy(
+            header.as_mut_ptr().cast(),
+            message.cast(),
+            size_of::<libc::msghdr>(),
+        )
+    };
     // SAFETY: all zero is a valid msghdr.
     let header = unsafe { header.assume_init() };
     if copied.is_ok() && !header.msg_control.is_null() && header.msg_controllen > 0 {
@@ -227,11 +243,22 @@ pub(crate) extern "C" fn before_prlimit(_pid: c_int, resource: c_int, new: usize
 }
 
 /// Before `syscall(number, …)`: whatever the kernel is about to do without us.
-pub(crate) extern "C" fn before_syscall(number: c_long, first: c_ulong, second: c_ulong, third: c_ulong) {
+pub(crate) extern "C" fn before_syscall(
+    number: c_long,
+    first: c_ulong,
+    second: c_ulong,
+    third: c_ulong,
+) {
     let fd = first as c_int;
     match number {
-        libc::SYS_read | libc::SYS_write | libc::SYS_readv | libc::SYS_writev | libc::SYS_lseek
-        | libc::SYS_preadv2 | libc::SYS_pwritev2 | libc::SYS_ioctl => descriptors::hand_over(fd),
+        libc::SYS_read
+        | libc::SYS_write
+        | libc::SYS_readv
+        | libc::SYS_writev
+        | libc::SYS_lseek
+        | libc::SYS_preadv2
+        | libc::SYS_pwritev2
+        | libc::SYS_ioctl => descriptors::hand_over(fd),
         libc::SYS_fcntl => descriptors::release(fd),
         libc::SYS_sendfile => descriptors::hand_over_pair(fd, second as c_int),
         libc::SYS_splice | libc::SYS_copy_file_range => {
@@ -249,18 +276,39 @@ pub(crate) extern "C" fn before_syscall(number: c_long, first: c_ulong, second: 
         libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3 => {
             descriptors::release_all();
         }
-        libc::SYS_execve | libc::SYS_execveat | libc::SYS_sendmsg | libc::SYS_sendmmsg
-        | libc::SYS_io_uring_setup | libc::SYS_pidfd_getfd => share_all_for_good(),
-        libc::SYS_seccomp | libc::SYS_landlock_restrict_self | libc::SYS_setns
-        | libc::SYS_unshare | libc::SYS_chroot | libc::SYS_capset | libc::SYS_setuid
-        | libc::SYS_setgid | libc::SYS_setreuid | libc::SYS_setregid | libc::SYS_setresuid
-        | libc::SYS_setresgid | libc::SYS_setfsuid | libc::SYS_setfsgid => {
+        libc::SYS_execve
+        | libc::SYS_execveat
+        | libc::SYS_sendmsg
+        | libc::SYS_sendmmsg
+        | libc::SYS_io_uring_setup
+        | libc::SYS_pidfd_getfd => share_all_for_good(),
+        libc::SYS_seccomp
+        | libc::SYS_landlock_restrict_self
+        | libc::SYS_setns
+        | libc::SYS_unshare
+        | libc::SYS_chroot
+        | libc::SYS_capset
+        | libc::SYS_setuid
+        | libc::SYS_setgid
+        | libc::SYS_setreuid
+        | libc::SYS_setregid
+        | libc::SYS_setresuid
+        | libc::SYS_setresgid
+        | libc::SYS_setfsuid
+        | libc::SYS_setfsgid => {
             descriptors::release_all();
         }
         libc::SYS_prctl => before_prctl(fd),
-        libc::SYS_fstat | libc::SYS_stat | libc::SYS_lstat | libc::SYS_newfstatat
-        | libc::SYS_statx | libc::SYS_utimensat | libc::SYS_fsync | libc::SYS_fdatasync
-        | libc::SYS_syncfs | libc::SYS_sync => times::settle_all(),
+        libc::SYS_fstat
+        | libc::SYS_stat
+        | libc::SYS_lstat
+        | libc::SYS_newfstatat
+        | libc::SYS_statx
+        | libc::SYS_utimensat
+        | libc::SYS_fsync
+        | libc::SYS_fdatasync
+        | libc::SYS_syncfs
+        | libc::SYS_sync => times::settle_all(),
         _ => {}
     }
 }

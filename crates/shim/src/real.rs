@@ -26,7 +26,11 @@ pub(crate) struct Real {
 impl Real {
     /// A slot that resolves itself through `thunk` when first called.
     pub(crate) const fn new(thunk: unsafe extern "C" fn(), name: &'static CStr) -> Self {
-        Self { target: AtomicPtr::new(thunk as *mut ()), thunk, name }
+        Self {
+            target: AtomicPtr::new(thunk as *mut ()),
+            thunk,
+            name,
+        }
     }
 
     /// The address to call: libc's function or, before it is resolved, the thunk.
@@ -43,7 +47,11 @@ impl Real {
         }
         // SAFETY: the name is a C string; RTLD_NEXT searches the objects loaded after this one.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        let target = if found.is_null() { absent as *mut () } else { found.cast::<()>() };
+        let target = if found.is_null() {
+            absent as *mut ()
+        } else {
+            found.cast::<()>()
+        };
         self.target.store(target, Ordering::Relaxed);
         target
     }

@@ -18,6 +18,7 @@
 //! describes itself to the unwinder.
 //!
 //! # Safety
+//! `before` keeps the vector registers too: `dprintf` passes numbers in them.
 //! Scratch registers are r10, r11 and (where nothing is variadic) rax, which carry no argument.
 //! Descriptors are compared unsigned with the table's length before they index it.
 
@@ -166,8 +167,26 @@ macro_rules! stub {
                 "push r8",
                 "push r9",
                 "push rax",
-                ".cfi_adjust_cfa_offset 56",
+                "sub rsp, 128",
+                ".cfi_adjust_cfa_offset 184",
+                "movups [rsp], xmm0",
+                "movups [rsp + 16], xmm1",
+                "movups [rsp + 32], xmm2",
+                "movups [rsp + 48], xmm3",
+                "movups [rsp + 64], xmm4",
+                "movups [rsp + 80], xmm5",
+                "movups [rsp + 96], xmm6",
+                "movups [rsp + 112], xmm7",
                 "call {hook}",
+                "movups xmm0, [rsp]",
+                "movups xmm1, [rsp + 16]",
+                "movups xmm2, [rsp + 32]",
+                "movups xmm3, [rsp + 48]",
+                "movups xmm4, [rsp + 64]",
+                "movups xmm5, [rsp + 80]",
+                "movups xmm6, [rsp + 96]",
+                "movups xmm7, [rsp + 112]",
+                "add rsp, 128",
                 "pop rax",
                 "pop r9",
                 "pop r8",
@@ -175,7 +194,7 @@ macro_rules! stub {
                 "pop rdx",
                 "pop rsi",
                 "pop rdi",
-                ".cfi_adjust_cfa_offset -56",
+                ".cfi_adjust_cfa_offset -184",
                 "2:",
                 "jmp qword ptr [rip + {real}]",
                 ".cfi_endproc",

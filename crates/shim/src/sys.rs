@@ -95,7 +95,9 @@ pub(crate) fn set_errno(errno: i32) {
 pub(crate) fn thread_word() -> usize {
     let word: usize;
     // SAFETY: on x86-64 the thread control block begins with a pointer to itself.
-    unsafe { asm!("mov {}, qword ptr fs:[0]", out(reg) word, options(nostack, preserves_flags, readonly, pure)) };
+    unsafe {
+        asm!("mov {}, qword ptr fs:[0]", out(reg) word, options(nostack, preserves_flags, readonly, pure))
+    };
     word
 }
 

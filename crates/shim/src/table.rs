@@ -55,6 +55,11 @@ interpose! {
     before_served lockf (descriptors::hand_over);
     before_served lockf64 (descriptors::hand_over);
     before_served ioctl (descriptors::hand_over);
+    before_served dprintf (descriptors::hand_over);
+    before_served vdprintf (descriptors::hand_over);
+    before_served __dprintf_chk (descriptors::hand_over);
+    before_served __vdprintf_chk (descriptors::hand_over);
+    before_served backtrace_symbols_fd (descriptors::hand_over);
     before copy_file_range (descriptors::hand_over_first_third);
     before splice (descriptors::hand_over_first_third);
 
@@ -135,6 +140,7 @@ interpose! {
     before posix_spawnp (process::share_all);
     before system (process::share_all);
     before popen (process::share_all);
+    before wordexp (process::share_all);
     before forkpty (process::share_all);
     before execve (process::share_all);
     before execv (process::share_all);

@@ -23,8 +23,14 @@ pub(crate) fn one_less_pending() {
 /// Sets the modification time of `fd` to now and leaves the access time alone.
 pub(crate) fn touch(fd: i32) {
     let times = [
-        libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT },
-        libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_NOW },
+        libc::timespec {
+            tv_sec: 0,
+            tv_nsec: libc::UTIME_OMIT,
+        },
+        libc::timespec {
+            tv_sec: 0,
+            tv_nsec: libc::UTIME_NOW,
+        },
     ];
     let _ = sys::utimensat(fd as usize, 0, times.as_ptr() as usize, 0);
 }

@@ -18,15 +18,18 @@
 //!
 //! # Safety
 //! Addresses inside the window are only touched by guarded copies, which turn a fault into an error.
-//! The window is unmapped by [`DirectFile::unmap`], which the owner calls when no copy can be under
-//! way (the shim counts users). Program buffers are only touched by guarded copies too.
+//! The window is unmapped when the [`DirectFile`] is dropped, which its owner does when no copy can
+//! be under way (the shim counts users). Program buffers are only touched by guarded copies too.
 #![allow(unsafe_code)]
 
-use adit_pmem::{Fault, MediumKind, fence, guarded_copy, guarded_copy_streaming, guarded_probe};
+use adit_pmem::copy::{guarded_copy, guarded_copy_streaming, guarded_probe};
+use adit_pmem::flush::fence;
+use adit_pmem::map::{Access, Window};
+use adit_pmem::{Fault, MediumKind};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::fd::BorrowedFd;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 
 const PAGE: u64 = 4096;
 /// The granule in which files are mapped (Chell 2.3; SplitFS 3.6 tunes it from 2 MB to 512 MB).
@@ -56,22 +59,11 @@ impl Default for Adoption {
     }
 }
 
-/// What the kernel said about a file when it was looked at.
-#[derive(Debug, Clone, Copy)]
-pub struct Seen {
-    /// Size in bytes.
-    pub size: u64,
-    /// Allocated 512-byte blocks.
-    pub blocks: u64,
-}
-
-/// A file served through a window of mappings.
+/// A file served through a window of mappings. Dropping it unmaps everything.
 #[derive(Debug)]
 pub struct DirectFile {
-    base: u64,
-    len: u64,
-    /// One word per chunk: bytes (in units of 64) the kernel moved there, or a state.
-    chunks: *const AtomicU32,
+    window: Window,
+    chunks: Chunks,
     /// The size last seen. A hint: the probe behind each range is the truth.
     size: AtomicU64,
     kind: MediumKind,
@@ -79,11 +71,45 @@ pub struct DirectFile {
     adoption: Adoption,
 }
 
-// SAFETY: the raw pointer names a mapping of atomics that lives until unmap, which the owner calls
-// when no user is left; everything else is plain data or atomics.
-unsafe impl Send for DirectFile {}
-// SAFETY: as above; all shared state is atomic.
-unsafe impl Sync for DirectFile {}
+/// One word per chunk of the window: bytes (in units of 64) that the kernel moved there, or a state.
+#[derive(Debug)]
+struct Chunks {
+    words: *const AtomicU32,
+    count: u64,
+}
+
+// SAFETY: the words are atomics in a mapping that the value owns until it is dropped.
+unsafe impl Send for Chunks {}
+// SAFETY: as above.
+unsafe impl Sync for Chunks {}
+
+impl Chunks {
+    fn new(count: u64) -> Option<Self> {
+        let words = anonymous(usize::try_from(count).ok()? * size_of::<AtomicU32>())?;
+        Some(Self {
+            words: words.cast(),
+            count,
+        })
+    }
+
+    #[inline]
+    fn get(&self, index: u64) -> Option<&AtomicU32> {
+        // SAFETY: the index is below the number of words, which live as long as the value.
+        (index < self.count).then(|| unsafe { &*self.words.add(index as usize) })
+    }
+}
+
+impl Drop for Chunks {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping is ours and nobody uses the value any more.
+        let _ = unsafe {
+            rustix::mm::munmap(
+                self.words as *mut c_void,
+                self.count as usize * size_of::<AtomicU32>(),
+            )
+        };
+    }
+}
 
 /// A private anonymous mapping of zero pages; `None` when the kernel has none to give.
 pub fn anonymous(len: usize) -> Option<*mut c_void> {
@@ -100,29 +126,26 @@ pub fn anonymous(len: usize) -> Option<*mut c_void> {
 }
 
 impl DirectFile {
-    /// Reserves a window for a file of the given kind and size. Nothing is mapped yet.
+    /// Reserves a window for a file of the given kind and size in bytes. Nothing is mapped yet.
     ///
     /// `writable` says that the description was opened for reading and writing; overwrites are
     /// served only then, and only where a store is not dearer than a system call (not through the
     /// page cache of a disk, whose first store to a clean page costs a fault: FACTS).
-    pub fn new(kind: MediumKind, seen: Seen, writable: bool, adoption: Adoption) -> Option<Self> {
+    pub fn new(kind: MediumKind, size: u64, writable: bool, adoption: Adoption) -> Option<Self> {
         if kind == MediumKind::Other {
             return None;
         }
-        let len = seen.size.checked_mul(4)?.max(SMALLEST_WINDOW).next_multiple_of(CHUNK);
+        let len = size
+            .checked_mul(4)?
+            .max(SMALLEST_WINDOW)
+            .next_multiple_of(CHUNK);
         if len > LARGEST_WINDOW {
             return None;
         }
-        let chunks = anonymous((len / CHUNK) as usize * size_of::<AtomicU32>())?;
-        let Some(base) = reserve(len) else {
-            discard(chunks as u64, len / CHUNK * size_of::<AtomicU32>() as u64);
-            return None;
-        };
         Some(Self {
-            base,
-            len,
-            chunks: chunks.cast(),
-            size: AtomicU64::new(seen.size),
+            chunks: Chunks::new(len / CHUNK)?,
+            window: Window::reserve(usize::try_from(len).ok()?).ok()?,
+            size: AtomicU64::new(size),
             kind,
             writable: writable && kind != MediumKind::Cached,
             adoption,
@@ -141,10 +164,11 @@ impl DirectFile {
     #[inline]
     pub fn read(&self, fd: i32, offset: u64, into: *mut u8, len: usize) -> Option<usize> {
         let behind = self.covered(fd, offset, len)?;
-        let from = (self.base + offset) as *const u8;
-        self.checked(fd, || {
-            guarded_copy(into, from, len)?;
-            guarded_probe((self.base + behind) as *const u8)
+        // SAFETY: the addresses lie in the window, whose chunks are mapped and stay so while a user
+        // is counted; the program's buffer is its own business; both sides may fault.
+        self.checked(fd, || unsafe {
+            guarded_copy(into, self.at(offset), len)?;
+            guarded_probe(self.at(behind))
         })?;
         Some(len)
     }
@@ -157,17 +181,23 @@ impl DirectFile {
             return None;
         }
         let behind = self.covered(fd, offset, len)?;
-        let into = (self.base + offset) as *mut u8;
-        self.checked(fd, || {
+        // SAFETY: as in `read`, the other way round.
+        self.checked(fd, || unsafe {
             if self.kind == MediumKind::Dax {
-                guarded_copy_streaming(into, from, len)?;
+                guarded_copy_streaming(self.at(offset), from, len)?;
                 fence();
             } else {
-                guarded_copy(into, from, len)?;
+                guarded_copy(self.at(offset), from, len)?;
             }
-            guarded_probe((self.base + behind) as *const u8)
+            guarded_probe(self.at(behind))
         })?;
         Some(len)
+    }
+
+    /// The address of a byte of the file.
+    #[inline]
+    fn at(&self, offset: u64) -> *mut u8 {
+        self.window.base().wrapping_add(offset as usize)
     }
 
     /// Runs a guarded copy; after a fault the size is looked up again, so that a file that shrank
@@ -196,25 +226,14 @@ impl DirectFile {
             self.near_the_end(fd, behind);
             return None;
         }
-        if behind >= self.len {
-            return None;
-        }
-        let (first, last) = (offset / CHUNK, behind / CHUNK);
-        for chunk in first..=last {
-            if self.chunk(chunk).load(Ordering::Acquire) != MAPPED {
-                self.pay(fd, chunk, len);
+        for index in offset / CHUNK..=behind / CHUNK {
+            let chunk = self.chunks.get(index)?;
+            if chunk.load(Ordering::Acquire) != MAPPED {
+                self.pay(fd, index, chunk, len);
                 return None;
             }
         }
         Some(behind)
-    }
-
-    /// The state word of a chunk inside the window.
-    #[inline]
-    fn chunk(&self, index: u64) -> &AtomicU32 {
-        debug_assert!(index < self.len / CHUNK);
-        // SAFETY: callers stay below len / CHUNK; the words live until unmap.
-        unsafe { &*self.chunks.add(index as usize) }
     }
 
     /// A range reached the size last seen. The file may have grown; look now and then.
@@ -232,21 +251,25 @@ impl DirectFile {
         // SAFETY: the program called with this descriptor; if it is closed meanwhile, fstat says so.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         if let Ok(stat) = rustix::fs::fstat(fd) {
-            self.size.store(stat.st_size.max(0) as u64, Ordering::Relaxed);
+            self.size
+                .store(stat.st_size.max(0) as u64, Ordering::Relaxed);
         }
     }
 
     /// Counts a kernel call's bytes against the price of mapping a chunk, and maps it once they have
     /// paid.
     #[cold]
-    fn pay(&self, fd: i32, chunk: u64, len: usize) {
-        let word = self.chunk(chunk);
+    fn pay(&self, fd: i32, index: u64, word: &AtomicU32, len: usize) {
         let paid = word.load(Ordering::Relaxed);
         if paid >= NEVER {
             return;
         }
-        let start = chunk * CHUNK;
-        let bytes = self.size.load(Ordering::Relaxed).saturating_sub(start).min(CHUNK);
+        let start = index * CHUNK;
+        let bytes = self
+            .size
+            .load(Ordering::Relaxed)
+            .saturating_sub(start)
+            .min(CHUNK);
         let price = (bytes / 64) * u64::from(self.adoption.percent) / 100;
         let paying = u64::from(paid) + (len as u64).min(CHUNK) / 64 + 1;
         if paying < price {
@@ -254,7 +277,10 @@ impl DirectFile {
             word.store(paying as u32, Ordering::Relaxed);
             return;
         }
-        if word.compare_exchange(paid, MAPPING, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        if word
+            .compare_exchange(paid, MAPPING, Ordering::AcqRel, Ordering::Relaxed)
+            .is_err()
+        {
             return;
         }
         let mapped = self.map_chunk(fd, start, bytes);
@@ -265,64 +291,32 @@ impl DirectFile {
     fn map_chunk(&self, fd: i32, start: u64, bytes: u64) -> bool {
         // SAFETY: the program called with this descriptor; mmap fails if it is closed meanwhile.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        let Ok(stat) = rustix::fs::fstat(fd) else { return false };
+        let Ok(stat) = rustix::fs::fstat(fd) else {
+            return false;
+        };
         let sparse = (stat.st_blocks.max(0) as u64) < (stat.st_size.max(0) as u64).div_ceil(512);
         if sparse && self.kind == MediumKind::Ram {
             // Reading a hole of tmpfs through a mapping allocates it (PROTOCOLS F8).
             return false;
         }
-        let protection = if self.writable {
-            ProtFlags::READ | ProtFlags::WRITE
+        let access = if self.writable {
+            Access::ReadWrite
         } else {
-            ProtFlags::READ
+            Access::Read
         };
-        let at = (self.base + start) as *mut c_void;
-        let map = |flags| {
-            // SAFETY: MAP_FIXED replaces only pages of our own reservation.
-            unsafe { rustix::mm::mmap(at, CHUNK as usize, protection, flags, fd, start) }
-        };
-        let mapped = if self.kind == MediumKind::Dax {
-            map(MapFlags::SHARED_VALIDATE | MapFlags::SYNC | MapFlags::FIXED)
-        } else {
-            map(MapFlags::SHARED | MapFlags::FIXED)
-        };
-        if mapped.is_err() {
+        let sync = self.kind == MediumKind::Dax;
+        let offset = start as usize;
+        if self
+            .window
+            .map(offset, fd, start, CHUNK as usize, access, sync)
+            .is_err()
+        {
             return false;
         }
-        let populate = bytes.next_multiple_of(PAGE) as usize;
-        // SAFETY: advice on our own mapping; it changes no contents. Failures only cost faults.
-        unsafe {
-            let _ = rustix::mm::madvise(at, CHUNK as usize, Advice::LinuxDontDump);
-            let _ = rustix::mm::madvise(at, populate, Advice::LinuxPopulateRead);
-        }
+        // Advice: a refusal costs faults, nothing else.
+        let _ = self
+            .window
+            .populate(offset, bytes.next_multiple_of(PAGE) as usize);
         true
-    }
-
-    /// Unmaps everything. The owner guarantees that no copy is under way.
-    pub fn unmap(&self) {
-        discard(self.base, self.len);
-        discard(self.chunks as u64, self.len / CHUNK * size_of::<AtomicU32>() as u64);
-    }
-}
-
-/// Reserves address space without memory behind it.
-fn reserve(len: u64) -> Option<u64> {
-    // SAFETY: a fresh reservation at an address of the kernel's choice touches nothing that exists.
-    unsafe {
-        rustix::mm::mmap_anonymous(
-            core::ptr::null_mut(),
-            usize::try_from(len).ok()?,
-            ProtFlags::empty(),
-            MapFlags::PRIVATE | MapFlags::NORESERVE,
-        )
-    }
-    .ok()
-    .map(|at| at as u64)
-}
-
-fn discard(at: u64, len: u64) {
-    // SAFETY: both callers pass a whole mapping of their own that nobody uses any more.
-    unsafe {
-        let _ = rustix::mm::munmap(at as *mut c_void, len as usize);
     }
 }

@@ -1,3 +1,6 @@
 //! The engine: direct files, staging, publishing, the registry and the monitor.
 
 pub mod direct;
+pub mod registry;
+#[cfg(test)]
+mod testing;

@@ -1,0 +1,340 @@
+//! Mappings of files.
+//!
+//! Two shapes. A [`Mapping`] is one range of one file. A [`Window`] is a reserved address range with
+//! a stable base into which chunks of a file are mapped and from which they are taken again; what is
+//! not mapped is inaccessible, so a guarded copy that comes too late faults instead of meeting
+//! somebody else's memory.
+//!
+//! Both give out raw pointers only: the bytes belong to every process that maps the file.
+//!
+//! Window operations make at most a few system calls and neither allocate nor lock, so they may run
+//! in a signal handler.
+//!
+//! # Safety
+//!
+//! The unsafe code maps and unmaps memory. The invariants: an address range is unmapped or replaced
+//! only by the value that reserved it, and only inside the range that value owns; fixed mappings go
+//! only into a range reserved before.
+#![allow(unsafe_code)]
+
+use core::ffi::c_void;
+use core::ptr::null_mut;
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+/// Size of a page of memory. The only one of x86-64; elsewhere the kernel refuses finer ranges.
+pub const PAGE: usize = 4096;
+/// Size and alignment of a huge page, and of the chunks that files are mapped in.
+pub const HUGE: usize = 2 << 20;
+
+/// What a mapping may be used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Loads.
+    Read,
+    /// Loads and stores.
+    ReadWrite,
+}
+
+impl Access {
+    fn protection(self) -> ProtFlags {
+        match self {
+            Access::Read => ProtFlags::READ,
+            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        }
+    }
+}
+
+/// Why a mapping failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum MapError {
+    /// The range is empty, not aligned to pages, or outside the window.
+    #[error("the range to map is empty, not aligned to pages, or outside its window")]
+    BadRange,
+    /// The kernel refused.
+    #[error("the kernel refused the mapping: {0}")]
+    Kernel(Errno),
+}
+
+// By hand: without its `std` feature (whose descriptors close through libc) rustix's errors are no
+// `std::error::Error`, which thiserror's conversion would ask for.
+impl From<Errno> for MapError {
+    fn from(error: Errno) -> Self {
+        MapError::Kernel(error)
+    }
+}
+
+/// How the kernel made a mapping of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Synchronous {
+    /// `MAP_SYNC`: a store is durable once written back and fenced; no metadata is outstanding.
+    Yes,
+    /// An ordinary shared mapping.
+    No,
+}
+
+fn aligned(value: u64) -> bool {
+    value.is_multiple_of(PAGE as u64)
+}
+
+/// Maps a file range at `at` (null: anywhere), with MAP_SYNC where asked for and possible.
+///
+/// # Safety
+///
+/// If `at` is not null, `at..at+len` must be owned by the caller.
+unsafe fn map_file(
+    at: *mut c_void,
+    len: usize,
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    access: Access,
+    want_sync: bool,
+) -> Result<(*mut c_void, Synchronous), Errno> {
+    let fixed = if at.is_null() {
+        MapFlags::empty()
+    } else {
+        MapFlags::FIXED
+    };
+    let protection = access.protection();
+    if want_sync {
+        let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC | fixed;
+        // SAFETY: the caller owns a fixed range; otherwise the kernel picks a free one.
+        match unsafe { mmap(at, len, protection, flags, fd, offset) } {
+            Ok(base) => return Ok((base, Synchronous::Yes)),
+            // Not a DAX file: the mapping is possible, only not synchronous.
+            Err(Errno::OPNOTSUPP | Errno::INVAL) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    // SAFETY: as above.
+    let base = unsafe { mmap(at, len, protection, MapFlags::SHARED | fixed, fd, offset)? };
+    Ok((base, Synchronous::No))
+}
+
+/// One shared mapping of one range of a file.
+#[derive(Debug)]
+pub struct Mapping {
+    base: *mut u8,
+    len: usize,
+    synchronous: Synchronous,
+}
+
+// SAFETY: the value owns an address range, which is the same in every thread; it hands out raw
+// pointers only and changes nothing through `&self` but the kernel's state.
+unsafe impl Send for Mapping {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of `fd` from `offset` on (both multiples of the page size).
+    ///
+    /// The mapping may reach beyond the end of the file; loads there fault until it grows.
+    pub fn new(
+        fd: impl AsFd,
+        offset: u64,
+        len: usize,
+        access: Access,
+        want_sync: bool,
+    ) -> Result<Mapping, MapError> {
+        if len == 0 || !aligned(offset) || !aligned(len as u64) {
+            return Err(MapError::BadRange);
+        }
+        // SAFETY: no fixed address.
+        let (base, synchronous) =
+            unsafe { map_file(null_mut(), len, fd.as_fd(), offset, access, want_sync)? };
+        Ok(Mapping {
+            base: base.cast(),
+            len,
+            synchronous,
+        })
+    }
+
+    /// First byte. Valid until this value is dropped; pages may fault at any time.
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Number of bytes.
+    #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the kernel made it with `MAP_SYNC`.
+    pub fn synchronous(&self) -> Synchronous {
+        self.synchronous
+    }
+
+    /// Fills the page table for a part by reading, so that later loads do not fault. Best effort:
+    /// pages beyond the end of the file and kernels before 5.14 are left alone.
+    pub fn populate(&self, offset: usize, len: usize) -> Result<(), MapError> {
+        let at = part(self.base, self.len, offset, len)?;
+        populate(at, len).map_err(MapError::Kernel)
+    }
+
+    /// Asks for huge pages. Best effort.
+    pub fn prefer_huge(&self) {
+        prefer_huge(self.base, self.len);
+    }
+
+    /// Keeps the mapping out of children made by `fork`.
+    pub fn keep_from_children(&self) -> Result<(), MapError> {
+        // SAFETY: the range is ours; the advice changes no byte of it.
+        unsafe { madvise(self.base.cast(), self.len, Advice::LinuxDontFork)? };
+        Ok(())
+    }
+
+    /// Unmaps now and says whether the kernel did.
+    pub fn unmap(self) -> Result<(), MapError> {
+        let this = core::mem::ManuallyDrop::new(self);
+        // SAFETY: the range is ours and `this` is never used again.
+        unsafe { munmap(this.base.cast(), this.len)? };
+        Ok(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours. A refusal (only under exhaustion of mappings) leaks addresses.
+        let _ = unsafe { munmap(self.base.cast(), self.len) };
+    }
+}
+
+/// The address of a non-empty, page-aligned part of an owned range.
+fn part(base: *mut u8, whole: usize, offset: usize, len: usize) -> Result<*mut u8, MapError> {
+    let end = offset.checked_add(len).ok_or(MapError::BadRange)?;
+    if len == 0 || end > whole || !aligned(offset as u64) || !aligned(len as u64) {
+        return Err(MapError::BadRange);
+    }
+    Ok(base.wrapping_add(offset))
+}
+
+fn populate(at: *mut u8, len: usize) -> Result<(), Errno> {
+    // SAFETY: the range is ours; the advice makes pages present and changes no byte.
+    match unsafe { madvise(at.cast(), len, Advice::LinuxPopulateRead) } {
+        // INVAL: an older kernel. FAULT: a page beyond the end of the file. What could be made
+        // present is; whoever touches the rest meets a guarded fault.
+        Ok(()) | Err(Errno::INVAL | Errno::FAULT) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn prefer_huge(at: *mut u8, len: usize) {
+    // SAFETY: the range is ours; the advice changes no byte.
+    let _ = unsafe { madvise(at.cast(), len, Advice::LinuxHugepage) };
+}
+
+/// A reserved address range, aligned for huge pages, into which chunks of files are mapped.
+#[derive(Debug)]
+pub struct Window {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the value owns an address range, which is the same in every thread; it hands out raw
+// pointers only and changes nothing through `&self` but the kernel's state, which serialises itself.
+unsafe impl Send for Window {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Window {}
+
+impl Window {
+    /// Reserves addresses: inaccessible, without memory behind them. The length is rounded up to
+    /// whole huge pages.
+    pub fn reserve(len: usize) -> Result<Window, MapError> {
+        let len = len
+            .checked_next_multiple_of(HUGE)
+            .ok_or(MapError::BadRange)?;
+        let with_slack = len.checked_add(HUGE).ok_or(MapError::BadRange)?;
+        if len == 0 {
+            return Err(MapError::BadRange);
+        }
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: no fixed address: the kernel picks a free range.
+        let start = unsafe { mmap_anonymous(null_mut(), with_slack, ProtFlags::empty(), flags)? };
+        let start: *mut u8 = start.cast();
+        let before = start.addr().wrapping_neg() % HUGE;
+        let after = HUGE - before;
+        let base = start.wrapping_add(before);
+        if before != 0 {
+            // SAFETY: the slack before the aligned part is ours and unused.
+            let _ = unsafe { munmap(start.cast(), before) };
+        }
+        // SAFETY: the slack after the aligned part is ours and unused.
+        let _ = unsafe { munmap(base.wrapping_add(len).cast(), after) };
+        Ok(Window { base, len })
+    }
+
+    /// First byte of the range; stable for the window's life.
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Number of bytes reserved.
+    #[expect(clippy::len_without_is_empty, reason = "a window is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Maps `len` bytes of `fd` from `file_offset` on at `offset` in the window, replacing what was
+    /// mapped there. All three are multiples of the page size.
+    pub fn map(
+        &self,
+        offset: usize,
+        fd: impl AsFd,
+        file_offset: u64,
+        len: usize,
+        access: Access,
+        want_sync: bool,
+    ) -> Result<Synchronous, MapError> {
+        let at = part(self.base, self.len, offset, len)?;
+        if !aligned(file_offset) {
+            return Err(MapError::BadRange);
+        }
+        // SAFETY: the fixed range lies inside the window, which is ours.
+        let mapped =
+            unsafe { map_file(at.cast(), len, fd.as_fd(), file_offset, access, want_sync)? };
+        Ok(mapped.1)
+    }
+
+    /// Takes `len` bytes at `offset` back: inaccessible again, the addresses still ours.
+    pub fn unmap(&self, offset: usize, len: usize) -> Result<(), MapError> {
+        let at = part(self.base, self.len, offset, len)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: the fixed range lies inside the window, which is ours; the file's bytes stay.
+        unsafe { mmap_anonymous(at.cast(), len, ProtFlags::empty(), flags)? };
+        Ok(())
+    }
+
+    /// Fills the page table for a mapped part by reading. Best effort, as [`Mapping::populate`].
+    pub fn populate(&self, offset: usize, len: usize) -> Result<(), MapError> {
+        let at = part(self.base, self.len, offset, len)?;
+        match populate(at, len) {
+            // An unmapped or inaccessible part: nothing to fill.
+            Err(Errno::NOMEM) => Ok(()),
+            other => other.map_err(MapError::Kernel),
+        }
+    }
+
+    /// Asks for huge pages in a mapped part. Best effort.
+    pub fn prefer_huge(&self, offset: usize, len: usize) -> Result<(), MapError> {
+        prefer_huge(part(self.base, self.len, offset, len)?, len);
+        Ok(())
+    }
+
+    /// Gives the addresses back and says whether the kernel took them. Nobody may be copying to or
+    /// from the window any more: the addresses may soon mean something else.
+    pub fn release(self) -> Result<(), MapError> {
+        let this = core::mem::ManuallyDrop::new(self);
+        // SAFETY: the range is ours and `this` is never used again.
+        unsafe { munmap(this.base.cast(), this.len)? };
+        Ok(())
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours. A refusal (only under exhaustion of mappings) leaks addresses.
+        let _ = unsafe { munmap(self.base.cast(), self.len) };
+    }
+}

@@ -1,0 +1,118 @@
+//! The few kernel calls of the registry, in a form a signal handler may use: raw system calls, no
+//! allocation, and a descriptor type whose drop never reaches an interposed `close`.
+//!
+//! # Safety
+//!
+//! The one `unsafe` block closes a descriptor number. The invariant: a [`Fd`] is only made from an
+//! owned descriptor that rustix has just opened, so the number is ours until the drop.
+#![allow(unsafe_code)]
+
+use core::ffi::CStr;
+
+use rustix::fd::{AsFd, BorrowedFd, IntoRawFd as _, OwnedFd, RawFd};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, Statx, StatxFlags};
+use rustix::io::Errno;
+
+/// An owned descriptor that closes itself with a raw system call.
+///
+/// The standard library's own type would call libc's `close`, which under the preloaded library is
+/// our interposed one (cargo may unify rustix's `std` feature into this build at any time).
+#[derive(Debug)]
+pub(crate) struct Fd(RawFd);
+
+impl Fd {
+    /// Takes over an open descriptor.
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        Self(fd.into_raw_fd())
+    }
+}
+
+impl AsFd for Fd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the number is an open descriptor of ours until `self` is dropped, and the borrow
+        // cannot outlive `self`.
+        unsafe { BorrowedFd::borrow_raw(self.0) }
+    }
+}
+
+impl Drop for Fd {
+    fn drop(&mut self) {
+        // SAFETY: the number came from an owned descriptor and nobody else closes it.
+        unsafe { rustix::io::close(self.0) }
+    }
+}
+
+/// Opens relative to `dir` without following a symbolic link in the last component.
+pub(crate) fn open_at(dir: &Fd, name: &CStr, flags: OFlags, mode: Mode) -> Result<Fd, Errno> {
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    rustix::fs::openat(dir.as_fd(), name, flags, mode).map(Fd::new)
+}
+
+/// Opens a path without following a symbolic link in the last component.
+pub(crate) fn open(path: &CStr, flags: OFlags) -> Result<Fd, Errno> {
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    rustix::fs::openat(CWD, path, flags, Mode::empty()).map(Fd::new)
+}
+
+/// Pins what a path leads to, magic links included, without opening it: no lease breaks, no event
+/// is raised, no lock is lost when the pin goes.
+pub(crate) fn pin(path: &CStr, flags: OFlags) -> Result<Fd, Errno> {
+    let flags = flags | OFlags::PATH | OFlags::CLOEXEC;
+    rustix::fs::openat(CWD, path, flags, Mode::empty()).map(Fd::new)
+}
+
+/// `statx` of an open descriptor with the birth time, which tells a reused inode number apart.
+pub(crate) fn statx(fd: BorrowedFd<'_>) -> Result<Statx, Errno> {
+    let want = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, want)
+}
+
+/// Tries to take the whole-file lock; `Ok(false)` when somebody else holds it.
+///
+/// This is `flock`, whose lock belongs to the open description just as an OFD lock does: it goes
+/// when the last descriptor **and the last mapping** made through the description are gone.
+pub(crate) fn try_lock(fd: &Fd, operation: FlockOperation) -> Result<bool, Errno> {
+    match rustix::fs::flock(fd.as_fd(), operation) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads until `into` is full or the file ends; the number of bytes read.
+pub(crate) fn read_full(fd: &Fd, into: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    let mut done = 0;
+    while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        match rustix::io::pread(fd.as_fd(), rest, offset + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+/// A borrowed view of a descriptor number of the program.
+///
+/// The number may be stale: every caller treats the answer of the kernel as a hint and checks what
+/// the descriptor leads to.
+pub(crate) fn borrow(fd: RawFd) -> Option<BorrowedFd<'static>> {
+    // SAFETY: borrowing demands a number other than -1; a number that is not open only makes the
+    // system call fail, because nothing is closed or mapped through this view.
+    (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// Wall-clock time in nanoseconds since 1970.
+pub(crate) fn now() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    nanoseconds(time.tv_sec, time.tv_nsec)
+}
+
+/// One number out of seconds and nanoseconds; zero when it cannot be expressed.
+pub(crate) fn nanoseconds(seconds: i64, nanoseconds: i64) -> u64 {
+    let seconds = u64::try_from(seconds).unwrap_or(0);
+    seconds
+        .saturating_mul(1_000_000_000)
+        .saturating_add(u64::try_from(nanoseconds).unwrap_or(0))
+}

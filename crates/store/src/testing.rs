@@ -1,0 +1,186 @@
+//! Helpers of the tests: scratch directories, and helper processes that are this test binary again.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::registry::{Env, FileId, Registry, RuntimeDir};
+
+/// A directory on tmpfs that goes with the value.
+pub(crate) struct Scratch(pub(crate) PathBuf);
+
+impl Scratch {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = format!("/dev/shm/adit-test-{}-{next}", std::process::id());
+        std::fs::create_dir_all(&path).expect("scratch directory");
+        Self(path.into())
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// The runtime directory of the test, made as the program would make it.
+    pub(crate) fn runtime(&self) -> RuntimeDir {
+        let dir = runtime_at(&self.path("run"));
+        dir.create().expect("runtime directory");
+        dir
+    }
+
+    /// A file with some bytes whose modification time lies in 2001.
+    pub(crate) fn old_file(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        let mut file = std::fs::File::create(&path).expect("create");
+        file.write_all(&[b'x'; 8192]).expect("write");
+        file.set_modified(old()).expect("set time");
+        path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub(crate) fn old() -> std::time::SystemTime {
+    std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000)
+}
+
+pub(crate) fn modified(path: &Path) -> std::time::SystemTime {
+    let meta = std::fs::metadata(path).expect("metadata");
+    meta.modified().expect("modified")
+}
+
+pub(crate) fn runtime_at(path: &Path) -> RuntimeDir {
+    RuntimeDir::at(path.as_os_str().as_bytes()).expect("runtime path")
+}
+
+/// A registry of its own, as a process would have one.
+pub(crate) fn registry(run: &Path) -> &'static Registry {
+    let registry = Box::leak(Box::new(Registry::new()));
+    registry.configure(&Env {
+        adit_runtime_dir: Some(run.as_os_str().as_bytes()),
+        xdg_runtime_dir: None,
+    });
+    registry
+}
+
+pub(crate) fn id_of(file: &std::fs::File) -> FileId {
+    use std::os::unix::fs::MetadataExt as _;
+    let meta = file.metadata().expect("metadata");
+    FileId {
+        dev: meta.dev(),
+        ino: meta.ino(),
+    }
+}
+
+pub(crate) fn open_rw(path: &Path) -> std::fs::File {
+    let mut options = std::fs::OpenOptions::new();
+    options.read(true).write(true).open(path).expect("open")
+}
+
+/// Waits until something holds, or panics after ten seconds.
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    for _ in 0..1000 {
+        if holds() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("never happened: {what}");
+}
+
+/// A helper process: this test binary, told to run one ignored test, which is its `main`.
+pub(crate) struct Helper {
+    pub(crate) child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Helper {
+    /// Starts the ignored test `role` with arguments in the environment.
+    pub(crate) fn start(role: &str, arguments: &[(&str, &Path)]) -> Self {
+        let mut command = Command::new(std::env::current_exe().expect("own path"));
+        command
+            .args([role, "--exact", "--ignored", "--nocapture"])
+            .args(["--test-threads", "1"])
+            .env("ADIT_TEST_HELPER", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        for (name, value) in arguments {
+            command.env(name, value);
+        }
+        let mut child = command.spawn().expect("helper");
+        let stdin = child.stdin.take();
+        let stdout = BufReader::new(child.stdout.take().expect("stdout"));
+        Self {
+            child,
+            stdin,
+            stdout,
+        }
+    }
+
+    /// Waits for a line that the helper prints with [`say`].
+    pub(crate) fn wait_for(&mut self, word: &str) {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            let read = self.stdout.read_line(&mut line).expect("read");
+            assert!(read != 0, "the helper ended before it said {word}");
+            if line.trim_end().ends_with(&format!("@{word}")) {
+                return;
+            }
+        }
+    }
+
+    /// Lets the helper go on past its [`listen`].
+    pub(crate) fn go_on(&mut self) {
+        let stdin = self.stdin.as_mut().expect("stdin");
+        stdin.write_all(b"go\n").expect("write");
+        stdin.flush().expect("flush");
+    }
+
+    /// Kills the helper with SIGKILL and reaps it.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        self.stdin = None;
+        self.kill();
+    }
+}
+
+/// Whether this is a helper process; a helper's test does nothing otherwise.
+pub(crate) fn is_helper() -> bool {
+    std::env::var_os("ADIT_TEST_HELPER").is_some()
+}
+
+/// A path handed to the helper.
+pub(crate) fn argument(name: &str) -> PathBuf {
+    std::env::var_os(name).expect("argument").into()
+}
+
+/// Tells the test that a point is reached.
+pub(crate) fn say(word: &str) {
+    println!("@{word}");
+    std::io::stdout().flush().expect("flush");
+}
+
+/// Waits for the test; ends the helper when the test is gone.
+pub(crate) fn listen() {
+    let mut line = String::new();
+    let read = std::io::stdin().read_line(&mut line).expect("read");
+    if read == 0 {
+        std::process::exit(0);
+    }
+}
