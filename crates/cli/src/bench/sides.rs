@@ -94,6 +94,113 @@ pub(crate) fn pipe() -> Result<(Adit, Adit), String> {
     }
 }
 
+/// libc's own functions, past the library: what a program calls without Adit.
+#[derive(Clone, Copy)]
+pub(crate) struct Libc {
+    open: unsafe extern "C" fn(*const libc::c_char, libc::c_int, ...) -> libc::c_int,
+    close: unsafe extern "C" fn(libc::c_int) -> libc::c_int,
+    read: unsafe extern "C" fn(libc::c_int, *mut libc::c_void, usize) -> isize,
+    write: unsafe extern "C" fn(libc::c_int, *const libc::c_void, usize) -> isize,
+    pipe: unsafe extern "C" fn(*mut libc::c_int, libc::c_int) -> libc::c_int,
+}
+
+impl Libc {
+    /// Looks the functions up in libc itself.
+    pub(crate) fn find() -> Result<Self, String> {
+        // SAFETY: a C string; libc is loaded already, so this only finds it.
+        let libc =
+            unsafe { libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_NOW) };
+        let symbol = |name: &std::ffi::CStr| {
+            // SAFETY: a handle or null (then the search is global), and a C string.
+            let found = unsafe { libc::dlsym(libc, name.as_ptr()) };
+            if libc.is_null() || found.is_null() {
+                return Err(format!("libc has no {}", name.to_string_lossy()));
+            }
+            Ok(found)
+        };
+        let found = (
+            symbol(c"open")?,
+            symbol(c"close")?,
+            symbol(c"read")?,
+            symbol(c"write")?,
+            symbol(c"pipe2")?,
+        );
+        // SAFETY: the functions of these names have these types in every libc.
+        unsafe {
+            Ok(Self {
+                open: std::mem::transmute::<
+                    *mut libc::c_void,
+                    unsafe extern "C" fn(*const libc::c_char, libc::c_int, ...) -> libc::c_int,
+                >(found.0),
+                close: std::mem::transmute::<
+                    *mut libc::c_void,
+                    unsafe extern "C" fn(libc::c_int) -> libc::c_int,
+                >(found.1),
+                read: std::mem::transmute::<
+                    *mut libc::c_void,
+                    unsafe extern "C" fn(libc::c_int, *mut libc::c_void, usize) -> isize,
+                >(found.2),
+                write: std::mem::transmute::<
+                    *mut libc::c_void,
+                    unsafe extern "C" fn(libc::c_int, *const libc::c_void, usize) -> isize,
+                >(found.3),
+                pipe: std::mem::transmute::<
+                    *mut libc::c_void,
+                    unsafe extern "C" fn(*mut libc::c_int, libc::c_int) -> libc::c_int,
+                >(found.4),
+            })
+        }
+    }
+
+    /// Opens past the library.
+    pub(crate) fn open(self, path: &Path, flags: libc::c_int) -> Result<Plain, String> {
+        let name = CString::new(path.as_os_str().as_bytes()).map_err(|e| e.to_string())?;
+        // SAFETY: libc's open, a C string that lives during the call, and a mode.
+        let fd = unsafe { (self.open)(name.as_ptr(), flags | libc::O_CLOEXEC, 0o600) };
+        if fd < 0 {
+            Err(last(path))
+        } else {
+            Ok(Plain(fd, self))
+        }
+    }
+
+    /// A pipe past the library.
+    pub(crate) fn pipe(self) -> Result<(Plain, Plain), String> {
+        let mut ends = [0; 2];
+        // SAFETY: libc's pipe2 and room for two descriptors.
+        match unsafe { (self.pipe)(ends.as_mut_ptr(), libc::O_CLOEXEC) } {
+            0 => Ok((Plain(ends[0], self), Plain(ends[1], self))),
+            _ => Err(last(Path::new("pipe"))),
+        }
+    }
+}
+
+/// A descriptor used through libc's own functions.
+pub(crate) struct Plain(libc::c_int, Libc);
+
+impl Plain {
+    #[inline]
+    pub(crate) fn read(&self, into: &mut [u8]) {
+        // SAFETY: libc's read; the buffer has the length that is passed.
+        let n = unsafe { (self.1.read)(self.0, into.as_mut_ptr().cast(), into.len()) };
+        expect(n, into.len());
+    }
+
+    #[inline]
+    pub(crate) fn write(&self, from: &[u8]) {
+        // SAFETY: libc's write; the buffer has the length that is passed.
+        let n = unsafe { (self.1.write)(self.0, from.as_ptr().cast(), from.len()) };
+        expect(n, from.len());
+    }
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        // SAFETY: libc's close; the descriptor is ours and not used any more.
+        unsafe { (self.1.close)(self.0) };
+    }
+}
+
 /// A descriptor that only the kernel knows.
 pub(crate) struct Kernel(OwnedFd);
 
