@@ -19,10 +19,11 @@ use crate::run;
 use report::{Report, Row};
 use worker::Line;
 
+pub(crate) use sides::active as served;
 pub(crate) use worker::work;
 
 /// What the progress bar counts up to.
-const CASES: usize = 26;
+const CASES: usize = 27;
 
 /// Measures and reports.
 pub(crate) fn bench(args: &BenchArgs) -> Outcome {

@@ -176,6 +176,11 @@ fn run_without(
     Ok(())
 }
 
+/// Whether a program of this name would be found.
+pub(crate) fn is_installed(name: &str) -> bool {
+    find(name.as_ref(), std::env::var_os("PATH").as_deref()).is_ok()
+}
+
 /// Lets a command of our own run under the library in mode posix, as `adit run` would.
 pub(crate) fn under_library(command: &mut std::process::Command) -> Result<(), Failure> {
     let library = library::find()?;
