@@ -14,6 +14,8 @@ use crate::ofd::{Ofd, Offset};
 use crate::real::call_real;
 use crate::{fds, sys, table};
 use adit_pmem::copy::guarded_copy;
+use adit_store::direct::Served;
+use adit_store::registry::{FileSlot, Reason};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,20 +26,40 @@ pub(crate) static KERNEL_WRITES: AtomicBool = AtomicBool::new(false);
 /// Longer calls are not worth serving: the copy dominates, and the kernel caps them anyway.
 const LONGEST: usize = 1 << 30;
 
+/// Reads through the mapping; `None` after noting why not.
 fn served_read(ofd: &Ofd, fd: i32, at: u64, into: *mut c_void, len: usize) -> Option<usize> {
-    if len > LONGEST {
-        return None;
-    }
-    ofd.file().read(fd, at, into.cast(), len)
+    let served = if len > LONGEST {
+        Err(Reason::Limit)
+    } else {
+        ofd.file().read(fd, at, into.cast(), len)
+    };
+    noted(ofd, served, FileSlot::served_read)
 }
 
+/// Overwrites through the mapping; `None` after noting why not. A file that the registry does not
+/// know is never stored to, because nobody would advance its times if this process died.
 fn served_overwrite(ofd: &Ofd, fd: i32, at: u64, from: *const c_void, len: usize) -> Option<usize> {
-    if len > LONGEST || !ofd.file().overwrites() || KERNEL_WRITES.load(Ordering::Relaxed) {
-        return None;
-    }
-    let done = ofd.file().overwrite(fd, at, from.cast(), len)?;
-    ofd.note_store();
+    let slot = ofd.slot()?;
+    let served = if len > LONGEST || KERNEL_WRITES.load(Ordering::Relaxed) {
+        Err(Reason::Limit)
+    } else {
+        ofd.file().overwrite(fd, at, from.cast(), len)
+    };
+    let done = noted(ofd, served, FileSlot::served_write)?;
+    ofd.note_store(slot);
     Some(done)
+}
+
+/// Counts an operation for `adit stat`.
+#[inline]
+fn noted(ofd: &Ofd, served: Served, count: impl Fn(&FileSlot, usize)) -> Option<usize> {
+    if let Some(slot) = ofd.slot() {
+        match served {
+            Ok(bytes) => count(slot, bytes),
+            Err(reason) => slot.passed(reason),
+        }
+    }
+    served.ok()
 }
 
 /// A sequential read of `len` bytes: `attempt` reads at a position without moving any offset,

@@ -5,12 +5,16 @@
 //! `__libc_single_threaded` byte.
 #![allow(unsafe_code)]
 
-use crate::{data, sys, table, times};
+use crate::{data, sys, times};
+use adit_store::registry::{Env, Registry};
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Bytes that a descriptor's calls move through the kernel before it is looked at.
 const DEFAULT_CREDIT: u64 = 256 << 10;
+
+/// Where this process's files are recorded once one is promoted.
+pub(crate) static REGISTRY: Registry = Registry::new();
 
 static CREDIT: AtomicU64 = AtomicU64::new(DEFAULT_CREDIT);
 static PERCENT: AtomicU32 = AtomicU32::new(150);
@@ -70,12 +74,13 @@ fn number(name: &CStr) -> Option<u64> {
 }
 
 extern "C" fn start() {
-    for real in table::ALL {
-        real.resolve();
-    }
     if variable(c"ADIT_MODE").is_none() {
         return;
     }
+    REGISTRY.configure(&Env {
+        adit_runtime_dir: variable(c"ADIT_RUNTIME_DIR").map(CStr::to_bytes),
+        xdg_runtime_dir: variable(c"XDG_RUNTIME_DIR").map(CStr::to_bytes),
+    });
     if let Some(bytes) = number(c"ADIT_ADOPT_BYTES") {
         CREDIT.store(bytes.min(1 << 40), Ordering::Relaxed);
     }
@@ -90,10 +95,12 @@ extern "C" fn start() {
     }
 }
 
-extern "C" fn end() {
-    // Other destructors, and libc's flush of stdio, still run after this one and may still write.
+/// The process is about to end. Other destructors, and libc's flush of stdio, still run after this
+/// one and may still read and write; what they write goes through the kernel.
+pub(crate) extern "C" fn end() {
     data::KERNEL_WRITES.store(true, Ordering::SeqCst);
     times::settle_all();
+    REGISTRY.detach();
 }
 
 #[used]

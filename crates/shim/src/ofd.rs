@@ -16,6 +16,7 @@
 
 use crate::{fds, sys, times};
 use adit_store::direct::DirectFile;
+use adit_store::registry::FileSlot;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
@@ -48,6 +49,8 @@ pub(crate) struct Ofd {
     next_free: AtomicU32,
     /// Initialised from `allocate` until the last user has left.
     file: UnsafeCell<MaybeUninit<DirectFile>>,
+    /// Where the registry records this file; without it nobody would see to its times later.
+    slot: UnsafeCell<Option<FileSlot>>,
     users: [Shard; SHARDS],
 }
 
@@ -151,18 +154,28 @@ impl Ofd {
         });
     }
 
+    /// Where the registry records this file, if it does.
+    #[inline]
+    pub(crate) fn slot(&self) -> Option<&FileSlot> {
+        // SAFETY: written before the cell is published and while nobody else runs (after a fork).
+        unsafe { (*self.slot.get()).as_ref() }
+    }
+
     /// Notes that the file was changed by stores, which no kernel has seen.
     #[inline]
-    pub(crate) fn note_store(&self) {
+    pub(crate) fn note_store(&self, slot: &FileSlot) {
         if self.stored.load(Ordering::Relaxed) == 0 && self.stored.swap(1, Ordering::AcqRel) == 0 {
             times::one_more_pending();
         }
+        slot.stored_now();
     }
 
-    /// Brings the file's times up to its stores.
+    /// Brings the file's times up to its stores, unless the monitor has done so.
     pub(crate) fn settle(&self, fd: i32) {
         if self.stored.swap(0, Ordering::AcqRel) != 0 {
-            times::touch(fd);
+            if let Some(slot) = self.slot() {
+                slot.settle(fd);
+            }
             times::one_less_pending();
         }
     }
@@ -177,6 +190,9 @@ impl Ofd {
     pub(crate) fn drop_name(&self, fd: i32) {
         if self.names.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.settle(fd);
+            if let Some(slot) = self.slot() {
+                slot.close(fd);
+            }
             self.closing.store(1, Ordering::SeqCst);
             self.retire_if_idle();
         }
@@ -203,11 +219,14 @@ impl Ofd {
         }
     }
 
-    /// In a forked child: threads that used the mapping in the parent do not exist here.
-    pub(crate) fn forget_other_threads(&self) {
+    /// In a forked child: threads that used the mapping in the parent do not exist here, and the
+    /// parent's record of the file is not this process's, so overwrites go to the kernel.
+    pub(crate) fn in_new_process(&self) {
         for shard in &self.users {
             shard.0.store(0, Ordering::SeqCst);
         }
+        // SAFETY: this is the only thread of the process.
+        unsafe { *self.slot.get() = None };
     }
 }
 
@@ -239,7 +258,11 @@ fn arena() -> Option<*mut Ofd> {
 }
 
 /// A fresh description with no mapping yet, named once. `offset` is `None` when the kernel keeps it.
-pub(crate) fn allocate(file: DirectFile, offset: Option<u64>) -> Option<&'static Ofd> {
+pub(crate) fn allocate(
+    file: DirectFile,
+    slot: Option<FileSlot>,
+    offset: Option<u64>,
+) -> Option<&'static Ofd> {
     let arena = arena()?;
     let index = pop_free().or_else(|| {
         USED.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |used| {
@@ -252,6 +275,7 @@ pub(crate) fn allocate(file: DirectFile, offset: Option<u64>) -> Option<&'static
     unsafe {
         let cell = arena.add(index as usize);
         (*(*cell).file.get()).write(file);
+        (*cell).slot.get().write(slot);
         (*cell)
             .offset
             .store(offset.map_or(HANDED, |at| at as i64), Ordering::SeqCst);

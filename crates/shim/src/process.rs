@@ -15,7 +15,7 @@
 
 use crate::fds::{self, Kind};
 use crate::real::call_real;
-use crate::{descriptors, ofd, sys, table, times};
+use crate::{descriptors, init, ofd, sys, table, times};
 use adit_pmem::copy::guarded_copy;
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long, c_ulong};
@@ -94,7 +94,8 @@ fn in_new_process() {
         slot.store(0, Ordering::SeqCst);
     }
     VFORKS.store(0, Ordering::SeqCst);
-    ofd::each_promoted(|_, ofd| ofd.forget_other_threads());
+    init::REGISTRY.after_fork_child();
+    ofd::each_promoted(|_, ofd| ofd.in_new_process());
 }
 
 /// Before `clone(function, stack, flags, …)`. Threads share everything as before; a new process
@@ -325,6 +326,6 @@ pub(crate) extern "C" fn share_all_for_good() {
 /// `_exit` and `_Exit` run no destructors.
 pub(crate) extern "C" fn before_exit() {
     if !in_vfork_child() {
-        times::settle_all();
+        init::end();
     }
 }

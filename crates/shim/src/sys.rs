@@ -69,7 +69,6 @@ calls! {
     prlimit = SYS_prlimit64(pid, resource, new, old);
     rt_sigprocmask = SYS_rt_sigprocmask(how, set, old, size);
     sched_yield = SYS_sched_yield();
-    utimensat = SYS_utimensat(fd, path, times, flags);
 }
 
 /// Turns a result into libc's convention: the value, or -1 with errno set.

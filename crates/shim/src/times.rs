@@ -5,7 +5,7 @@
 //! to date before anything could look: `stat` and its family, `fsync`, close, exec, exit; for
 //! everybody else within a second, by the monitor.
 
-use crate::{ofd, sys};
+use crate::ofd;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 /// How many promoted descriptions have stores that their times do not show. The stubs of the `stat`
@@ -18,21 +18,6 @@ pub(crate) fn one_more_pending() {
 
 pub(crate) fn one_less_pending() {
     PENDING.fetch_sub(1, Ordering::SeqCst);
-}
-
-/// Sets the modification time of `fd` to now and leaves the access time alone.
-pub(crate) fn touch(fd: i32) {
-    let times = [
-        libc::timespec {
-            tv_sec: 0,
-            tv_nsec: libc::UTIME_OMIT,
-        },
-        libc::timespec {
-            tv_sec: 0,
-            tv_nsec: libc::UTIME_NOW,
-        },
-    ];
-    let _ = sys::utimensat(fd as usize, 0, times.as_ptr() as usize, 0);
 }
 
 /// Before a call that reads, sets or makes durable any file's times.

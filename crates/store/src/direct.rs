@@ -22,7 +22,10 @@
 //! be under way (the shim counts users). Program buffers are only touched by guarded copies too.
 #![allow(unsafe_code)]
 
-use adit_pmem::copy::{guarded_copy, guarded_copy_streaming, guarded_probe};
+use crate::registry::Reason;
+use adit_pmem::copy::{
+    guarded_copy, guarded_copy_streaming, guarded_copy_streaming_volatile, guarded_probe,
+};
 use adit_pmem::flush::fence;
 use adit_pmem::map::{Access, Window};
 use adit_pmem::{Fault, MediumKind};
@@ -39,12 +42,19 @@ const SMALLEST_WINDOW: u64 = 256 << 20;
 /// Files beyond this are left to the kernel.
 const LARGEST_WINDOW: u64 = 8 << 40;
 
+/// Overwrites of at least this many bytes bypass the cache also where nothing needs to be durable:
+/// the program has the bytes in its cache already, and a plain store would first read the old ones.
+const STREAMED: usize = 2048;
+
 /// The chunk is mapped.
 const MAPPED: u32 = u32::MAX;
 /// Some thread is mapping the chunk.
 const MAPPING: u32 = u32::MAX - 1;
 /// The chunk cannot be mapped.
 const NEVER: u32 = u32::MAX - 2;
+
+/// The bytes served, or why the kernel must do it.
+pub type Served = Result<usize, Reason>;
 
 /// How eagerly files are mapped.
 #[derive(Debug, Clone, Copy)]
@@ -158,11 +168,12 @@ impl DirectFile {
         self.writable
     }
 
-    /// Reads `len` bytes at `offset` into a program's buffer. `None`: ask the kernel.
+    /// Reads `len` bytes at `offset` into a program's buffer. An error says why the kernel must be
+    /// asked instead.
     ///
     /// `fd` names the description that this file was made for.
     #[inline]
-    pub fn read(&self, fd: i32, offset: u64, into: *mut u8, len: usize) -> Option<usize> {
+    pub fn read(&self, fd: i32, offset: u64, into: *mut u8, len: usize) -> Served {
         let behind = self.covered(fd, offset, len)?;
         // SAFETY: the addresses lie in the window, whose chunks are mapped and stay so while a user
         // is counted; the program's buffer is its own business; both sides may fault.
@@ -170,15 +181,15 @@ impl DirectFile {
             guarded_copy(into, self.at(offset), len)?;
             guarded_probe(self.at(behind))
         })?;
-        Some(len)
+        Ok(len)
     }
 
-    /// Overwrites `len` bytes at `offset` from a program's buffer, inside the file. `None`: ask the
-    /// kernel; a part of the bytes may have been stored already, which doing it again makes whole.
+    /// Overwrites `len` bytes at `offset` from a program's buffer, inside the file. After an error a
+    /// part of the bytes may have been stored already; the kernel's call makes them whole.
     #[inline]
-    pub fn overwrite(&self, fd: i32, offset: u64, from: *const u8, len: usize) -> Option<usize> {
+    pub fn overwrite(&self, fd: i32, offset: u64, from: *const u8, len: usize) -> Served {
         if !self.writable {
-            return None;
+            return Err(Reason::Clean);
         }
         let behind = self.covered(fd, offset, len)?;
         // SAFETY: as in `read`, the other way round.
@@ -186,12 +197,15 @@ impl DirectFile {
             if self.kind == MediumKind::Dax {
                 guarded_copy_streaming(self.at(offset), from, len)?;
                 fence();
+            } else if len >= STREAMED {
+                guarded_copy_streaming_volatile(self.at(offset), from, len)?;
+                fence();
             } else {
                 guarded_copy(self.at(offset), from, len)?;
             }
             guarded_probe(self.at(behind))
         })?;
-        Some(len)
+        Ok(len)
     }
 
     /// The address of a byte of the file.
@@ -203,12 +217,12 @@ impl DirectFile {
     /// Runs a guarded copy; after a fault the size is looked up again, so that a file that shrank
     /// does not fault at every call.
     #[inline]
-    fn checked(&self, fd: i32, copy: impl FnOnce() -> Result<u8, Fault>) -> Option<()> {
+    fn checked(&self, fd: i32, copy: impl FnOnce() -> Result<u8, Fault>) -> Result<(), Reason> {
         match copy() {
-            Ok(_) => Some(()),
+            Ok(_) => Ok(()),
             Err(_) => {
                 self.look_again(fd);
-                None
+                Err(Reason::Fault)
             }
         }
     }
@@ -216,24 +230,24 @@ impl DirectFile {
     /// The offset of the page behind `offset..offset + len`, if that page and the range are mapped
     /// and inside the file as last seen.
     #[inline]
-    fn covered(&self, fd: i32, offset: u64, len: usize) -> Option<u64> {
+    fn covered(&self, fd: i32, offset: u64, len: usize) -> Result<u64, Reason> {
+        let end = offset.checked_add(len as u64).ok_or(Reason::Limit)?;
+        let behind = end.checked_next_multiple_of(PAGE).ok_or(Reason::Limit)?;
         if len == 0 {
-            return None;
+            return Err(Reason::Small);
         }
-        let end = offset.checked_add(len as u64)?;
-        let behind = end.checked_next_multiple_of(PAGE)?;
         if behind >= self.size.load(Ordering::Relaxed) {
             self.near_the_end(fd, behind);
-            return None;
+            return Err(Reason::Eof);
         }
         for index in offset / CHUNK..=behind / CHUNK {
-            let chunk = self.chunks.get(index)?;
+            let chunk = self.chunks.get(index).ok_or(Reason::Unmapped)?;
             if chunk.load(Ordering::Acquire) != MAPPED {
                 self.pay(fd, index, chunk, len);
-                return None;
+                return Err(Reason::Unmapped);
             }
         }
-        Some(behind)
+        Ok(behind)
     }
 
     /// A range reached the size last seen. The file may have grown; look now and then.
