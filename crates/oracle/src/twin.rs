@@ -261,21 +261,24 @@ impl Twins {
                 size >= 0 && Way::Raw.ftruncate(fd, size + 1, 0) == 0
             }
             Plant::Mtime => {
-                let at = libc::timespec {
-                    tv_sec: 12345,
-                    tv_nsec: 0,
-                };
-                // Only where an earlier look makes the change visible.
-                let known = |k| self.times.contains_key(&k);
-                let key = slot_of(op).and_then(|s| self.key_of_fd(self.sides[B].fds[s]));
-                matches!(op, Op::Stat { how, .. } if how % 2 == 0)
-                    && key.is_some_and(known)
-                    && Way::Raw.utimens(fd, None, &[at, at]) == 0
+                matches!(op, Op::Stat { how, .. } if how % 2 == 0) && self.spoil_mtime(fd, op)
             }
         };
         if done {
             self.plant = None;
         }
+    }
+
+    /// Makes twin A's mtime stand still where twin B's moved, or the other way round.
+    fn spoil_mtime(&self, fd: i32, op: &Op) -> bool {
+        let judge = slot_of(op).map_or(-1, |s| self.sides[B].fds[s]);
+        let Some(before) = self.key_of_fd(judge).and_then(|k| self.times.get(&k)) else {
+            return false;
+        };
+        let stood = Way::Raw.stat(judge, c"", 0).1.mtime == before[B];
+        let (tv_sec, tv_nsec) = if stood { (12345, 0) } else { before[A] };
+        let at = libc::timespec { tv_sec, tv_nsec };
+        Way::Raw.utimens(fd, None, &[at, at]) == 0
     }
 
     fn make(&mut self, name: usize, size: i64, own: bool, seed: u64) -> Result<(), String> {
