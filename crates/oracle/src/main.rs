@@ -14,7 +14,7 @@ use clap::Parser;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use twin::{Plant, Twins};
+use twin::{Options, Plant, Twins};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Mode {
@@ -47,6 +47,9 @@ struct Args {
     /// Damages twin A on purpose half way through.
     #[arg(long, value_enum)]
     plant: Option<Plant>,
+    /// Holes and block counts must agree, too.
+    #[arg(long)]
+    exact_holes: bool,
     #[arg(long, hide = true)]
     helper: bool,
 }
@@ -85,7 +88,11 @@ fn main() -> ExitCode {
 fn single(args: &Args, dir: &Path) -> Result<String, String> {
     let steps = ops::generate(args.seed, args.ops);
     let only = args.only.as_deref().map(parse_ranges).transpose()?;
-    let mut twins = Twins::new(dir, args.plant).map_err(|e| e.to_string())?;
+    let options = Options {
+        plant: args.plant,
+        exact_holes: args.exact_holes,
+    };
+    let mut twins = Twins::new(dir, options).map_err(|e| e.to_string())?;
     let mut last: VecDeque<String> = VecDeque::new();
     let mut ran = 0;
     for (i, step) in steps.iter().enumerate() {
