@@ -50,6 +50,9 @@ struct Args {
     /// Holes and block counts must agree, too.
     #[arg(long)]
     exact_holes: bool,
+    /// Fails when no file was ever found mapped, so that Adit cannot pass by being inert.
+    #[arg(long)]
+    expect_served: bool,
     #[arg(long, hide = true)]
     helper: bool,
 }
@@ -119,8 +122,14 @@ fn single(args: &Args, dir: &Path) -> Result<String, String> {
             }
         }
     }
-    twins.finish().map_err(|e| format!("at the end: {e}"))?;
-    Ok(format!("seed {}: {ran} operations agree", args.seed))
+    let served = twins.finish().map_err(|e| format!("at the end: {e}"))?;
+    if args.expect_served && served.contains("after 0 of") {
+        return Err(format!("nothing was served: {served}"));
+    }
+    Ok(format!(
+        "seed {}: {ran} operations agree, {served}",
+        args.seed
+    ))
 }
 
 fn parse_ranges(text: &str) -> Result<std::collections::BTreeSet<usize>, String> {

@@ -98,6 +98,9 @@ pub(crate) struct Twins {
     tmpfs: bool,
     plant: Option<Plant>,
     last_sample: Instant,
+    /// Warm-ups, and those after which twin A's file was found mapped: proof that Adit was at work.
+    warmed: usize,
+    mapped: usize,
     /// Whether twin A may have blocks where twin B has holes (see [`Options::exact_holes`]).
     exact_holes: bool,
 }
@@ -160,6 +163,8 @@ impl Twins {
             helper: Helper::start()?,
             times: HashMap::new(),
             plant: options.plant,
+            warmed: 0,
+            mapped: 0,
             exact_holes: options.exact_holes,
             last_sample: Instant::now(),
         };
@@ -374,7 +379,24 @@ impl Twins {
                     .map_err(|e| format!("pass {pass}, offset {off}: {e}"))?;
             }
         }
+        self.note_mapped();
         Ok(())
+    }
+
+    /// Looks whether somebody has mapped twin A's files: the program's own mappings are known.
+    fn note_mapped(&mut self) {
+        let own = |from: usize| self.sides[A].maps.iter().flatten().any(|m| m.at == from);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        let dir = self.sides[A].dir.to_string_lossy().into_owned() + "/";
+        let served = maps.lines().filter(|l| l.contains(&dir)).any(|l| {
+            let from = l
+                .split('-')
+                .next()
+                .and_then(|a| usize::from_str_radix(a, 16).ok());
+            from.is_some_and(|a| !own(a))
+        });
+        self.warmed += 1;
+        self.mapped += usize::from(served);
     }
 
     fn warm_part(
@@ -910,7 +932,7 @@ impl Twins {
     }
 
     /// Closes everything and compares what is left, times included.
-    pub(crate) fn finish(mut self) -> Result<(), String> {
+    pub(crate) fn finish(mut self) -> Result<String, String> {
         for map in 0..MAPS {
             self.pair(|s| s.unmap(map), "munmap at the end")?;
         }
@@ -937,7 +959,10 @@ impl Twins {
             }
         }
         self.helper.stop();
-        Ok(())
+        Ok(format!(
+            "mapped after {} of {} warm-ups",
+            self.mapped, self.warmed
+        ))
     }
 }
 
