@@ -190,7 +190,8 @@ impl Vector {
         let total = parts[..count]
             .iter()
             .try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))
-            .filter(|&total| total <= LONGEST)?;
+            // An empty vector moves nothing, but the kernel still checks the access mode.
+            .filter(|&total| total > 0 && total <= LONGEST)?;
         Some(Self {
             parts,
             count,
