@@ -52,7 +52,7 @@ git gc -q --prune=now
 git fsck --full
 git count-objects -v | grep -E '^(in-pack|packs|garbage)'
 git archive --format=tar HEAD | sha256sum
-git grep -c 'round 3' | head -n 3
+git grep -c 'round 3' | sed -n 1,3p
 git status --short
 cd ../origin
 git gc -q --prune=now
