@@ -7,6 +7,7 @@
 //! allocates nor locks nor uses thread-local storage.
 
 mod arch;
+mod base;
 pub mod copy;
 pub mod cpu;
 pub mod detect;
@@ -17,6 +18,7 @@ mod mapped;
 mod medium;
 pub mod word;
 
+pub use base::BaseFile;
 pub use copy::{Fault, GUARDED};
 pub use detect::{MediumKind, kind_of_fd};
 pub use mapped::{Damage, MappedMedium, MediumError, Persistence};
