@@ -315,17 +315,55 @@ fn faults_elsewhere_still_kill() {
     assert_eq!(libc::WTERMSIG(status), libc::SIGSEGV);
 }
 
+/// What the other tests show only means something because this happens without the guard.
 #[test]
-fn a_sent_signal_still_kills() {
+fn an_unguarded_copy_of_the_same_bytes_kills() {
     let status = child_status(|| {
-        // SAFETY: sends a signal to this process alone.
-        unsafe { libc::raise(libc::SIGBUS) };
-        // The default action was put back by the first; the second one acts.
-        // SAFETY: as above.
-        unsafe { libc::raise(libc::SIGBUS) };
+        let cliff = Cliff::beyond_end_of_file();
+        let mut ours = [0_u8; 16];
+        // SAFETY: meant to fault; nothing runs afterwards.
+        let _ = unsafe {
+            guarded_copy_with(
+                Routine::Portable,
+                ours.as_mut_ptr(),
+                cliff.edge(),
+                ours.len(),
+            )
+        };
     });
     assert!(libc::WIFSIGNALED(status), "the child lived: {status}");
     assert_eq!(libc::WTERMSIG(status), libc::SIGBUS);
+}
+
+/// The part of the next test that dies, in a process of its own: our handlers go in front of the
+/// default action, not of the one that Rust's runtime installed.
+#[test]
+#[ignore = "run by a_sent_signal_still_kills"]
+fn dies_by_a_sent_signal() {
+    // SAFETY: sends a signal to this process alone.
+    unsafe {
+        libc::signal(libc::SIGBUS, libc::SIG_DFL);
+        fault::install().expect("handlers");
+        libc::setrlimit(
+            libc::RLIMIT_CORE,
+            &libc::rlimit {
+                rlim_cur: 0,
+                rlim_max: 0,
+            },
+        );
+        libc::raise(libc::SIGBUS);
+    }
+}
+
+#[test]
+fn a_sent_signal_still_kills() {
+    use std::os::unix::process::ExitStatusExt;
+    let status = std::process::Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "dies_by_a_sent_signal", "--ignored"])
+        .stdout(std::process::Stdio::null())
+        .status()
+        .expect("child");
+    assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
 }
 
 #[test]

@@ -46,8 +46,8 @@ interpose! {
     served lseek64 (data::lseek);
 
     // The kernel uses the description's offset.
-    before_served sendfile (descriptors::hand_over_pair);
-    before_served sendfile64 (descriptors::hand_over_pair);
+    before sendfile (descriptors::hand_over_pair);
+    before sendfile64 (descriptors::hand_over_pair);
     before_served lockf (descriptors::hand_over);
     before_served lockf64 (descriptors::hand_over);
     before_served ioctl (descriptors::hand_over);
