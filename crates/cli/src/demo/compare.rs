@@ -54,7 +54,10 @@ fn entries(plain: &Path, adit: &Path, path: &Path, depth: u32, found: &mut Vec<S
     };
     if left.mode() != right.mode() {
         let (l, r) = (left.mode(), right.mode());
-        found.push(format!("{}: mode {l:o} plainly, {r:o} under adit", path.display()));
+        found.push(format!(
+            "{}: mode {l:o} plainly, {r:o} under adit",
+            path.display()
+        ));
     }
     let (left_kind, right_kind) = (left.file_type(), right.file_type());
     if left_kind != right_kind {
@@ -69,7 +72,10 @@ fn entries(plain: &Path, adit: &Path, path: &Path, depth: u32, found: &mut Vec<S
     } else if left_kind.is_file() {
         if left.len() != right.len() {
             let (l, r) = (left.len(), right.len());
-            found.push(format!("{}: {l} bytes plainly, {r} under adit", path.display()));
+            found.push(format!(
+                "{}: {l} bytes plainly, {r} under adit",
+                path.display()
+            ));
         }
         contents(plain, adit, path, found);
     } else if left_kind.is_socket() || left_kind.is_fifo() {
@@ -115,7 +121,9 @@ fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
 }
 
 fn names(dir: &Path) -> std::io::Result<BTreeSet<OsString>> {
-    fs::read_dir(dir)?.map(|entry| entry.map(|e| e.file_name())).collect()
+    fs::read_dir(dir)?
+        .map(|entry| entry.map(|e| e.file_name()))
+        .collect()
 }
 
 #[cfg(test)]
@@ -128,7 +136,8 @@ mod tests {
 
     impl Two {
         fn new(name: &str) -> Self {
-            let base = std::env::temp_dir().join(format!("adit-compare-{name}-{}", std::process::id()));
+            let base =
+                std::env::temp_dir().join(format!("adit-compare-{name}-{}", std::process::id()));
             for side in ["l", "r"] {
                 fs::create_dir_all(base.join(side).join("sub")).unwrap();
                 fs::write(base.join(side).join("sub/file"), vec![7u8; 200_000]).unwrap();
@@ -161,7 +170,10 @@ mod tests {
             let two = Two::new(name);
             change(&two);
             let found = two.differences();
-            assert!(found.iter().any(|f| f.contains(expected)), "{name}: {found:?}");
+            assert!(
+                found.iter().any(|f| f.contains(expected)),
+                "{name}: {found:?}"
+            );
         };
         plant("byte", "byte 150000 differs", &|two| {
             let mut bytes = vec![7u8; 200_000];

@@ -67,17 +67,22 @@ pub(crate) fn demo(args: &DemoArgs) -> Outcome {
     } else {
         print(&rows);
     }
-    let bad = rows.iter().any(|row| matches!(row.verdict, Verdict::Differs | Verdict::Broken));
+    let bad = rows
+        .iter()
+        .any(|row| matches!(row.verdict, Verdict::Differs | Verdict::Broken));
     Ok(if bad { NO } else { 0 })
 }
 
 fn chosen(only: &[String]) -> Result<Vec<&'static Case>, Failure> {
-    let wanted = |case: &&Case| only.is_empty() || only.iter().any(|o| case.name.contains(o.as_str()));
+    let wanted =
+        |case: &&Case| only.is_empty() || only.iter().any(|o| case.name.contains(o.as_str()));
     let cases: Vec<&Case> = CASES.iter().filter(wanted).collect();
     if cases.is_empty() {
         let names: Vec<&str> = CASES.iter().map(|c| c.name).collect();
-        return Err(Failure::new(format!("no case is called {}", only.join(" or ")))
-            .next(format!("choose from: {}", names.join("; "))));
+        return Err(
+            Failure::new(format!("no case is called {}", only.join(" or ")))
+                .next(format!("choose from: {}", names.join("; "))),
+        );
     }
     Ok(cases)
 }
@@ -89,8 +94,10 @@ fn check_library(program: &Path) -> Result<(), Failure> {
     if probe.status()?.success() {
         return Ok(());
     }
-    Err(Failure::new("the library is not loaded into the programs, so there is nothing to compare")
-        .next("check the library with adit doctor"))
+    Err(
+        Failure::new("the library is not loaded into the programs, so there is nothing to compare")
+            .next("check the library with adit doctor"),
+    )
 }
 
 fn directories(named: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
@@ -103,10 +110,13 @@ fn directories(named: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     named
         .iter()
         .map(|dir| {
-            dir.canonicalize().ok().filter(|d| d.is_dir()).ok_or_else(|| {
-                Failure::new(format!("--dir {}: no such directory", dir.display()))
-                    .next("name directories that exist")
-            })
+            dir.canonicalize()
+                .ok()
+                .filter(|d| d.is_dir())
+                .ok_or_else(|| {
+                    Failure::new(format!("--dir {}: no such directory", dir.display()))
+                        .next("name directories that exist")
+                })
         })
         .collect()
 }
@@ -138,21 +148,35 @@ fn compare_sides(
         adit_s: None,
         notes: Vec::new(),
     };
-    let missing: Vec<&str> =
-        case.needs.iter().copied().filter(|name| !run::is_installed(name)).collect();
+    let missing: Vec<&str> = case
+        .needs
+        .iter()
+        .copied()
+        .filter(|name| !run::is_installed(name))
+        .collect();
     if !missing.is_empty() {
         row.verdict = Verdict::Skipped;
-        row.notes.push(format!("not installed: {}", missing.join(", ")));
+        row.notes
+            .push(format!("not installed: {}", missing.join(", ")));
         return Ok(row);
     }
-    let name: String =
-        case.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    let name: String = case
+        .name
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+        .collect();
     let path = dir.join(format!("adit-demo-{}-{name}", std::process::id()));
     std::fs::create_dir(&path).map_err(|e| {
         Failure::new(format!("{}: {e}", path.display())).next("name a directory with --dir")
     })?;
     let mut room = Room(path, false);
-    judge(case, &mut row, &room.0, prefix, Duration::from_secs(args.limit))?;
+    judge(
+        case,
+        &mut row,
+        &room.0,
+        prefix,
+        Duration::from_secs(args.limit),
+    )?;
     room.1 = args.keep && row.verdict == Verdict::Differs;
     if room.1 {
         row.notes.push(format!("kept in {}", room.0.display()));
@@ -178,7 +202,10 @@ fn judge(
     row.adit_s = Some(adit.took.as_secs_f64());
     row.notes.extend(adit.failed);
     if plain.out != adit.out {
-        row.notes.push(format!("the output differs: {}", first_lines(&plain.out, &adit.out)));
+        row.notes.push(format!(
+            "the output differs: {}",
+            first_lines(&plain.out, &adit.out)
+        ));
     }
     row.notes.extend(compare::trees(&plain.tree, &adit.tree));
     if !row.notes.is_empty() {
@@ -189,7 +216,10 @@ fn judge(
 
 /// The first lines that are not the same.
 fn first_lines(plain: &[u8], adit: &[u8]) -> String {
-    let (plain, adit) = (String::from_utf8_lossy(plain), String::from_utf8_lossy(adit));
+    let (plain, adit) = (
+        String::from_utf8_lossy(plain),
+        String::from_utf8_lossy(adit),
+    );
     let (mut plain, mut adit) = (plain.lines(), adit.lines());
     loop {
         match (plain.next(), adit.next()) {
@@ -207,11 +237,20 @@ fn first_lines(plain: &[u8], adit: &[u8]) -> String {
 }
 
 fn print(rows: &[Row]) {
-    let mut table =
-        Table::new(&["program", "medium", "result", ">plain s", ">adit s", ">adit/plain"]);
+    let mut table = Table::new(&[
+        "program",
+        "medium",
+        "result",
+        ">plain s",
+        ">adit s",
+        ">adit/plain",
+    ]);
     for row in rows {
         let seconds = |s: Option<f64>| s.map_or("-".to_owned(), |s| format!("{s:.2}"));
-        let ratio = row.plain_s.zip(row.adit_s).map(|(plain, adit)| adit / plain.max(1e-9));
+        let ratio = row
+            .plain_s
+            .zip(row.adit_s)
+            .map(|(plain, adit)| adit / plain.max(1e-9));
         let verdict = match row.verdict {
             Verdict::Same => "same",
             Verdict::Differs => "DIFFERS",
@@ -219,7 +258,14 @@ fn print(rows: &[Row]) {
             Verdict::Skipped => "skipped",
         };
         let (plain, adit) = (seconds(row.plain_s), seconds(row.adit_s));
-        table.row([row.case.to_owned(), row.medium.to_owned(), verdict.to_owned(), plain, adit, seconds(ratio)]);
+        table.row([
+            row.case.to_owned(),
+            row.medium.to_owned(),
+            verdict.to_owned(),
+            plain,
+            adit,
+            seconds(ratio),
+        ]);
     }
     table.print();
     for row in rows {
@@ -238,12 +284,21 @@ mod tests {
     fn verdict(script: &'static str) -> (Verdict, Vec<String>) {
         static CASE_NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = CASE_NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let case: &'static Case =
-            Box::leak(Box::new(Case { name: "planted", needs: &["bash"], script, argument: "" }));
+        let case: &'static Case = Box::leak(Box::new(Case {
+            name: "planted",
+            needs: &["bash"],
+            script,
+            argument: "",
+        }));
         let dir = std::env::temp_dir().join(format!("adit-demo-{}-{number}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
-        let args =
-            DemoArgs { dir: Vec::new(), only: Vec::new(), limit: 2, json: false, keep: false };
+        let args = DemoArgs {
+            dir: Vec::new(),
+            only: Vec::new(),
+            limit: 2,
+            json: false,
+            keep: false,
+        };
         let prefix = [OsStr::new("env"), OsStr::new("BUG=1")];
         let row = compare_sides(case, &dir, &prefix, &args).unwrap();
         // Fails when anything was left behind.

@@ -4,7 +4,7 @@ start() {
   redis-server --port 0 --unixsocket "$socket" --dir "$PWD" --appendonly yes --appendfsync everysec \
     --save '' --daemonize no --logfile server.log &
   server=$!
-  for i in $(seq 1 200); do redis-cli -s "$socket" ping >/dev/null 2>&1 && return; sleep 0.05; done
+  for i in $(seq 1 200); do [ "$(redis-cli -s "$socket" ping 2>/dev/null)" = PONG ] && return; sleep 0.05; done
   echo 'the server does not answer'; exit 1
 }
 trap 'kill $server 2>/dev/null || true' EXIT
