@@ -170,7 +170,8 @@ pub(crate) fn ready() -> bool {
     if READY.load(Ordering::Acquire) {
         return true;
     }
-    if !SIGNALS.into_iter().all(put_in_front) {
+    // A vfork child has dispositions of its own, but this would be noted in its parent's memory.
+    if process::in_vfork_child() || !SIGNALS.into_iter().all(put_in_front) {
         return false;
     }
     READY.store(true, Ordering::SeqCst);

@@ -158,39 +158,40 @@ interpose! {
 
     // Dispositions of signals.
     replace sigaction (signals::actions::sigaction);
-    replace __sigaction (signals::actions::sigaction);
+    alias __sigaction (signals::actions::sigaction);
     replace signal (signals::actions::signal);
-    replace bsd_signal (signals::actions::signal);
-    replace ssignal (signals::actions::signal);
+    alias bsd_signal (signals::actions::signal);
+    alias ssignal (signals::actions::signal);
     replace sysv_signal (signals::actions::sysv_signal);
-    replace __sysv_signal (signals::actions::sysv_signal);
+    alias __sysv_signal (signals::actions::sysv_signal);
     replace sigignore (signals::actions::sigignore);
     replace sigset (signals::actions::sigset);
     after siginterrupt (signals::actions::interrupts);
 
-    // The calling thread's signal mask.
-    masks pthread_sigmask ();
-    masks sigprocmask ();
-    masks sigblock ();
-    masks sigsetmask ();
-    masks sighold ();
-    masks sigrelse ();
-    masks sigsuspend ();
-    masks __sigsuspend ();
-    masks sigpause ();
-    masks __sigpause ();
-    masks __xpg_sigpause ();
-    masks pselect ();
-    masks ppoll ();
-    masks __ppoll_chk ();
-    masks epoll_pwait ();
-    masks epoll_pwait2 ();
-    forgets setcontext ();
-    forgets swapcontext ();
-    forgets longjmp ();
-    forgets _longjmp ();
-    forgets siglongjmp ();
-    forgets __longjmp_chk ();
+    // The calling thread's signal mask: the register of the new mask, where null leaves it alone, and
+    // the word of a `jmp_buf` that says whether it holds one.
+    masks pthread_sigmask ("rsi");
+    masks sigprocmask ("rsi");
+    masks sigblock ("rsp");
+    masks sigsetmask ("rsp");
+    masks sighold ("rsp");
+    masks sigrelse ("rsp");
+    masks sigsuspend ("rsp");
+    masks __sigsuspend ("rsp");
+    masks sigpause ("rsp");
+    masks __sigpause ("rsp");
+    masks __xpg_sigpause ("rsp");
+    masks pselect ("r9");
+    masks ppoll ("rcx");
+    masks __ppoll_chk ("rcx");
+    masks epoll_pwait ("r8");
+    masks epoll_pwait2 ("r8");
+    forgets setcontext ("test rsp, rsp");
+    forgets swapcontext ("test rsp, rsp");
+    forgets longjmp ("cmp dword ptr [rdi + 64], 0");
+    forgets _longjmp ("cmp dword ptr [rdi + 64], 0");
+    forgets siglongjmp ("cmp dword ptr [rdi + 64], 0");
+    forgets __longjmp_chk ("cmp dword ptr [rdi + 64], 0");
 
     // Identity, limits, sandboxes.
     before setuid (descriptors::release_all);
