@@ -288,6 +288,9 @@ unsafe extern "C" fn decide(
     let wish = Wish(word.load(Ordering::SeqCst));
     match wish.handler() {
         libc::SIG_IGN if !fault => 0,
+        // The first process of a pid namespace is not killed by signals that it does not handle.
+        // SAFETY: getpid has no preconditions.
+        libc::SIG_DFL if !fault && unsafe { libc::getpid() } == 1 => 0,
         libc::SIG_DFL | libc::SIG_IGN => {
             // SAFETY: the information is the kernel's.
             unsafe { die(signal, info) };

@@ -130,7 +130,7 @@ interpose! {
     // Other processes.
     replace fork (process::fork);
     replace _Fork (process::fork_raw);
-    replace vfork (process::vfork);
+    alias vfork (process::vfork);
     before clone (process::before_clone);
     before posix_spawn (signals::before_program);
     before posix_spawnp (signals::before_program);

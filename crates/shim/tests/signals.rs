@@ -231,36 +231,47 @@ fn sabotaged() {
     assert_eq!(shown(under.status), BUS, "{under:?}");
 }
 
-/// Runs a command that brings fault handlers of its own, if it is installed.
-fn foreign(arguments: &[&str], status: i32, on_stderr: &str) {
+/// Runs a command that brings fault handlers of its own on a file, if it is installed, and compares.
+fn foreign(arguments: &[&str], status: i32, on_stdout: &str, on_stderr: &str) {
     let scratch = Scratch::new();
-    if !run(&[arguments[0], "--version"], None).status.success() {
+    let version = [arguments[0], "--version"];
+    if !run(&version, None).status.success() {
         eprintln!("{} is not installed", arguments[0]);
         return;
     }
     let data = scratch.0.join("data");
-    std::fs::write(&data, vec![7; 1 << 20]).unwrap();
     let mut arguments = arguments.to_vec();
     arguments.push(data.to_str().unwrap());
-    for run in [run(&arguments, None), run(&arguments, Some(&scratch))] {
-        assert_eq!(shown(run.status), status, "{run:?}");
-        assert!(text(&run.stderr).contains(on_stderr), "{run:?}");
-    }
+    let [plain, under] = [None, Some(&scratch)].map(|scratch| {
+        std::fs::write(&data, vec![7; 1 << 20]).unwrap();
+        run(&arguments, scratch)
+    });
+    same_output(arguments[0], &plain, &under, status, on_stdout);
+    assert!(text(&under.stderr).contains(on_stderr), "{under:?}");
 }
 
 /// Reads the file at `sys.argv[1]` until it is served, then follows a null pointer.
 const CRASH: &str = "import os, sys, ctypes
 f = os.open(sys.argv[1], os.O_RDONLY)
 for i in range(100): assert os.pread(f, 4096, i * 4096) == bytes([7]) * 4096
+print(sys.argv[1] in open('/proc/self/maps').read(), file=sys.stderr, flush=True)
 ctypes.string_at(0)";
 
 #[test]
 fn python_crash() {
-    foreign(&["python3", "-c", CRASH], SEGV, "");
+    foreign(&["python3", "-c", CRASH], SEGV, "", "True\n");
 }
 
 #[test]
 fn python_fault_handler() {
     let arguments = ["python3", "-X", "faulthandler", "-c", CRASH];
-    foreign(&arguments, SEGV, "Fatal Python error: Segmentation fault");
+    let message = "True\nFatal Python error: Segmentation fault";
+    foreign(&arguments, SEGV, "", message);
+}
+
+/// Null checks and stack overflows of Java are faults, and its threads take them all the time.
+#[test]
+fn java_faults() {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/signals/Faults.java");
+    foreign(&["java", source], 0, "5000 null, 3 overflows, served ", "");
 }
