@@ -8,7 +8,7 @@
 use crate::fds::{self, Kind};
 use crate::ofd::{self, Ofd};
 use crate::real::call_real;
-use crate::{init, process, sys, table};
+use crate::{init, process, signal, sys, table};
 use adit_pmem::MediumKind;
 use adit_store::direct::DirectFile;
 use adit_store::registry::FileId;
@@ -126,6 +126,9 @@ fn look_at(fd: c_int, shared: bool, waited: bool) -> Verdict {
     if !waited && adoption.percent > 0 {
         // One pass over the file, or as much as makes the cost of promotion disappear.
         return Verdict::Later(size.saturating_add(size / 4).min(PATIENCE));
+    }
+    if !signal::ready() {
+        return Verdict::Foreign;
     }
     let append = flags & libc::O_APPEND != 0;
     // A write to a set-id file, or to one with capabilities, must strip them: the kernel does.

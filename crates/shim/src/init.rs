@@ -45,11 +45,13 @@ pub(crate) fn stop_promoting() {
     PROMOTING.store(false, Ordering::SeqCst);
 }
 
+unsafe extern "C" {
+    /// libc's own byte: cleared before the process creates its second thread.
+    pub(crate) static __libc_single_threaded: c_char;
+}
+
 /// Whether this process has only ever had one thread.
 pub(crate) fn single_threaded() -> bool {
-    unsafe extern "C" {
-        static __libc_single_threaded: c_char;
-    }
     // SAFETY: a byte that libc clears before it creates the second thread; read only.
     unsafe { (&raw const __libc_single_threaded).read_volatile() != 0 }
 }
@@ -96,9 +98,7 @@ extern "C" fn start() {
     if limit(libc::RLIMIT_FSIZE).is_some() {
         data::KERNEL_WRITES.store(true, Ordering::Relaxed);
     }
-    if adit_pmem::fault::install().is_ok() {
-        PROMOTING.store(true, Ordering::SeqCst);
-    }
+    PROMOTING.store(true, Ordering::SeqCst);
 }
 
 /// The process is about to end. Other destructors, and libc's flush of stdio, still run after this
