@@ -79,9 +79,11 @@ test-deny:
 		echo "note: cargo-deny is not installed (cargo install cargo-deny --locked): licences and sources not checked"; \
 	fi
 
+# As users run it, on two media; then with every file adopted at once, on all of them.
 .PHONY: lab
 lab: release
-	$(call limit,780) lab/run
+	$(call limit,400) lab/run --media ram,ext4 --total 360
+	$(call limit,700) lab/run --eager --total 660
 
 .PHONY: install
 install: release
