@@ -461,3 +461,278 @@ fn helper_thousand() {
     say("killed");
     listen();
 }
+
+/// A program that appends, in this process, with the monitor in another one.
+struct Appender {
+    path: std::path::PathBuf,
+    file: std::fs::File,
+    registry: &'static Registry,
+    slot: FileSlot,
+}
+
+impl Appender {
+    fn new(scratch: &Scratch) -> Self {
+        scratch.runtime();
+        Self::in_dir(scratch, &scratch.0)
+    }
+
+    fn in_dir(scratch: &Scratch, dir: &Path) -> Self {
+        let path = dir.join("log");
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.create(true).append(true).open(&path).expect("open");
+        let registry = registry(&scratch.path("run"));
+        let slot = attach(registry, &file);
+        Self {
+            path,
+            file,
+            registry,
+            slot,
+        }
+    }
+
+    fn append(&self, byte: u8) {
+        use std::io::Write as _;
+        (&self.file).write_all(&[byte; 5000]).expect("append");
+    }
+
+    fn ask(&self) -> bool {
+        self.registry
+            .reserve_ahead(&self.slot, self.file.as_raw_fd())
+    }
+
+    /// Blocks as a plain run would have them.
+    fn plain_blocks(&self) -> u64 {
+        self.file.metadata().expect("metadata").len().div_ceil(4096) * 8
+    }
+
+    fn blocks(&self) -> u64 {
+        self.file.metadata().expect("metadata").blocks()
+    }
+
+    fn wait_for_blocks(&self) {
+        eventually("blocks are reserved", || {
+            self.append(b'w');
+            std::thread::sleep(Duration::from_millis(2));
+            self.blocks() > self.plain_blocks()
+        });
+    }
+}
+
+#[test]
+fn blocks_are_reserved_ahead_and_freed_at_close() {
+    let scratch = Scratch::new();
+    let appender = Appender::new(&scratch);
+    let _monitor = monitor(&scratch);
+    appender.append(b'a');
+    assert!(appender.ask());
+    assert!(!appender.ask(), "asked once per slot");
+    appender.wait_for_blocks();
+    let shown = listing(&scratch).processes[0].files[0].reserved_to;
+    assert!(shown > appender.file.metadata().expect("metadata").len());
+    for _ in 0..100 {
+        appender.append(b'b');
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    let before = std::fs::read(&appender.path).expect("read");
+    let time = modified(&appender.path);
+    appender.registry.release(&appender.slot);
+    assert_eq!(appender.blocks(), appender.plain_blocks());
+    assert_eq!(std::fs::read(&appender.path).expect("read"), before);
+    assert_eq!(modified(&appender.path), time);
+    // Nothing is held any more: the kernel grants a lease only to the one open description.
+    let duplicate = open_rw(&appender.path);
+    drop(appender.file);
+    // SAFETY: integers only.
+    let lease = unsafe { libc::fcntl(duplicate.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) };
+    assert_eq!(lease, 0);
+    appender.registry.detach();
+}
+
+#[test]
+fn a_file_that_others_have_open_is_not_reserved_for() {
+    let scratch = Scratch::new();
+    let appender = Appender::new(&scratch);
+    let _monitor = monitor(&scratch);
+    let _other = open_rw(&appender.path);
+    assert!(!appender.ask());
+    appender.registry.release(&appender.slot);
+    appender.registry.detach();
+}
+
+#[test]
+fn an_outsider_that_appends_during_the_release_loses_nothing() {
+    use std::io::Write as _;
+    let scratch = Scratch::new();
+    let appender = Appender::new(&scratch);
+    let _monitor = monitor(&scratch);
+    assert!(appender.ask());
+    appender.wait_for_blocks();
+    let start = appender.file.metadata().expect("metadata").len();
+    let mut options = std::fs::OpenOptions::new();
+    let mut outsider = options.append(true).open(&appender.path).expect("open");
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let written = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut written = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                outsider.write_all(&[b'o'; 1000]).expect("append");
+                written += 1000;
+            }
+            written
+        });
+        std::thread::sleep(Duration::from_millis(5));
+        appender.registry.release(&appender.slot);
+        std::thread::sleep(Duration::from_millis(5));
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        writer.join().expect("writer")
+    });
+    let bytes = std::fs::read(&appender.path).expect("read");
+    assert_eq!(bytes.len(), start as usize + written);
+    assert!(bytes[start as usize..].iter().all(|byte| *byte == b'o'));
+    appender.registry.detach();
+}
+
+#[test]
+fn what_a_killed_appender_had_reserved_is_freed() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let _monitor = monitor(&scratch);
+    let mut program = Helper::start("monitor::tests::helper_appends", &[("T_DIR", &scratch.0)]);
+    program.wait_for("reserved");
+    let log = scratch.path("log");
+    let meta = || std::fs::metadata(&log).expect("metadata");
+    let plain = meta().len().div_ceil(4096) * 8;
+    assert!(meta().blocks() > plain);
+    program.kill();
+    eventually("freed", || meta().blocks() == plain);
+    assert!(
+        std::fs::read(&log)
+            .expect("read")
+            .iter()
+            .all(|byte| *byte == b'w')
+    );
+}
+
+#[test]
+#[ignore = "a helper process of the tests"]
+fn helper_appends() {
+    if !is_helper() {
+        return;
+    }
+    let dir = argument("T_DIR");
+    let scratch = Scratch(dir.clone());
+    let appender = Appender::in_dir(&scratch, &dir);
+    // The directory is the test's, not ours to remove.
+    std::mem::forget(scratch);
+    assert!(appender.ask());
+    appender.wait_for_blocks();
+    say("reserved");
+    listen();
+}
+
+#[test]
+fn a_stopped_or_killed_monitor_does_not_stop_the_program() {
+    let scratch = Scratch::new();
+    let appender = Appender::new(&scratch);
+    assert!(!appender.ask(), "no monitor");
+    let slot = |appender: &Appender| {
+        appender.slot.close(appender.file.as_raw_fd());
+        attach(appender.registry, &appender.file)
+    };
+    let appender = Appender {
+        slot: slot(&appender),
+        ..appender
+    };
+    let mut monitor = monitor(&scratch);
+    assert!(appender.ask());
+    appender.wait_for_blocks();
+    let pid = monitor.child.id() as i32;
+    // SAFETY: the pid is that of our child.
+    unsafe { libc::kill(pid, libc::SIGSTOP) };
+    let start = Instant::now();
+    appender.registry.release(&appender.slot);
+    assert!(start.elapsed() < Duration::from_secs(2));
+    monitor.kill();
+    appender.append(b'a');
+    let start = Instant::now();
+    appender.registry.release(&appender.slot);
+    assert!(start.elapsed() < Duration::from_millis(100));
+    appender.registry.detach();
+}
+
+#[test]
+fn a_small_file_system_is_left_to_the_program() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let small = scratch.path("small");
+    std::fs::create_dir(&small).expect("mkdir");
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=1m", "none"])
+        .arg(&small)
+        .status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        return;
+    }
+    scratch.runtime();
+    let monitor = monitor(&scratch);
+    let appender = Appender::in_dir(&scratch, &small);
+    assert!(appender.ask());
+    for _ in 0..20 {
+        appender.append(b'a');
+        std::thread::sleep(Duration::from_millis(3));
+        assert_eq!(appender.blocks(), appender.plain_blocks());
+    }
+    appender.registry.release(&appender.slot);
+    appender.registry.detach();
+    drop((appender, monitor));
+    let status = std::process::Command::new("umount").arg(&small).status();
+    assert!(status.expect("umount").success());
+}
+
+#[test]
+fn appends_in_bursts_are_noticed() {
+    let scratch = Scratch::new();
+    let appender = Appender::new(&scratch);
+    let mut noticed = 0;
+    for count in 0..3000u64 {
+        if count.is_multiple_of(64) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        noticed += u32::from(appender.slot.appended(1, count));
+    }
+    assert!(noticed > 0);
+    appender.registry.detach();
+}
+
+#[test]
+fn requests_that_make_no_sense_are_survived() {
+    use rustix::net::SendFlags;
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let _monitor = monitor(&scratch);
+    let fd = dir.open().expect("open");
+    let connect = || {
+        let socket = crate::registry::wire::socket().expect("socket");
+        let address = crate::registry::wire::address(&fd).expect("address");
+        rustix::net::connect(socket.as_fd(), &address).expect("connect");
+        socket
+    };
+    for bytes in [&[][..], &[1], &[0xff; 80], &[2; 80], &[7; 4096]] {
+        let socket = connect();
+        let _ = rustix::net::send(socket.as_fd(), bytes, SendFlags::NOSIGNAL);
+    }
+    let silent: Vec<_> = (0..20).map(|_| connect()).collect();
+    let target = crate::registry::wire::Target {
+        nonce: 1,
+        pid: 1,
+        index: u32::MAX,
+    };
+    eventually("it answers again", || join(&dir, 0));
+    assert_eq!(ask(&fd, Request::Reserve(target), None), Ok(false));
+    let directory = Some(fd.as_fd());
+    assert_eq!(ask(&fd, Request::Reserve(target), directory), Ok(false));
+    assert_eq!(ask(&fd, Request::Release(target), None), Ok(false));
+    drop(silent);
+}
