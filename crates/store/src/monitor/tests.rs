@@ -7,6 +7,7 @@
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use super::*;
@@ -15,6 +16,21 @@ use crate::testing::{
     Helper, Scratch, argument, eventually, id_of, is_helper, listen, modified, old, open_rw,
     registry, runtime_at, say,
 };
+
+/// Clears the runtime directory when a test fails, so that a monitor which runs beside it in a
+/// thread finds nobody to stay for and the test ends.
+struct Evict<'a>(&'a Scratch);
+
+impl Drop for Evict<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let run = std::fs::read_dir(self.0.path("run"));
+            for entry in run.into_iter().flatten().flatten() {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+}
 
 fn quick() -> Options {
     Options {
@@ -111,6 +127,44 @@ fn living_processes_are_settled_again_and_again() {
     program.go_on();
     program.wait_for("again");
     eventually("the time is advanced again", || is_recent(&path));
+}
+
+#[test]
+fn times_the_program_sets_win_against_a_settlement_under_way() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let path = scratch.old_file("data");
+    let file = open_rw(&path);
+    let registry = registry(&scratch.path("run"));
+    let slot = attach(registry, &file);
+    let options = Options {
+        poll: Duration::from_micros(200),
+        ..quick()
+    };
+    std::thread::scope(|scope| {
+        let _evict = Evict(&scratch);
+        let monitor = scope.spawn(|| run(&dir, &options).expect("run"));
+        // First so short that the program waits for the monitor, then longer than it waits.
+        for (dawdle, rounds) in [(300, 100), (40_000, 5)] {
+            times::dawdle::MICROSECONDS.store(dawdle, Ordering::Relaxed);
+            for round in 0..rounds {
+                slot.stored_now();
+                // Any point of the monitor's round.
+                std::thread::sleep(Duration::from_micros(round % 50 * 20));
+                registry.program_sets_times(id_of(&file), Some((1_000_000_000, 0)));
+                file.set_modified(old()).expect("set time");
+                let settling = || listing(&scratch).processes[0].files[0].pending;
+                eventually("the monitor is through", || !settling());
+                assert_eq!(modified(&path), old(), "{dawdle}, round {round}");
+            }
+        }
+        times::dawdle::MICROSECONDS.store(0, Ordering::Relaxed);
+        registry.detach();
+        let Outcome::Idle(work) = monitor.join().expect("monitor") else {
+            panic!("the only monitor");
+        };
+        assert!(work.settled > 10, "the two hardly met: {work:?}");
+    });
 }
 
 #[test]
@@ -259,7 +313,7 @@ fn many_that_start_at_once_agree_on_one() {
             scope.spawn(|| {
                 let outcome = run(&dir, &options).expect("run");
                 let ran = u32::from(outcome != Outcome::AlreadyRunning);
-                running.fetch_add(ran, std::sync::atomic::Ordering::Relaxed);
+                running.fetch_add(ran, Ordering::Relaxed);
             });
         }
         // Much longer than it stays for nobody.
@@ -284,6 +338,7 @@ fn it_stays_for_whoever_joined() {
     let dir = scratch.runtime();
     let program = Helper::start("monitor::tests::helper_sleeps", &[("T_DIR", &scratch.0)]);
     std::thread::scope(|scope| {
+        let _evict = Evict(&scratch);
         let monitor = scope.spawn(|| run(&dir, &quick()).expect("run"));
         eventually("joined", || join(&dir, program.child.id()));
         std::thread::sleep(quick().idle * 3);
@@ -346,6 +401,7 @@ fn rubbish_is_survived_and_cleared_away() {
     let locked = open_rw(&scratch.path("run/proc.1.4"));
     locked.lock().expect("lock");
     std::thread::scope(|scope| {
+        let _evict = Evict(&scratch);
         let monitor = scope.spawn(|| run(&dir, &quick()).expect("run"));
         let gone = |name: &str| !scratch.path("run").join(name).exists();
         eventually("cleared", || {
@@ -391,6 +447,7 @@ fn a_thousand_processes_attach() {
             .all(|process| process.alive && process.files.len() == 1)
     );
     std::thread::scope(|scope| {
+        let _evict = Evict(&scratch);
         let monitor = scope.spawn(|| run(&dir, &quick()).expect("run"));
         let pending = |process: &crate::registry::ProcessStat| process.files[0].pending;
         eventually("all settled", || {
@@ -532,11 +589,18 @@ fn blocks_are_reserved_ahead_and_freed_at_close() {
     for _ in 0..100 {
         appender.append(b'b');
     }
-    std::thread::sleep(Duration::from_millis(20));
+    // Reserving counts as a modification; wait until it is done with.
+    let reserved = || listing(&scratch).processes[0].files[0].reserved_to;
+    eventually("enough is reserved", || {
+        let before = reserved();
+        std::thread::sleep(Duration::from_millis(120));
+        reserved() == before
+    });
     let before = std::fs::read(&appender.path).expect("read");
     let time = modified(&appender.path);
     appender.registry.release(&appender.slot);
-    assert_eq!(appender.blocks(), appender.plain_blocks());
+    // At once, unless the machine is so busy that the answer did not come in time.
+    eventually("freed", || appender.blocks() == appender.plain_blocks());
     assert_eq!(std::fs::read(&appender.path).expect("read"), before);
     assert_eq!(modified(&appender.path), time);
     // Nothing is held any more: the kernel grants a lease only to the one open description.
@@ -574,16 +638,21 @@ fn an_outsider_that_appends_during_the_release_loses_nothing() {
     let written = std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
             let mut written = 0;
-            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 outsider.write_all(&[b'o'; 1000]).expect("append");
                 written += 1000;
+                // Slowly enough that the release falls into what was reserved.
+                let start = Instant::now();
+                while start.elapsed() < Duration::from_micros(20) {
+                    core::hint::spin_loop();
+                }
             }
             written
         });
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(2));
         appender.registry.release(&appender.slot);
-        std::thread::sleep(Duration::from_millis(5));
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(2));
+        stop.store(true, Ordering::Relaxed);
         writer.join().expect("writer")
     });
     let bytes = std::fs::read(&appender.path).expect("read");

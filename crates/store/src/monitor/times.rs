@@ -68,6 +68,8 @@ fn settle_shown(snapshot: &Snapshot, marks: &Marks<'_>, slot: &SlotCopy) -> Sett
         marks.set_pending(1);
         return Settled::Later;
     }
+    #[cfg(test)]
+    dawdle::here();
     let advanced = advance(
         &pin,
         Timespec {
@@ -82,6 +84,19 @@ fn settle_shown(snapshot: &Snapshot, marks: &Marks<'_>, slot: &SlotCopy) -> Sett
             Settled::Advanced
         }
         Err(_) => Settled::Nothing,
+    }
+}
+
+/// Lets a test stretch the moment between taking the mark and advancing the time.
+#[cfg(test)]
+pub(super) mod dawdle {
+    use core::sync::atomic::{AtomicU64, Ordering};
+
+    pub(in crate::monitor) static MICROSECONDS: AtomicU64 = AtomicU64::new(0);
+
+    pub(super) fn here() {
+        let time = MICROSECONDS.load(Ordering::Relaxed);
+        std::thread::sleep(core::time::Duration::from_micros(time));
     }
 }
 
