@@ -145,12 +145,12 @@ fn times_the_program_sets_win_against_a_settlement_under_way() {
         let _evict = Evict(&scratch);
         let monitor = scope.spawn(|| run(&dir, &options).expect("run"));
         // First so short that the program waits for the monitor, then longer than it waits.
-        for (dawdle, rounds) in [(300, 100), (40_000, 5)] {
+        for (dawdle, rounds, pause) in [(300, 100, 20), (40_000, 5, 2_000)] {
             times::dawdle::MICROSECONDS.store(dawdle, Ordering::Relaxed);
             for round in 0..rounds {
                 slot.stored_now();
                 // Any point of the monitor's round.
-                std::thread::sleep(Duration::from_micros(round % 50 * 20));
+                std::thread::sleep(Duration::from_micros(round % 50 * pause));
                 registry.program_sets_times(id_of(&file), Some((1_000_000_000, 0)));
                 file.set_modified(old()).expect("set time");
                 let settling = || listing(&scratch).processes[0].files[0].pending;

@@ -87,19 +87,6 @@ fn settle_shown(snapshot: &Snapshot, marks: &Marks<'_>, slot: &SlotCopy) -> Sett
     }
 }
 
-/// Lets a test stretch the moment between taking the mark and advancing the time.
-#[cfg(test)]
-pub(super) mod dawdle {
-    use core::sync::atomic::{AtomicU64, Ordering};
-
-    pub(in crate::monitor) static MICROSECONDS: AtomicU64 = AtomicU64::new(0);
-
-    pub(super) fn here() {
-        let time = MICROSECONDS.load(Ordering::Relaxed);
-        std::thread::sleep(core::time::Duration::from_micros(time));
-    }
-}
-
 /// If the program set the times while we were at it, its word is the last one.
 fn give_back_explicit_time(snapshot: &Snapshot, index: usize, before: &SlotCopy, pin: &Fd) {
     let Some(now) = snapshot.slot(index) else {
@@ -250,5 +237,18 @@ fn set_times(pin: &Fd, times: &Timestamps) -> Result<(), Errno> {
             rustix::fs::utimensat(CWD, path, times, AtFlags::empty())
         }
         other => other,
+    }
+}
+
+/// Lets a test stretch the moment between taking the mark and advancing the time.
+#[cfg(test)]
+pub(super) mod dawdle {
+    use core::sync::atomic::{AtomicU64, Ordering};
+
+    pub(in crate::monitor) static MICROSECONDS: AtomicU64 = AtomicU64::new(0);
+
+    pub(super) fn here() {
+        let time = MICROSECONDS.load(Ordering::Relaxed);
+        std::thread::sleep(core::time::Duration::from_micros(time));
     }
 }
