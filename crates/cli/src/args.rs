@@ -57,6 +57,9 @@ pub(crate) enum Command {
     /// One side of a measurement, started by `adit bench` under the library
     #[command(hide = true)]
     BenchWorker(BenchWorkerArgs),
+    /// Exit with 0 when the library serves this process
+    #[command(hide = true)]
+    Served,
 }
 
 /// What a program is promised.

@@ -15,6 +15,8 @@
 )]
 
 mod args;
+mod bench;
+mod demo;
 mod doctor;
 mod failure;
 mod output;
@@ -67,6 +69,10 @@ fn dispatch(command: Command) -> Outcome {
     match command {
         Command::Run(args) => run::run(args),
         Command::Doctor(args) => doctor::doctor(&args),
+        Command::Bench(args) => bench::bench(&args),
+        Command::BenchWorker(args) => bench::work(&args),
+        Command::Demo(args) => demo::demo(&args),
+        Command::Served => Ok(if bench::served() { 0 } else { failure::NO }),
         other => Err(Failure::new(format!("not in this version: {other:?}"))),
     }
 }

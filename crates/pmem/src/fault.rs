@@ -168,6 +168,24 @@ mod handlers {
         }
     }
 
+    /// Sends a signal to this thread.
+    fn raise(signal: i32) {
+        const SYS_TKILL: isize = 200;
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        // SAFETY: the call touches no memory and clobbers only what is declared.
+        unsafe {
+            asm!(
+                "syscall",
+                inlateout("rax") SYS_TKILL => _,
+                in("rdi") thread,
+                in("rsi") signal,
+                lateout("rcx") _,
+                lateout("r11") _,
+                options(nostack),
+            );
+        }
+    }
+
     /// Where the instruction pointer lies in the context that the kernel passes to a handler: after
     /// flags, link and stack (40 bytes), the seventeenth general register.
     const CONTEXT_IP: usize = 40 + 16 * 8;
@@ -181,7 +199,8 @@ mod handlers {
         // SAFETY: as above, for the signal information.
         let code = unsafe { info.byte_add(INFO_CODE).cast::<i32>().read() };
         // A code of zero or less says that a process sent the signal: no instruction faulted.
-        if code > 0 {
+        let sent = code <= 0;
+        if !sent {
             // SAFETY: as for `ip`.
             if let Some(fixup) = handle(unsafe { ip.read() }) {
                 // SAFETY: as for `ip`.
@@ -190,7 +209,7 @@ mod handlers {
             }
         }
         // SAFETY: the arguments are the kernel's.
-        unsafe { pass_on(signal, info, context) };
+        unsafe { pass_on(signal, sent, info, context) };
     }
 
     /// Gives the signal to the action that was there before ours.
@@ -198,13 +217,15 @@ mod handlers {
     /// # Safety
     ///
     /// The arguments must be those of a running signal handler.
-    unsafe fn pass_on(signal: i32, info: *mut c_void, context: *mut c_void) {
+    unsafe fn pass_on(signal: i32, sent: bool, info: *mut c_void, context: *mut c_void) {
         let previous = if signal == SIGBUS { &BUS } else { &SEGV };
         let flags = previous.flags.load(Ordering::Acquire);
         match previous.handler.load(Ordering::Relaxed) {
+            SIG_IGN if sent => {}
             SIG_DFL | SIG_IGN => {
-                // The instruction faults again when we return and then has the default effect,
-                // with the program's own registers in the core dump.
+                // A faulting instruction faults again when we return and then has the default
+                // effect, with the program's own registers in the core dump. A signal that somebody
+                // sent does not come again by itself.
                 let default = KernelAction {
                     handler: SIG_DFL,
                     flags: 0,
@@ -212,6 +233,9 @@ mod handlers {
                     mask: 0,
                 };
                 let _ = exchange(signal, Some(&default));
+                if sent {
+                    raise(signal);
+                }
             }
             handler if flags & SA_SIGINFO != 0 => {
                 // SAFETY: an action with SA_SIGINFO holds a function of this type.

@@ -2,18 +2,29 @@
 //! write-back and fences, and the seam ([`Medium`]) under which the simulated medium sits.
 //!
 //! Nothing in this crate calls libc for I/O, and everything that the preloaded library needs on its
-//! fast path or in a signal handler ([`copy`], [`fault`], [`flush`], [`map::Window`]) neither
+//! fast path or in a signal handler ([`copy`], [`word`], [`fault`], [`flush`], [`map::Window`],
+//! [`detect::medium_of`]) neither
 //! allocates nor locks nor uses thread-local storage.
 
 mod arch;
+mod base;
 pub mod copy;
 pub mod cpu;
+pub mod detect;
 pub mod fault;
 pub mod flush;
 pub mod map;
+mod mapped;
 mod medium;
+pub mod word;
 
+pub use base::BaseFile;
 pub use copy::{Fault, GUARDED};
+pub use detect::{MediumKind, kind_of_fd};
+pub use mapped::{Damage, MappedMedium, MediumError, Persistence};
 pub use medium::{Medium, OutOfRange};
-mod tmp;
-pub use tmp::*;
+
+/// The kernel's error as people know it; rustix without `std` shows a number.
+fn in_words(error: rustix::io::Errno) -> std::io::Error {
+    std::io::Error::from_raw_os_error(error.raw_os_error())
+}

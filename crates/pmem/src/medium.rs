@@ -9,7 +9,8 @@
 //! Offsets are bytes from the start of the medium. An implementation checks every range and panics
 //! never: a range outside the medium is a bug of the caller, reported as [`OutOfRange`].
 
-/// A range that does not lie inside the medium.
+/// A range that does not lie inside the medium, or no longer does: a real medium can be cut short or
+/// fail under its mapping, which is reported here with a size of zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("bytes {offset}..{offset}+{len} lie outside a medium of {size} bytes")]
 pub struct OutOfRange {
@@ -49,8 +50,8 @@ pub trait Medium: Send + Sync {
     /// validate with versions or checksums.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange>;
 
-    /// Copies bytes into the medium past the cache (streaming stores). Durable after the next
-    /// [`fence`](Self::fence) without a flush.
+    /// Copies bytes into the medium, past the cache where that pays. Durable after the next
+    /// [`fence`](Self::fence) without a flush, and not to be published to others before it.
     fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange>;
 
     /// Starts the write-back of every cache line that `offset..offset+len` touches.

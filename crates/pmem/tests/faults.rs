@@ -248,6 +248,26 @@ fn truncation_in_the_middle_of_copies_is_survived() {
     assert_eq!(faults.into_inner() + copies.into_inner(), 4_000);
 }
 
+/// Stores to a hole that the file system has no page for: the kernel's ENOSPC, met by a store.
+#[test]
+#[ignore = "needs ADIT_TEST_SMALL_TMPFS, a directory on a tmpfs of less than 64 MB"]
+fn stores_to_holes_of_a_full_file_system_fault() {
+    use rustix::fs::{Mode, OFlags, open};
+    const SIZE: usize = 64 << 20;
+    fault::install().expect("handlers");
+    let directory = std::env::var("ADIT_TEST_SMALL_TMPFS").expect("ADIT_TEST_SMALL_TMPFS");
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = open(directory.as_str(), flags, Mode::RUSR | Mode::WUSR).expect("nameless file");
+    ftruncate(&file, SIZE as u64).expect("a hole");
+    let mapping = Mapping::new(&file, 0, SIZE, Access::ReadWrite, false).expect("map");
+    let stored = (0..SIZE).step_by(PAGE).filter(|at| {
+        // SAFETY: inside the mapping, whose pages exist or fault.
+        unsafe { guarded_copy(mapping.base().wrapping_add(*at), [1; 9].as_ptr(), 9) }.is_ok()
+    });
+    let stored = stored.count();
+    assert!((1..SIZE / PAGE).contains(&stored), "{stored} pages stored");
+}
+
 static EDGE: AtomicUsize = AtomicUsize::new(0);
 static SEEN: AtomicU32 = AtomicU32::new(0);
 
@@ -315,17 +335,55 @@ fn faults_elsewhere_still_kill() {
     assert_eq!(libc::WTERMSIG(status), libc::SIGSEGV);
 }
 
+/// What the other tests show only means something because this happens without the guard.
 #[test]
-fn a_sent_signal_still_kills() {
+fn an_unguarded_copy_of_the_same_bytes_kills() {
     let status = child_status(|| {
-        // SAFETY: sends a signal to this process alone.
-        unsafe { libc::raise(libc::SIGBUS) };
-        // The default action was put back by the first; the second one acts.
-        // SAFETY: as above.
-        unsafe { libc::raise(libc::SIGBUS) };
+        let cliff = Cliff::beyond_end_of_file();
+        let mut ours = [0_u8; 16];
+        // SAFETY: meant to fault; nothing runs afterwards.
+        let _ = unsafe {
+            guarded_copy_with(
+                Routine::Portable,
+                ours.as_mut_ptr(),
+                cliff.edge(),
+                ours.len(),
+            )
+        };
     });
     assert!(libc::WIFSIGNALED(status), "the child lived: {status}");
     assert_eq!(libc::WTERMSIG(status), libc::SIGBUS);
+}
+
+/// The part of the next test that dies, in a process of its own: our handlers go in front of the
+/// default action, not of the one that Rust's runtime installed.
+#[test]
+#[ignore = "run by a_sent_signal_still_kills"]
+fn dies_by_a_sent_signal() {
+    // SAFETY: sends a signal to this process alone.
+    unsafe {
+        libc::signal(libc::SIGBUS, libc::SIG_DFL);
+        fault::install().expect("handlers");
+        libc::setrlimit(
+            libc::RLIMIT_CORE,
+            &libc::rlimit {
+                rlim_cur: 0,
+                rlim_max: 0,
+            },
+        );
+        libc::raise(libc::SIGBUS);
+    }
+}
+
+#[test]
+fn a_sent_signal_still_kills() {
+    use std::os::unix::process::ExitStatusExt;
+    let status = std::process::Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "dies_by_a_sent_signal", "--ignored"])
+        .stdout(std::process::Stdio::null())
+        .status()
+        .expect("child");
+    assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
 }
 
 #[test]

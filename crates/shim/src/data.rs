@@ -31,7 +31,8 @@ fn served_read(ofd: &Ofd, fd: i32, at: u64, into: *mut c_void, len: usize) -> Op
     let served = if len > LONGEST {
         Err(Reason::Limit)
     } else {
-        ofd.file().read(fd, at, into.cast(), len)
+        // SAFETY: the buffer is the program's, for the kernel or us to fill.
+        unsafe { ofd.file().read(fd, at, into.cast(), len) }
     };
     noted(ofd, served, FileSlot::served_read)
 }
@@ -43,7 +44,8 @@ fn served_overwrite(ofd: &Ofd, fd: i32, at: u64, from: *const c_void, len: usize
     let served = if len > LONGEST || KERNEL_WRITES.load(Ordering::Relaxed) {
         Err(Reason::Limit)
     } else {
-        ofd.file().overwrite(fd, at, from.cast(), len)
+        // SAFETY: the buffer is the program's, for the kernel or us to read.
+        unsafe { ofd.file().overwrite(fd, at, from.cast(), len) }
     };
     let done = noted(ofd, served, FileSlot::served_write)?;
     ofd.note_store(slot);

@@ -65,11 +65,13 @@ pub(crate) extern "C" fn consider(fd: c_int) {
     }
     let verdict = match init::credit() {
         None => Verdict::Foreign,
-        Some(_) => look_at(fd, seen & fds::SHARED != 0),
+        Some(_) => look_at(fd, seen & fds::SHARED != 0, seen & fds::WAITED != 0),
     };
     let new = match verdict {
         Verdict::Foreign => 0,
-        Verdict::Later => (seen & (fds::CANDIDATE | fds::SHARED)) | (LATER << fds::CREDIT_SHIFT),
+        Verdict::Later(credit) => {
+            (seen & fds::SHARED) | fds::CANDIDATE | fds::WAITED | (credit << fds::CREDIT_SHIFT)
+        }
         Verdict::Promote(ofd) => ofd.word(),
     };
     let written = word
@@ -87,17 +89,20 @@ pub(crate) extern "C" fn consider(fd: c_int) {
 
 /// Credit for a file that is too small or too strange today and may not be tomorrow.
 const LATER: u64 = 1 << 20;
+/// The most that a large file's reader is made to wait: promotion costs some tens of microseconds,
+/// which two per cent of this many bytes through the kernel exceed.
+const PATIENCE: u64 = 16 << 20;
 /// Below this a file's reads nearly always touch its last page, which is the kernel's.
 const SMALLEST: u64 = 4 * 4096;
 
 enum Verdict {
     Foreign,
-    Later,
+    Later(u64),
     Promote(&'static Ofd),
 }
 
 /// Asks the kernel what `fd` is and whether its use can be served.
-fn look_at(fd: c_int, shared: bool) -> Verdict {
+fn look_at(fd: c_int, shared: bool, waited: bool) -> Verdict {
     let Some(stat) = regular_file(fd) else {
         return Verdict::Foreign;
     };
@@ -113,8 +118,13 @@ fn look_at(fd: c_int, shared: bool) -> Verdict {
     if kind == MediumKind::Other {
         return Verdict::Foreign;
     }
-    if (stat.st_size as u64) < SMALLEST {
-        return Verdict::Later;
+    let size = stat.st_size as u64;
+    if size < SMALLEST {
+        return Verdict::Later(LATER);
+    }
+    if !waited && init::adoption_percent() > 0 {
+        // One pass over the file, or as much as makes the cost of promotion disappear.
+        return Verdict::Later(size.saturating_add(size / 4).min(PATIENCE));
     }
     let append = flags & libc::O_APPEND != 0;
     // A write to a set-id file, or to one with capabilities, must strip them: the kernel does.
@@ -127,8 +137,8 @@ fn look_at(fd: c_int, shared: bool) -> Verdict {
     let adoption = Adoption {
         percent: init::adoption_percent(),
     };
-    let Some(file) = DirectFile::new(kind, stat.st_size as u64, writable, adoption) else {
-        return Verdict::Later;
+    let Some(file) = DirectFile::new(kind, size, writable, adoption) else {
+        return Verdict::Later(LATER);
     };
     let slot = init::REGISTRY.file(
         FileId {
@@ -139,7 +149,7 @@ fn look_at(fd: c_int, shared: bool) -> Verdict {
     );
     match ofd::allocate(file, slot, own_offset(fd, shared || append)) {
         Some(ofd) => Verdict::Promote(ofd),
-        None => Verdict::Later,
+        None => Verdict::Later(LATER),
     }
 }
 

@@ -27,6 +27,8 @@ pub(crate) const LAST_STANDARD: i32 = 2;
 pub(crate) const CANDIDATE: u64 = 1;
 /// Bit of a candidate whose offset someone else may move: another process, or a duplicate.
 pub(crate) const SHARED: u64 = 2;
+/// Bit of a candidate that was looked at once and found worth a second look.
+pub(crate) const WAITED: u64 = 4;
 /// The credit of a candidate starts at this bit.
 pub(crate) const CREDIT_SHIFT: u32 = 8;
 

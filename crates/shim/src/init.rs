@@ -5,7 +5,7 @@
 //! `__libc_single_threaded` byte.
 #![allow(unsafe_code)]
 
-use crate::{data, sys, table, times};
+use crate::{data, sys, times};
 use adit_store::registry::{Env, Registry};
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -74,9 +74,6 @@ fn number(name: &CStr) -> Option<u64> {
 }
 
 extern "C" fn start() {
-    for real in table::ALL {
-        real.resolve();
-    }
     if variable(c"ADIT_MODE").is_none() {
         return;
     }

@@ -1,9 +1,10 @@
 //! libc's own functions behind the interposed names.
 //!
 //! Each interposed name has one [`Real`]: a pointer that starts at a resolving thunk and is replaced
-//! by libc's function on first use or when the library initialises, whichever comes first. Other
-//! libraries' constructors run before ours and already do I/O (FACTS: libselinux), so resolution
-//! cannot wait for ours.
+//! by libc's function on first use. Other libraries' constructors run before ours and already do I/O
+//! (libselinux's calls `fopen`), so resolution cannot wait for ours; and a short program uses few of
+//! the names, so resolving all of them at start would be most of what it pays. `dlsym` allocates
+//! nothing when it finds the name, and libc resets the loader's lock in the child of a fork.
 //!
 //! # Safety
 //! The thunk is assembly: it saves every argument register of the C calling convention, asks

@@ -6,7 +6,6 @@
 //! Each row expands to assembly stubs; see [`crate::stubs`].
 #![allow(unsafe_code, non_upper_case_globals, non_snake_case)]
 
-use crate::real::Real;
 use crate::stubs::stub;
 use crate::{data, descriptors, process, times};
 
@@ -19,9 +18,6 @@ macro_rules! interpose {
                 stub!($shape $name $($how)*);
             }
         )*
-
-        /// Every slot, for resolution when the library starts.
-        pub(crate) static ALL: &[&Real] = &[$(&$name::REAL),*];
     };
 }
 

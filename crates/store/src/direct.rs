@@ -172,8 +172,12 @@ impl DirectFile {
     /// asked instead.
     ///
     /// `fd` names the description that this file was made for.
+    ///
+    /// # Safety
+    /// `into..into + len` is memory that the caller may overwrite, or addresses that fault; the
+    /// process has a handler that asks [`adit_pmem::fault::handle`].
     #[inline]
-    pub fn read(&self, fd: i32, offset: u64, into: *mut u8, len: usize) -> Served {
+    pub unsafe fn read(&self, fd: i32, offset: u64, into: *mut u8, len: usize) -> Served {
         let behind = self.covered(fd, offset, len)?;
         // SAFETY: the addresses lie in the window, whose chunks are mapped and stay so while a user
         // is counted; the program's buffer is its own business; both sides may fault.
@@ -186,8 +190,11 @@ impl DirectFile {
 
     /// Overwrites `len` bytes at `offset` from a program's buffer, inside the file. After an error a
     /// part of the bytes may have been stored already; the kernel's call makes them whole.
+    ///
+    /// # Safety
+    /// `from..from + len` is readable memory, or addresses that fault; else as [`Self::read`].
     #[inline]
-    pub fn overwrite(&self, fd: i32, offset: u64, from: *const u8, len: usize) -> Served {
+    pub unsafe fn overwrite(&self, fd: i32, offset: u64, from: *const u8, len: usize) -> Served {
         if !self.writable {
             return Err(Reason::Clean);
         }
@@ -332,5 +339,132 @@ impl DirectFile {
             .window
             .populate(offset, bytes.next_multiple_of(PAGE) as usize);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::{AsRawFd, OwnedFd};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    const SIZE: u64 = 3 << 20;
+    const EAGER: Adoption = Adoption { percent: 0 };
+
+    /// A tmpfs file in which every 8-byte word says where it is.
+    fn file() -> OwnedFd {
+        let fd = memfd_create(c"direct", MemfdFlags::CLOEXEC).expect("memfd");
+        let bytes: Vec<u8> = (0..SIZE / 8)
+            .flat_map(|word| (word * 8).to_le_bytes())
+            .collect();
+        assert_eq!(rustix::io::pwrite(&fd, &bytes, 0), Ok(bytes.len()));
+        adit_pmem::fault::install().expect("fault handler");
+        fd
+    }
+
+    fn direct(adoption: Adoption) -> DirectFile {
+        DirectFile::new(MediumKind::Ram, SIZE, true, adoption).expect("window")
+    }
+
+    fn read(file: &DirectFile, fd: &OwnedFd, offset: u64, len: usize) -> Result<Vec<u8>, Reason> {
+        let mut bytes = vec![0xAA; len];
+        // SAFETY: the buffer has `len` bytes.
+        unsafe { file.read(fd.as_raw_fd(), offset, bytes.as_mut_ptr(), len) }?;
+        Ok(bytes)
+    }
+
+    fn overwrite(file: &DirectFile, fd: &OwnedFd, offset: u64, bytes: &[u8]) -> Served {
+        // SAFETY: the slice has that many bytes.
+        unsafe { file.overwrite(fd.as_raw_fd(), offset, bytes.as_ptr(), bytes.len()) }
+    }
+
+    #[test]
+    fn a_chunk_is_mapped_once_its_use_has_paid() {
+        let (fd, file) = (file(), direct(Adoption { percent: 150 }));
+        let calls = (CHUNK * 3 / 2 / 4096) as usize;
+        let refused = (0..calls * 2)
+            .take_while(|_| read(&file, &fd, 8192, 4096) == Err(Reason::Unmapped))
+            .count();
+        assert!(
+            (calls - 40..=calls + 40).contains(&refused),
+            "{refused} of {calls}"
+        );
+        let words = read(&file, &fd, 8192, 16).expect("mapped");
+        assert_eq!(words[..8], 8192u64.to_le_bytes());
+        assert_eq!(
+            read(&file, &fd, CHUNK + 64, 8),
+            Err(Reason::Unmapped),
+            "its own account"
+        );
+    }
+
+    #[test]
+    fn the_last_page_is_the_kernels() {
+        let (fd, file) = (file(), direct(EAGER));
+        let _ = read(&file, &fd, CHUNK, 4096);
+        assert!(read(&file, &fd, SIZE - 8192, 4096).is_ok());
+        for (offset, len) in [(SIZE - 4096, 1), (SIZE - 4097, 2), (SIZE, 1), (u64::MAX, 9)] {
+            assert!(read(&file, &fd, offset, len).is_err(), "{offset}+{len}");
+        }
+    }
+
+    #[test]
+    fn a_truncation_by_others_is_noticed_at_every_size() {
+        for left in [0, 1, 4095, 4096, 4097, 100_000, CHUNK - 1, CHUNK, CHUNK + 1] {
+            let (fd, file) = (file(), direct(EAGER));
+            let _ = (read(&file, &fd, 0, 8), read(&file, &fd, CHUNK, 8));
+            assert!(read(&file, &fd, left, 4096).is_ok(), "before, {left}");
+            ftruncate(&fd, left).expect("truncate");
+            for (offset, len) in [(left.saturating_sub(1), 2), (left, 1), (left + 5000, 4096)] {
+                assert!(
+                    read(&file, &fd, offset, len).is_err(),
+                    "{left}: {offset}+{len}"
+                );
+                assert!(
+                    overwrite(&file, &fd, offset, &vec![1; len]).is_err(),
+                    "{left}: {offset}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn kernel_and_mapping_see_each_other_at_once() {
+        let (fd, file) = (file(), direct(EAGER));
+        let _ = read(&file, &fd, 0, 8);
+        for (at, len) in [(0, 1), (63, 130), (4090, 12), (8192, 4096), (70_001, 9_999)] {
+            let bytes = vec![at as u8 | 1; len];
+            assert_eq!(overwrite(&file, &fd, at, &bytes), Ok(len));
+            let mut seen = vec![0; len];
+            assert_eq!(rustix::io::pread(&fd, seen.as_mut_slice(), at), Ok(len));
+            assert_eq!(seen, bytes);
+            assert_eq!(rustix::io::pwrite(&fd, &vec![7; len], at), Ok(len));
+            assert_eq!(read(&file, &fd, at, len), Ok(vec![7; len]));
+        }
+    }
+
+    #[test]
+    fn holes_of_tmpfs_are_never_mapped() {
+        let fd = file();
+        rustix::fs::fallocate(
+            &fd,
+            rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE,
+            1 << 20,
+            4096,
+        )
+        .expect("punch");
+        let file = direct(EAGER);
+        for _ in 0..4 {
+            assert_eq!(read(&file, &fd, 0, 4096), Err(Reason::Unmapped));
+        }
+    }
+
+    #[test]
+    fn a_growing_file_is_followed() {
+        let fd = file();
+        let file = DirectFile::new(MediumKind::Ram, 4096 * 4, true, EAGER).expect("window");
+        let _ = (read(&file, &fd, 1 << 20, 8), read(&file, &fd, 1 << 20, 8));
+        let words = read(&file, &fd, 1 << 20, 8).expect("beyond the first size");
+        assert_eq!(words, (1u64 << 20).to_le_bytes());
     }
 }

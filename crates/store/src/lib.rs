@@ -1,6 +1,7 @@
 //! The engine: direct files, staging, publishing, the registry and the monitor.
 
 pub mod direct;
+pub mod monitor;
 pub mod registry;
 #[cfg(test)]
 mod testing;

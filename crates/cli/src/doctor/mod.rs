@@ -1,6 +1,6 @@
 //! `adit doctor`: what Adit can promise for the files under a path, and why.
 
-mod medium;
+pub(crate) mod medium;
 mod probes;
 mod promises;
 mod system;
@@ -44,6 +44,11 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Outcome {
         print(&report);
     }
     Ok(if report.works { 0 } else { NO })
+}
+
+/// The medium that files made in `dir` will lie on.
+pub(crate) fn medium_of(dir: &Path) -> Medium {
+    medium::detect(dir, &probes::all(dir).unwrap_or_default())
 }
 
 fn examine(path: &Path) -> Result<Report, Failure> {

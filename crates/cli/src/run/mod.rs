@@ -176,6 +176,25 @@ fn run_without(
     Ok(())
 }
 
+/// Whether a program of this name would be found.
+pub(crate) fn is_installed(name: &str) -> bool {
+    find(name.as_ref(), std::env::var_os("PATH").as_deref()).is_ok()
+}
+
+/// Lets a command of our own run under the library in mode posix, as `adit run` would.
+pub(crate) fn under_library(command: &mut std::process::Command) -> Result<(), Failure> {
+    let library = library::find()?;
+    let mut environment = Environment::inherited();
+    environment.preload(&library);
+    let preload = environment.get(environment::PRELOAD).unwrap_or_default();
+    command
+        .env(environment::PRELOAD, preload)
+        .env("ADIT_MODE", Mode::Posix.name());
+    // A measurement or comparison goes on without the monitor; what it adds is then missing.
+    let _ = monitor::start(None);
+    Ok(())
+}
+
 fn say(args: &RunArgs, text: impl FnOnce() -> String) {
     if args.verbose {
         eprintln!("adit: {}", text());

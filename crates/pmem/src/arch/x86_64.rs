@@ -585,6 +585,25 @@ global_asm!(concat!(
     write_back!("adit_pmem_clflushopt", "clflushopt"),
     write_back!("adit_pmem_clwb", "clwb"),
 
+    routine!("adit_pmem_load"),
+    "mov rax, qword ptr [rdi]\n",
+    "mov qword ptr [rsi], rax\n",
+    "xor eax, eax\n",
+    "ret\n",
+
+    routine!("adit_pmem_store"),
+    "mov qword ptr [rdi], rsi\n",
+    "xor eax, eax\n",
+    "ret\n",
+
+    // rsi points to the expected value and receives the one that was there.
+    routine!("adit_pmem_compare_exchange"),
+    "mov rax, qword ptr [rsi]\n",
+    "lock cmpxchg qword ptr [rdi], rdx\n",
+    "mov qword ptr [rsi], rax\n",
+    "xor eax, eax\n",
+    "ret\n",
+
     routine!("adit_pmem_probe"),
     "movzx eax, byte ptr [rdi]\n",
     "ret\n",
@@ -648,6 +667,9 @@ unsafe extern "C" {
     pub(crate) fn adit_pmem_clflush(line: *const u8, lines: usize) -> u32;
     pub(crate) fn adit_pmem_clflushopt(line: *const u8, lines: usize) -> u32;
     pub(crate) fn adit_pmem_clwb(line: *const u8, lines: usize) -> u32;
+    pub(crate) fn adit_pmem_load(at: *const u64, into: *mut u64) -> u32;
+    pub(crate) fn adit_pmem_store(at: *mut u64, value: u64) -> u32;
+    pub(crate) fn adit_pmem_compare_exchange(at: *mut u64, value: *mut u64, new: u64) -> u32;
     pub(crate) fn adit_pmem_probe(at: *const u8) -> u32;
 
     static adit_pmem_plain_start: u8;

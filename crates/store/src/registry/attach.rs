@@ -31,7 +31,7 @@ use super::layout::{ABI, HEADER, Header, MAGIC, PATH, SIZE, SLOTS, Slot, slot_of
 use super::slot::FileSlot;
 use super::sys::{self, Fd};
 use super::text::{Text, number};
-use super::{FileId, settle};
+use super::{FileId, birth, settle};
 
 /// States of a registry.
 mod phase {
@@ -111,7 +111,7 @@ impl Registry {
             return None;
         }
         let header = self.header_or_attach()?;
-        let (slot, index, generation) = self.claim(header, id, born(&stat))?;
+        let (slot, index, generation) = self.claim(header, id, birth(&stat))?;
         fill(slot, id, fd, &stat);
         slot.state
             .store(generation | state::OPEN, Ordering::Release);
@@ -414,7 +414,12 @@ fn retire_counters(header: &Header, slot: &Slot) {
             drain(from, into);
         }
     }
-    for word in [&slot.appended, &slot.settled_at, &slot.reservations] {
+    for word in [
+        &slot.appended,
+        &slot.appends,
+        &slot.settled_at,
+        &slot.reservations,
+    ] {
         word.store(0, Ordering::Relaxed);
     }
 }
@@ -423,10 +428,12 @@ fn fill(slot: &Slot, id: FileId, fd: RawFd, stat: &Statx) {
     slot.fd.store(fd, Ordering::Relaxed);
     slot.dev.store(id.dev, Ordering::Relaxed);
     slot.ino.store(id.ino, Ordering::Relaxed);
-    slot.born.store(born(stat), Ordering::Relaxed);
+    slot.born.store(birth(stat), Ordering::Relaxed);
     slot.opened_at.store(sys::now(), Ordering::Relaxed);
     slot.reserved_to.store(0, Ordering::Relaxed);
     slot.append_position.store(0, Ordering::Relaxed);
+    slot.window_at.store(0, Ordering::Relaxed);
+    slot.reserving.store(0, Ordering::Relaxed);
     slot.times_set.store(0, Ordering::Relaxed);
     let mut buffer = [0u8; PATH];
     let len = path_of(fd, &mut buffer).unwrap_or(0);
@@ -448,11 +455,6 @@ fn path_of(fd: RawFd, buffer: &mut [u8; PATH]) -> Option<usize> {
         buffer.fill(0);
     }
     whole.then_some(len)
-}
-
-/// Birth time in one word.
-pub(super) fn born(stat: &Statx) -> u64 {
-    sys::nanoseconds(stat.stx_btime.tv_sec, i64::from(stat.stx_btime.tv_nsec))
 }
 
 fn own_pid() -> u32 {

@@ -125,7 +125,14 @@ pub struct Slot {
     pub appended: AtomicU64,
     /// File position after the last append.
     pub append_position: AtomicU64,
-    _pad1: [AtomicU64; 14],
+    /// Number of appends.
+    pub appends: AtomicU64,
+    /// When the present window of appends began, nanoseconds since 1970.
+    pub window_at: AtomicU64,
+    /// 0: blocks ahead were never asked for; 1: asked for once; 2: the monitor holds a duplicate of
+    /// the description.
+    pub reserving: AtomicU32,
+    _pad1: [AtomicU32; 23],
     /// Written by the monitor: blocks are reserved up to here.
     pub reserved_to: AtomicU64,
     /// Written by the monitor: reservations made.

@@ -12,6 +12,7 @@ mod attach;
 mod dir;
 pub mod layout;
 mod list;
+mod reserve;
 pub(crate) mod settle;
 mod slot;
 pub(crate) mod snapshot;
@@ -20,6 +21,7 @@ pub(crate) mod sys;
 mod tests;
 pub(crate) mod text;
 mod thread;
+pub(crate) mod wire;
 
 use core::sync::atomic::Ordering;
 
@@ -123,4 +125,9 @@ impl Reason {
             Self::Other => "other",
         }
     }
+}
+
+/// Birth time of an inode in one word, zero where the file system has none.
+pub(crate) fn birth(stat: &Statx) -> u64 {
+    sys::nanoseconds(stat.stx_btime.tv_sec, i64::from(stat.stx_btime.tv_nsec))
 }

@@ -85,13 +85,6 @@ impl FileSlot {
         self.pending_word().store(0, Ordering::Release);
     }
 
-    /// Records an append of `bytes` that ended at `position`.
-    #[inline]
-    pub fn appended(&self, bytes: usize, position: u64) {
-        bump(&self.slot.appended, bytes as u64);
-        self.slot.append_position.store(position, Ordering::Relaxed);
-    }
-
     /// The program is about to close the descriptor: settles and gives the slot back.
     pub fn close(&self, fd: RawFd) {
         self.settle(fd);

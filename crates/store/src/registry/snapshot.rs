@@ -98,7 +98,8 @@ impl Snapshot {
         Ok(Self {
             fd,
             header,
-            age: sys::now().saturating_sub(modified),
+            // A time that lies ahead says nothing; such a file is not being made now.
+            age: sys::now().checked_sub(modified).unwrap_or(u64::MAX),
             whole: read == HEADER && stat.st_size as u64 == SIZE as u64,
         })
     }

@@ -25,6 +25,11 @@ impl Fd {
     pub(crate) fn new(fd: OwnedFd) -> Self {
         Self(fd.into_raw_fd())
     }
+
+    /// The descriptor's number.
+    pub(crate) fn raw(&self) -> RawFd {
+        self.0
+    }
 }
 
 impl AsFd for Fd {

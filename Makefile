@@ -1,0 +1,100 @@
+# Builds, tests, measures and installs Adit. Every step has a time limit of its own.
+#
+#   make demo                  real programs plainly and under Adit, every byte compared
+#   make test                  everything that needs no privilege
+#   make lab                   real programs on tmpfs, ext4, XFS and btrfs: root, loop devices, packages
+#   make bench                 the measurements of `adit bench`
+#   make install PREFIX=/usr   command, library, man pages, completions (DESTDIR is honoured)
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+PREFIX ?= /usr/local
+DESTDIR ?=
+CARGO_TARGET_DIR ?= target
+export CARGO_TARGET_DIR
+CARGO_TERM_PROGRESS_WHEN ?= never
+export CARGO_TERM_PROGRESS_WHEN
+
+RELEASE := $(CARGO_TARGET_DIR)/release
+# limit SECONDS: what does not end by itself is ended, and killed when it will not be.
+limit = timeout --kill-after=10 $(1)
+
+.PHONY: help
+help:
+	@sed -n 's/^#   //p' Makefile
+
+.PHONY: release
+release:
+	$(call limit,1200) $(CARGO) build --locked --release -p adit-shim -p adit-cli
+
+.PHONY: demo
+demo: release
+	$(call limit,600) $(RELEASE)/adit demo
+
+.PHONY: bench
+bench: release
+	$(call limit,1800) $(RELEASE)/adit bench
+
+# The cheap checks first: whoever breaks one of them learns it in a second.
+.PHONY: test
+test: test-tidy test-lab-runner test-clippy test-doc test-cargo test-deny
+
+.PHONY: test-tidy
+test-tidy:
+	$(call limit,120) $(CARGO) fmt --all --check
+	$(call limit,60) tests/tidy --self-test
+	$(call limit,60) tests/tidy
+	$(call limit,300) tests/rustix-backend --self-test
+	$(call limit,120) tests/rustix-backend
+
+# The lab's runner must find what a broken library does to files, before it judges ours.
+.PHONY: test-lab-runner
+test-lab-runner:
+	$(call limit,120) lab/self-test
+
+.PHONY: test-clippy
+test-clippy:
+	$(call limit,900) $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+# For those who work on it: private items are documented too, and public ones may point at them.
+.PHONY: test-doc
+test-doc:
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(call limit,600) $(CARGO) doc --locked --workspace --no-deps --document-private-items
+
+# The tests of the command preload the library: it is built before they start.
+.PHONY: test-cargo
+test-cargo:
+	$(call limit,900) $(CARGO) build --locked --workspace
+	$(call limit,900) $(CARGO) test --locked --workspace --no-run
+	$(call limit,1200) $(CARGO) test --locked --workspace --no-fail-fast
+
+.PHONY: test-deny
+test-deny:
+	@if $(CARGO) deny --version >/dev/null 2>&1; then \
+		$(call limit,300) $(CARGO) deny --locked check bans licenses sources; \
+	else \
+		echo "note: cargo-deny is not installed (cargo install cargo-deny --locked): licences and sources not checked"; \
+	fi
+
+.PHONY: lab
+lab: release
+	$(call limit,780) lab/run
+
+.PHONY: install
+install: release
+	install -D -m 0755 $(RELEASE)/adit $(DESTDIR)$(PREFIX)/bin/adit
+	install -D -m 0755 $(RELEASE)/libadit.so $(DESTDIR)$(PREFIX)/lib/adit/libadit.so
+	mkdir -p $(DESTDIR)$(PREFIX)/share/man/man1
+	$(RELEASE)/adit man $(DESTDIR)$(PREFIX)/share/man/man1
+	mkdir -p $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions \
+		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+	$(RELEASE)/adit completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/adit
+	$(RELEASE)/adit completions zsh >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_adit
+	$(RELEASE)/adit completions fish >$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/adit.fish
+
+.PHONY: clean
+clean:
+	$(CARGO) clean

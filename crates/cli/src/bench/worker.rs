@@ -1,0 +1,95 @@
+//! The measuring process: it runs under the library and writes one JSON line per case.
+
+use std::io::Write;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::cases::{Case, GROUPS, Goal, Stage};
+use super::sides;
+use crate::args::BenchWorkerArgs;
+use crate::doctor;
+use crate::failure::{Failure, NO, Outcome};
+
+/// A line of the worker's output.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Line {
+    /// The library is not there: nothing it would measure means anything.
+    Inactive,
+    /// What is going to be measured.
+    Medium(String),
+    /// One case's numbers, nanoseconds per operation, one entry per round.
+    Measured(Measured),
+}
+
+/// One case's numbers.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    pub(crate) name: String,
+    pub(crate) adit: Vec<f64>,
+    pub(crate) kernel: Vec<f64>,
+    pub(crate) raw: Vec<Vec<f64>>,
+    pub(crate) raw_is: String,
+    pub(crate) goal: Option<Goal>,
+}
+
+/// Passes before the first one that counts: the library adopts a file once its use pays.
+const WARM_UP: u32 = 3;
+
+/// Measures everything.
+pub(crate) fn work(args: &BenchWorkerArgs) -> Outcome {
+    if !sides::active() {
+        say(&Line::Inactive);
+        return Ok(NO);
+    }
+    let medium = doctor::medium_of(&args.dir);
+    say(&Line::Medium(medium.words().0.to_owned()));
+    measure(&args.dir, medium, args.rounds).map_err(|what| {
+        Failure::new(what).next("give bench a directory with 300 MB free: --dir DIR")
+    })?;
+    Ok(0)
+}
+
+fn measure(dir: &Path, medium: doctor::medium::Medium, rounds: u32) -> Result<(), String> {
+    let stage = Stage::new(dir, medium)?;
+    for group in GROUPS {
+        for case in group(&stage)? {
+            say(&Line::Measured(alternate(case, rounds)?));
+        }
+    }
+    Ok(())
+}
+
+/// Runs the sides in turn, beginning with another one in each round, so that whatever else the
+/// machine does meets all of them alike.
+fn alternate(mut case: Case<'_>, rounds: u32) -> Result<Measured, String> {
+    let mut measured = Measured {
+        name: case.name,
+        adit: Vec::new(),
+        kernel: Vec::new(),
+        raw: vec![Vec::new(); case.raw.len()],
+        raw_is: case.raw_is.to_owned(),
+        goal: case.goal,
+    };
+    let mut sides = vec![(&mut case.adit, &mut measured.adit)];
+    sides.push((&mut case.kernel, &mut measured.kernel));
+    sides.extend(case.raw.iter_mut().zip(&mut measured.raw));
+    let count = sides.len();
+    for round in 0..WARM_UP + rounds {
+        for turn in 0..count {
+            let (side, times) = &mut sides[(turn + round as usize) % count];
+            let time = side()?;
+            if round >= WARM_UP {
+                times.push(time);
+            }
+        }
+    }
+    Ok(measured)
+}
+
+fn say(line: &Line) {
+    if let Ok(text) = serde_json::to_string(line) {
+        println!("{text}");
+        let _ = std::io::stdout().flush();
+    }
+}

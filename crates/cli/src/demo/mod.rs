@@ -1,0 +1,328 @@
+//! `adit demo`: real programs plainly and under Adit, every byte compared, the times side by side.
+
+mod compare;
+mod side;
+mod table;
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::args::DemoArgs;
+use crate::doctor;
+use crate::failure::{Failure, NO, Outcome};
+use crate::output::{self, Progress, Table};
+use crate::run;
+use table::{CASES, Case};
+
+/// What became of a case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    /// Everything is the same.
+    Same,
+    /// Something is not.
+    Differs,
+    /// It failed on both sides or only plainly, so nothing was compared.
+    Broken,
+    /// A program it needs is not installed.
+    Skipped,
+}
+
+/// One row.
+#[derive(Debug, Serialize)]
+struct Row {
+    case: &'static str,
+    dir: PathBuf,
+    medium: &'static str,
+    verdict: Verdict,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plain_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adit_s: Option<f64>,
+    notes: Vec<String>,
+}
+
+/// Runs the cases and compares.
+pub(crate) fn demo(args: &DemoArgs) -> Outcome {
+    let cases = chosen(&args.only)?;
+    let program = std::env::current_exe()?;
+    check_library(&program)?;
+    let dirs = directories(&args.dir)?;
+    let prefix: Vec<&OsStr> = ["run", "--require", "--"].iter().map(OsStr::new).collect();
+    let prefix: Vec<&OsStr> = [program.as_os_str()].into_iter().chain(prefix).collect();
+    let progress = Progress::new();
+    let mut rows = Vec::new();
+    for dir in &dirs {
+        for case in &cases {
+            progress.at(rows.len(), cases.len() * dirs.len(), case.name);
+            rows.push(compare_sides(case, dir, &prefix, args)?);
+        }
+    }
+    drop(progress);
+    if args.json {
+        output::json(&rows)?;
+    } else {
+        print(&rows);
+    }
+    let bad = rows
+        .iter()
+        .any(|row| matches!(row.verdict, Verdict::Differs | Verdict::Broken));
+    Ok(if bad { NO } else { 0 })
+}
+
+fn chosen(only: &[String]) -> Result<Vec<&'static Case>, Failure> {
+    let wanted =
+        |case: &&Case| only.is_empty() || only.iter().any(|o| case.name.contains(o.as_str()));
+    let cases: Vec<&Case> = CASES.iter().filter(wanted).collect();
+    if cases.is_empty() {
+        let names: Vec<&str> = CASES.iter().map(|c| c.name).collect();
+        return Err(
+            Failure::new(format!("no case is called {}", only.join(" or ")))
+                .next(format!("choose from: {}", names.join("; "))),
+        );
+    }
+    Ok(cases)
+}
+
+/// A comparison of the kernel with itself would show that all is well.
+fn check_library(program: &Path) -> Result<(), Failure> {
+    let mut probe = std::process::Command::new(program);
+    run::under_library(probe.arg("served"))?;
+    if probe.status()?.success() {
+        return Ok(());
+    }
+    Err(
+        Failure::new("the library is not loaded into the programs, so there is nothing to compare")
+            .next("check the library with adit doctor"),
+    )
+}
+
+fn directories(named: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
+    if named.is_empty() {
+        let here = std::env::current_dir()?;
+        let memory = PathBuf::from("/dev/shm");
+        let second = (doctor::medium_of(&here) != doctor::medium_of(&memory)).then_some(here);
+        return Ok([Some(memory), second].into_iter().flatten().collect());
+    }
+    named
+        .iter()
+        .map(|dir| {
+            dir.canonicalize()
+                .ok()
+                .filter(|d| d.is_dir())
+                .ok_or_else(|| {
+                    Failure::new(format!("--dir {}: no such directory", dir.display()))
+                        .next("name directories that exist")
+                })
+        })
+        .collect()
+}
+
+/// A directory that goes away, unless its contents are evidence.
+struct Room(PathBuf, bool);
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if !self.1 {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+fn compare_sides(
+    case: &'static Case,
+    dir: &Path,
+    prefix: &[&OsStr],
+    args: &DemoArgs,
+) -> Result<Row, Failure> {
+    let medium = doctor::medium_of(dir).words().0;
+    let mut row = Row {
+        case: case.name,
+        dir: dir.to_owned(),
+        medium,
+        verdict: Verdict::Same,
+        plain_s: None,
+        adit_s: None,
+        notes: Vec::new(),
+    };
+    let missing: Vec<&str> = case
+        .needs
+        .iter()
+        .copied()
+        .filter(|name| !run::is_installed(name))
+        .collect();
+    if !missing.is_empty() {
+        row.verdict = Verdict::Skipped;
+        row.notes
+            .push(format!("not installed: {}", missing.join(", ")));
+        return Ok(row);
+    }
+    let name: String = case
+        .name
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+        .collect();
+    let path = dir.join(format!("adit-demo-{}-{name}", std::process::id()));
+    std::fs::create_dir(&path).map_err(|e| {
+        Failure::new(format!("{}: {e}", path.display())).next("name a directory with --dir")
+    })?;
+    let mut room = Room(path, false);
+    judge(
+        case,
+        &mut row,
+        &room.0,
+        prefix,
+        Duration::from_secs(args.limit),
+    )?;
+    room.1 = args.keep && row.verdict == Verdict::Differs;
+    if room.1 {
+        row.notes.push(format!("kept in {}", room.0.display()));
+    }
+    Ok(row)
+}
+
+fn judge(
+    case: &Case,
+    row: &mut Row,
+    room: &Path,
+    prefix: &[&OsStr],
+    limit: Duration,
+) -> Result<(), Failure> {
+    let plain = side::run(case, room, "plain", &[], limit)?;
+    if let Some(why) = plain.failed {
+        row.verdict = Verdict::Broken;
+        row.notes.push(format!("even plainly, {why}"));
+        return Ok(());
+    }
+    let adit = side::run(case, room, "adit", prefix, limit)?;
+    row.plain_s = Some(plain.took.as_secs_f64());
+    row.adit_s = Some(adit.took.as_secs_f64());
+    row.notes.extend(adit.failed);
+    if plain.out != adit.out {
+        row.notes.push(format!(
+            "the output differs: {}",
+            first_lines(&plain.out, &adit.out)
+        ));
+    }
+    row.notes.extend(compare::trees(&plain.tree, &adit.tree));
+    if !row.notes.is_empty() {
+        row.verdict = Verdict::Differs;
+    }
+    Ok(())
+}
+
+/// The first lines that are not the same.
+fn first_lines(plain: &[u8], adit: &[u8]) -> String {
+    let (plain, adit) = (
+        String::from_utf8_lossy(plain),
+        String::from_utf8_lossy(adit),
+    );
+    let (mut plain, mut adit) = (plain.lines(), adit.lines());
+    loop {
+        match (plain.next(), adit.next()) {
+            (None, None) => return "in the last line's end".to_owned(),
+            (left, right) if left == right => {}
+            (left, right) => {
+                let show = |line: Option<&str>| match line {
+                    Some(line) => format!("{:?}", line.chars().take(100).collect::<String>()),
+                    None => "the end".to_owned(),
+                };
+                return format!("{} plainly, {} under adit", show(left), show(right));
+            }
+        }
+    }
+}
+
+fn print(rows: &[Row]) {
+    let mut table = Table::new(&[
+        "program",
+        "medium",
+        "result",
+        ">plain s",
+        ">adit s",
+        ">adit/plain",
+    ]);
+    for row in rows {
+        let seconds = |s: Option<f64>| s.map_or("-".to_owned(), |s| format!("{s:.2}"));
+        let ratio = row
+            .plain_s
+            .zip(row.adit_s)
+            .map(|(plain, adit)| adit / plain.max(1e-9));
+        let verdict = match row.verdict {
+            Verdict::Same => "same",
+            Verdict::Differs => "DIFFERS",
+            Verdict::Broken => "BROKEN",
+            Verdict::Skipped => "skipped",
+        };
+        let (plain, adit) = (seconds(row.plain_s), seconds(row.adit_s));
+        table.row([
+            row.case.to_owned(),
+            row.medium.to_owned(),
+            verdict.to_owned(),
+            plain,
+            adit,
+            seconds(ratio),
+        ]);
+    }
+    table.print();
+    for row in rows {
+        for note in &row.notes {
+            println!("{} in {}: {note}", row.case, row.dir.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A script that does what its environment says stands for a library with a bug: the comparison
+    /// must see it.
+    fn verdict(script: &'static str) -> (Verdict, Vec<String>) {
+        static CASE_NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = CASE_NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let case: &'static Case = Box::leak(Box::new(Case {
+            name: "planted",
+            needs: &["bash"],
+            script,
+            argument: "",
+        }));
+        let dir = std::env::temp_dir().join(format!("adit-demo-{}-{number}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let args = DemoArgs {
+            dir: Vec::new(),
+            only: Vec::new(),
+            limit: 2,
+            json: false,
+            keep: false,
+        };
+        let prefix = [OsStr::new("env"), OsStr::new("BUG=1")];
+        let row = compare_sides(case, &dir, &prefix, &args).unwrap();
+        // Fails when anything was left behind.
+        std::fs::remove_dir(&dir).unwrap();
+        (row.verdict, row.notes)
+    }
+
+    #[test]
+    fn the_comparison_can_fail() {
+        assert_eq!(verdict("echo same; echo same >file").0, Verdict::Same);
+        assert_eq!(verdict("echo ${BUG-none}").0, Verdict::Differs);
+        assert_eq!(verdict("echo ${BUG-none} >file").0, Verdict::Differs);
+        assert_eq!(verdict("exit ${BUG-0}").0, Verdict::Differs);
+        assert_eq!(verdict("exit 1").0, Verdict::Broken);
+        assert_eq!(verdict("kill -9 $$").0, Verdict::Broken);
+        let (verdict, notes) = verdict("if [ ${BUG-0} = 1 ]; then sleep 60; fi");
+        assert_eq!(verdict, Verdict::Differs);
+        assert!(notes[0].contains("longer than 2 s"), "{notes:?}");
+    }
+
+    #[test]
+    fn output_is_quoted_where_it_differs() {
+        let text = first_lines(b"a\nb\nc\n", b"a\nx\nc\n");
+        assert_eq!(text, "\"b\" plainly, \"x\" under adit");
+        assert!(first_lines(b"a\n", b"a\nb\n").contains("the end plainly"));
+    }
+}

@@ -1,0 +1,347 @@
+//! The real medium: a file in memory.
+//!
+//! A [`MappedMedium`] reserves far more addresses than the file has bytes, so that the file can grow
+//! without moving; what is not mapped yet is outside its size and refused.
+//!
+//! What makes a store durable depends on the medium, and the type knows: on `dax` the write-back and
+//! the fence do; on `ram` nothing has to; on `cached` the owner's kernel sync does, not this type. On
+//! the latter two, [`Medium::flush`] and [`Medium::fence`] therefore only order.
+//!
+//! Another process, or an outsider, can cut the file short under the mapping, or its device can fail.
+//! Every access is guarded, so this is no signal but an error: the access reports the range with a
+//! medium of size zero, and [`MappedMedium::damage`] remembers the first such place.
+//!
+//! # Safety
+//!
+//! The unsafe code accesses the window. The invariant: an access is made only after its range was
+//! checked against `size`, and `size` grows only after the window was mapped up to it, so addresses
+//! are the window's own, which lives as long as the medium. Other processes change the bytes at any
+//! time, so they are reached by single instructions and copies in assembly only, never by reference.
+#![allow(unsafe_code)]
+
+use crate::copy::{Fault, guarded_copy, guarded_copy_streaming, guarded_copy_streaming_volatile};
+use crate::detect::MediumKind;
+use crate::flush;
+use crate::in_words;
+use crate::map::{Access, MapError, PAGE, Synchronous, Window};
+use crate::medium::{Medium, OutOfRange};
+use crate::word;
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::io::Errno;
+
+/// What makes a store to a mapped medium durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Persistence {
+    /// Write-back and fence.
+    Dax,
+    /// Nothing: it is as durable as it gets once stored.
+    Ram,
+    /// A kernel sync, which the owner of the medium makes.
+    Cached,
+}
+
+impl Persistence {
+    /// The persistence of a kind of medium; none for a medium that Adit leaves alone.
+    pub fn of(kind: MediumKind) -> Option<Persistence> {
+        match kind {
+            MediumKind::Dax => Some(Persistence::Dax),
+            MediumKind::Ram => Some(Persistence::Ram),
+            MediumKind::Cached => Some(Persistence::Cached),
+            MediumKind::Other => None,
+        }
+    }
+}
+
+/// Why a file could not become a medium, or could not grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum MediumError {
+    /// The file holds less than was to be mapped.
+    #[error("the file holds {actual} bytes, {wanted} were to be mapped")]
+    TooShort {
+        /// Bytes wanted.
+        wanted: u64,
+        /// Bytes there.
+        actual: u64,
+    },
+    /// The size is beyond the addresses reserved for the medium.
+    #[error("{wanted} bytes do not fit the {reserved} bytes of addresses reserved")]
+    BeyondReserve {
+        /// Bytes wanted.
+        wanted: u64,
+        /// Bytes reserved.
+        reserved: u64,
+    },
+    /// The medium should be persistent memory, but the kernel refuses a synchronous mapping.
+    #[error("the kernel refuses to map the file synchronously (MAP_SYNC)")]
+    NotSynchronous,
+    /// The mapping failed.
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// The kernel refused to say how long the file is.
+    #[error("cannot examine the file: {}", in_words(*.0))]
+    Examine(Errno),
+}
+
+/// A range that the medium lost while it was mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Damage {
+    /// First byte of the access that failed.
+    pub offset: u64,
+}
+
+/// A file, mapped and growing, as a [`Medium`].
+#[derive(Debug)]
+pub struct MappedMedium {
+    window: Window,
+    persistence: Persistence,
+    /// Whether every mapping must be made with `MAP_SYNC`.
+    synchronous: bool,
+    size: AtomicU64,
+    /// Offset of the first failed access plus one; zero if none failed.
+    damage: AtomicU64,
+}
+
+/// From this length on, streaming wins over plain stores on media without durability, too: the
+/// destination is hardly in the cache any more, and the copy does not wash the cache out. Below, a
+/// destination that was recently used makes plain stores several times faster.
+const STREAM_VOLATILE_FROM: usize = 64 << 10;
+
+impl MappedMedium {
+    /// Maps the whole pages of `fd` (opened read-write) and reserves addresses for `reserve` bytes.
+    pub fn new(
+        fd: impl AsFd,
+        persistence: Persistence,
+        reserve: usize,
+    ) -> Result<MappedMedium, MediumError> {
+        Self::with(
+            fd.as_fd(),
+            persistence,
+            persistence == Persistence::Dax,
+            reserve,
+        )
+    }
+
+    /// A medium that executes what [`Persistence::Dax`] does (streaming stores, write-back, fences)
+    /// on a file that need not be one: to test and to time that path without the hardware. It
+    /// survives what its file survives, no more.
+    pub fn emulating_dax(fd: impl AsFd, reserve: usize) -> Result<MappedMedium, MediumError> {
+        Self::with(fd.as_fd(), Persistence::Dax, false, reserve)
+    }
+
+    fn with(
+        fd: BorrowedFd<'_>,
+        persistence: Persistence,
+        synchronous: bool,
+        reserve: usize,
+    ) -> Result<MappedMedium, MediumError> {
+        let size = whole_pages(fd)?;
+        let window = Window::reserve(reserve)?;
+        let medium = MappedMedium {
+            window,
+            persistence,
+            synchronous,
+            size: AtomicU64::new(0),
+            damage: AtomicU64::new(0),
+        };
+        if size != 0 {
+            medium.grow(fd, size)?;
+        }
+        Ok(medium)
+    }
+
+    /// Maps more of the same file, which must already be that long; returns the size in force. Any
+    /// number of threads may do it at once. Smaller sizes than the present one change nothing.
+    pub fn grow(&self, fd: impl AsFd, size: u64) -> Result<u64, MediumError> {
+        let fd = fd.as_fd();
+        let present = self.size.load(Ordering::Acquire);
+        if size <= present {
+            return Ok(present);
+        }
+        let reserved = self.window.len() as u64;
+        if size > reserved {
+            return Err(MediumError::BeyondReserve {
+                wanted: size,
+                reserved,
+            });
+        }
+        let actual = whole_pages(fd)?;
+        if size > actual || !size.is_multiple_of(PAGE as u64) {
+            return Err(MediumError::TooShort {
+                wanted: size,
+                actual,
+            });
+        }
+        // Two threads that grow at once map the same pages at the same place: harmless.
+        let (at, len) = (present as usize, (size - present) as usize);
+        let synchronous = self.synchronous;
+        let how = self
+            .window
+            .map(at, fd, present, len, Access::ReadWrite, synchronous)?;
+        if synchronous && how == Synchronous::No {
+            return Err(MediumError::NotSynchronous);
+        }
+        Ok(self.size.fetch_max(size, Ordering::AcqRel).max(size))
+    }
+
+    /// What makes stores durable.
+    pub fn persistence(&self) -> Persistence {
+        self.persistence
+    }
+
+    /// The first place that could not be accessed although it was mapped, if any ever was.
+    pub fn damage(&self) -> Option<Damage> {
+        let mark = self.damage.load(Ordering::Acquire);
+        mark.checked_sub(1).map(|offset| Damage { offset })
+    }
+
+    /// The address of a range, for guarded copies to and from other memory. Valid while the medium
+    /// lives; accessing it may fault.
+    pub fn address(&self, offset: u64, len: u64) -> Result<*mut u8, OutOfRange> {
+        let size = self.size.load(Ordering::Acquire);
+        match offset.checked_add(len) {
+            Some(end) if end <= size => Ok(self.window.base().wrapping_add(offset as usize)),
+            _ => Err(OutOfRange { offset, len, size }),
+        }
+    }
+
+    /// Fills page tables for a range, so that first accesses do not fault. Best effort.
+    pub fn populate(&self, offset: u64, len: u64) -> Result<(), MediumError> {
+        let size = self.size.load(Ordering::Acquire);
+        let start = offset.min(size) / PAGE as u64 * PAGE as u64;
+        let end = offset
+            .saturating_add(len)
+            .min(size)
+            .next_multiple_of(PAGE as u64);
+        if start < end {
+            self.window
+                .populate(start as usize, (end - start) as usize)?;
+        }
+        Ok(())
+    }
+
+    /// Asks for huge pages. Best effort.
+    pub fn prefer_huge(&self) {
+        let _ = self
+            .window
+            .prefer_huge(0, self.size.load(Ordering::Acquire) as usize);
+    }
+
+    /// The address of an aligned word.
+    fn word(&self, offset: u64) -> Result<*mut u64, OutOfRange> {
+        let at = self.address(offset, 8)?;
+        if offset.is_multiple_of(8) {
+            Ok(at.cast())
+        } else {
+            Err(OutOfRange {
+                offset,
+                len: 8,
+                size: self.size(),
+            })
+        }
+    }
+
+    /// Turns a fault into the error of the interface and remembers it.
+    fn lost(&self, offset: u64, len: u64) -> OutOfRange {
+        let mark = offset.saturating_add(1);
+        let _ = self
+            .damage
+            .compare_exchange(0, mark, Ordering::AcqRel, Ordering::Relaxed);
+        OutOfRange {
+            offset,
+            len,
+            size: 0,
+        }
+    }
+}
+
+/// Bytes in the whole pages of a file.
+fn whole_pages(fd: BorrowedFd<'_>) -> Result<u64, MediumError> {
+    let stat = rustix::fs::fstat(fd).map_err(MediumError::Examine)?;
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    Ok(size - size % PAGE as u64)
+}
+
+impl Medium for MappedMedium {
+    fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn load(&self, offset: u64) -> Result<u64, OutOfRange> {
+        let at = self.word(offset)?;
+        // SAFETY: `word` checked range and alignment.
+        unsafe { word::load(at) }.map_err(|Fault| self.lost(offset, 8))
+    }
+
+    #[inline]
+    fn store(&self, offset: u64, value: u64) -> Result<(), OutOfRange> {
+        let at = self.word(offset)?;
+        // SAFETY: `word` checked range and alignment.
+        unsafe { word::store(at, value) }.map_err(|Fault| self.lost(offset, 8))
+    }
+
+    #[inline]
+    fn compare_exchange(
+        &self,
+        offset: u64,
+        current: u64,
+        new: u64,
+    ) -> Result<Result<u64, u64>, OutOfRange> {
+        let at = self.word(offset)?;
+        // SAFETY: `word` checked range and alignment.
+        unsafe { word::compare_exchange(at, current, new) }.map_err(|Fault| self.lost(offset, 8))
+    }
+
+    #[inline]
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
+        let len = into.len();
+        let from = self.address(offset, len as u64)?;
+        // SAFETY: `address` checked the source; the destination is a slice.
+        unsafe { guarded_copy(into.as_mut_ptr(), from, len) }
+            .map_err(|Fault| self.lost(offset, len as u64))?;
+        // What was read must not be overtaken by what is read next (versions, checksums).
+        fence(Ordering::Acquire);
+        Ok(())
+    }
+
+    #[inline]
+    fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
+        let len = from.len();
+        let to = self.address(offset, len as u64)?;
+        let src = from.as_ptr();
+        // SAFETY (all three): `address` checked the destination; the source is a slice.
+        let copied = if self.persistence == Persistence::Dax {
+            // SAFETY: see above.
+            unsafe { guarded_copy_streaming(to, src, len) }
+        } else if len >= STREAM_VOLATILE_FROM {
+            // SAFETY: see above.
+            let copied = unsafe { guarded_copy_streaming_volatile(to, src, len) };
+            // Here and not in `fence`, so that fences after plain stores stay free.
+            flush::fence();
+            copied
+        } else {
+            // SAFETY: see above.
+            unsafe { guarded_copy(to, src, len) }
+        };
+        copied.map_err(|Fault| self.lost(offset, len as u64))
+    }
+
+    #[inline]
+    fn flush(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
+        let at = self.address(offset, len)?;
+        if self.persistence != Persistence::Dax {
+            return Ok(());
+        }
+        // SAFETY: `address` checked the range.
+        unsafe { flush::write_back(at, len as usize) }.map_err(|Fault| self.lost(offset, len))
+    }
+
+    #[inline]
+    fn fence(&self) {
+        match self.persistence {
+            Persistence::Dax => flush::fence(),
+            Persistence::Ram | Persistence::Cached => fence(Ordering::Release),
+        }
+    }
+}

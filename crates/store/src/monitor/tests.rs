@@ -1,0 +1,463 @@
+//! # Safety
+//!
+//! The tests send signals to helper processes they started.
+#![allow(unsafe_code)]
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
+
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{MetadataExt as _, symlink};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use super::*;
+use crate::registry::{FileSlot, Listing, Registry, layout, list};
+use crate::testing::{
+    Helper, Scratch, argument, eventually, id_of, is_helper, listen, modified, old, open_rw,
+    registry, runtime_at, say,
+};
+
+fn quick() -> Options {
+    Options {
+        poll: Duration::from_millis(20),
+        idle: Duration::from_millis(300),
+        stay_for: None,
+    }
+}
+
+/// A monitor in a process of its own.
+fn monitor(scratch: &Scratch) -> Helper {
+    let mut helper = Helper::start("monitor::tests::helper_monitor", &[("T_DIR", &scratch.0)]);
+    helper.wait_for("running");
+    let dir = runtime_at(&scratch.path("run"));
+    eventually("the monitor answers", || join(&dir, 0));
+    helper
+}
+
+#[test]
+#[ignore = "a helper process of the tests"]
+fn helper_monitor() {
+    if !is_helper() {
+        return;
+    }
+    let options = Options {
+        idle: Duration::from_secs(60),
+        ..quick()
+    };
+    say("running");
+    let outcome = run(&runtime_at(&argument("T_DIR").join("run")), &options);
+    say(&format!("{outcome:?}"));
+}
+
+/// A program that has stored to the file `data` and goes on living.
+fn program(scratch: &Scratch) -> Helper {
+    let mut helper = Helper::start("monitor::tests::helper_program", &[("T_DIR", &scratch.0)]);
+    helper.wait_for("stored");
+    helper
+}
+
+#[test]
+#[ignore = "a helper process of the tests"]
+fn helper_program() {
+    if !is_helper() {
+        return;
+    }
+    let dir = argument("T_DIR");
+    let registry = registry(&dir.join("run"));
+    let file = open_rw(&dir.join("data"));
+    let slot = attach(registry, &file);
+    slot.stored_now();
+    say("stored");
+    loop {
+        listen();
+        slot.stored_now();
+        say("again");
+    }
+}
+
+fn attach(registry: &'static Registry, file: &std::fs::File) -> FileSlot {
+    registry.file(id_of(file), file.as_raw_fd()).expect("slot")
+}
+
+fn listing(scratch: &Scratch) -> Listing {
+    list(&runtime_at(&scratch.path("run"))).expect("list")
+}
+
+fn is_recent(path: &Path) -> bool {
+    SystemTime::now()
+        .duration_since(modified(path))
+        .map_or(true, |age| age < Duration::from_secs(3600))
+}
+
+fn make_old(path: &Path) {
+    open_rw(path).set_modified(old()).expect("set time");
+}
+
+#[test]
+fn living_processes_are_settled_again_and_again() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let mut program = program(&scratch);
+    assert_eq!(modified(&path), old());
+    let _monitor = monitor(&scratch);
+    eventually("the time is advanced", || is_recent(&path));
+    eventually("the mark is gone", || {
+        !listing(&scratch).processes[0].files[0].pending
+    });
+    assert!(listing(&scratch).processes[0].files[0].settled_at > 0);
+    make_old(&path);
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(modified(&path), old(), "nothing was stored since");
+    program.go_on();
+    program.wait_for("again");
+    eventually("the time is advanced again", || is_recent(&path));
+}
+
+#[test]
+fn a_renamed_file_of_a_living_process_is_found() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let _program = program(&scratch);
+    let elsewhere = scratch.path("sub");
+    std::fs::create_dir(&elsewhere).expect("mkdir");
+    std::fs::rename(&path, elsewhere.join("renamed")).expect("rename");
+    let decoy = scratch.old_file("data");
+    let _monitor = monitor(&scratch);
+    eventually("advanced", || is_recent(&elsewhere.join("renamed")));
+    assert_eq!(modified(&decoy), old());
+}
+
+#[test]
+fn a_killed_program_is_repaired_and_cleared_away() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let mut program = program(&scratch);
+    program.kill();
+    assert!(!listing(&scratch).processes[0].alive);
+    assert_eq!(modified(&path), old(), "nobody looked after it yet");
+    let outcome = run(&runtime_at(&scratch.path("run")), &quick()).expect("run");
+    let work = Work {
+        settled: 1,
+        cleared: 1,
+    };
+    assert_eq!(outcome, Outcome::Idle(work));
+    assert!(is_recent(&path));
+    assert!(listing(&scratch).processes.is_empty());
+}
+
+#[test]
+fn a_killed_programs_renamed_file_is_found_and_no_other_touched() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let mut program = program(&scratch);
+    program.kill();
+    std::fs::rename(&path, scratch.path("renamed")).expect("rename");
+    let decoy = scratch.old_file("data");
+    run(&runtime_at(&scratch.path("run")), &quick()).expect("run");
+    assert!(is_recent(&scratch.path("renamed")));
+    assert_eq!(modified(&decoy), old());
+}
+
+#[test]
+fn a_link_in_place_of_a_killed_programs_file_is_not_followed() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let victim = scratch.old_file("victim");
+    let mut program = program(&scratch);
+    program.kill();
+    std::fs::remove_file(&path).expect("remove");
+    symlink(&victim, &path).expect("symlink");
+    run(&runtime_at(&scratch.path("run")), &quick()).expect("run");
+    assert_eq!(modified(&victim), old());
+}
+
+#[test]
+fn a_killed_monitor_loses_nothing() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let mut program = program(&scratch);
+    for _ in 0..5 {
+        let mut monitor = monitor(&scratch);
+        make_old(&path);
+        program.go_on();
+        program.wait_for("again");
+        monitor.kill();
+    }
+    let mut last = monitor(&scratch);
+    eventually("the next one goes on", || is_recent(&path));
+    make_old(&path);
+    // One that dies between taking the mark and advancing the time leaves the settling word.
+    last.kill();
+    program.kill();
+    let name = listing(&scratch).processes[0].file.clone();
+    let offset = core::mem::offset_of!(layout::Header, settling) as u64;
+    let file = open_rw(&scratch.path("run").join(name));
+    std::os::unix::fs::FileExt::write_all_at(&file, &1u32.to_ne_bytes(), offset).expect("write");
+    drop(file);
+    assert!(listing(&scratch).processes[0].files[0].pending);
+    run(&runtime_at(&scratch.path("run")), &quick()).expect("run");
+    assert!(is_recent(&path));
+}
+
+#[test]
+fn an_interrupted_settlement_of_a_living_process_is_repeated() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let _program = program(&scratch);
+    let first = monitor(&scratch);
+    eventually("settled", || is_recent(&path));
+    drop(first);
+    make_old(&path);
+    let name = listing(&scratch).processes[0].file.clone();
+    let offset = core::mem::offset_of!(layout::Header, settling) as u64;
+    let file = open_rw(&scratch.path("run").join(name));
+    std::os::unix::fs::FileExt::write_all_at(&file, &1u32.to_ne_bytes(), offset).expect("write");
+    let _second = monitor(&scratch);
+    eventually("settled by the next one", || is_recent(&path));
+    eventually("the word is cleared", || {
+        !listing(&scratch).processes[0].files[0].pending
+    });
+}
+
+#[test]
+fn there_is_one_monitor_and_it_ends_when_idle() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let first = monitor(&scratch);
+    assert_eq!(run(&dir, &quick()).expect("run"), Outcome::AlreadyRunning);
+    drop(first);
+    let started = Instant::now();
+    let outcome = run(&dir, &quick()).expect("run");
+    assert_eq!(outcome, Outcome::Idle(Work::default()));
+    let lived = started.elapsed();
+    assert!(
+        lived >= quick().idle && lived < Duration::from_secs(5),
+        "{lived:?}"
+    );
+    assert!(!join(&dir, std::process::id()), "nobody listens");
+    assert!(!scratch.path("run/monitor.sock").exists());
+}
+
+#[test]
+fn many_that_start_at_once_agree_on_one() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let program = Helper::start("monitor::tests::helper_sleeps", &[("T_DIR", &scratch.0)]);
+    let options = Options {
+        stay_for: Some(program.child.id()),
+        ..quick()
+    };
+    let running = std::sync::atomic::AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let outcome = run(&dir, &options).expect("run");
+                let ran = u32::from(outcome != Outcome::AlreadyRunning);
+                running.fetch_add(ran, std::sync::atomic::Ordering::Relaxed);
+            });
+        }
+        // Much longer than it stays for nobody.
+        std::thread::sleep(quick().idle * 3);
+        assert!(join(&dir, 0), "it stays for the program");
+        drop(program);
+    });
+    assert_eq!(running.into_inner(), 1);
+}
+
+#[test]
+#[ignore = "a helper process of the tests"]
+fn helper_sleeps() {
+    if is_helper() {
+        listen();
+    }
+}
+
+#[test]
+fn it_stays_for_whoever_joined() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let program = Helper::start("monitor::tests::helper_sleeps", &[("T_DIR", &scratch.0)]);
+    std::thread::scope(|scope| {
+        let monitor = scope.spawn(|| run(&dir, &quick()).expect("run"));
+        eventually("joined", || join(&dir, program.child.id()));
+        std::thread::sleep(quick().idle * 3);
+        assert!(!monitor.is_finished());
+        let path = scratch.old_file("data");
+        let file = open_rw(&path);
+        let registry = registry(&scratch.path("run"));
+        attach(registry, &file).stored_now();
+        eventually("an attachment is noticed", || is_recent(&path));
+        registry.detach();
+        drop(program);
+        monitor.join().expect("monitor");
+    });
+}
+
+#[test]
+fn rubbish_is_survived_and_cleared_away() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let victim = scratch.old_file("victim");
+    let meta = std::fs::metadata(&victim).expect("metadata");
+    let put = |name: &str, bytes: &[u8]| {
+        let path = scratch.path("run").join(name);
+        std::fs::write(&path, bytes).expect("write");
+        make_old(&path);
+    };
+    put("proc.1.1", b"");
+    put("proc.1.2", &vec![0xff; layout::SIZE]);
+    put("unrelated", b"stays");
+    // The right words in front of garbage which claims that everything is pending; one slot names
+    // a real file, but not its birth time.
+    let mut garbage = vec![0xff; layout::SIZE];
+    garbage[..8].copy_from_slice(&layout::MAGIC.to_ne_bytes());
+    garbage[8..16].copy_from_slice(&layout::ABI.to_ne_bytes());
+    garbage[16..20].copy_from_slice(&1u32.to_ne_bytes());
+    for index in 0..layout::SLOTS {
+        garbage[layout::slot_offset(index)] = layout::state::OPEN as u8;
+    }
+    let slot = layout::slot_offset(0);
+    let mut set = |field: usize, bytes: &[u8]| {
+        garbage[slot + field..slot + field + bytes.len()].copy_from_slice(bytes);
+    };
+    let text = victim.to_str().expect("path").as_bytes();
+    set(core::mem::offset_of!(layout::Slot, path), text);
+    set(
+        core::mem::offset_of!(layout::Slot, path_len),
+        &(text.len() as u32).to_ne_bytes(),
+    );
+    set(
+        core::mem::offset_of!(layout::Slot, dev),
+        &meta.dev().to_ne_bytes(),
+    );
+    set(
+        core::mem::offset_of!(layout::Slot, ino),
+        &meta.ino().to_ne_bytes(),
+    );
+    put("proc.1.3", &garbage);
+    // The same in a file that looks alive, because somebody holds its lock.
+    put("proc.1.4", &garbage);
+    let locked = open_rw(&scratch.path("run/proc.1.4"));
+    locked.lock().expect("lock");
+    std::thread::scope(|scope| {
+        let monitor = scope.spawn(|| run(&dir, &quick()).expect("run"));
+        let gone = |name: &str| !scratch.path("run").join(name).exists();
+        eventually("cleared", || {
+            gone("proc.1.1") && gone("proc.1.2") && gone("proc.1.3")
+        });
+        assert!(!gone("proc.1.4") && !gone("unrelated"));
+        // Cut while it is looked at.
+        locked.set_len(100).expect("cut");
+        locked.set_modified(old()).expect("set time");
+        std::thread::sleep(Duration::from_millis(100));
+        drop(locked);
+        monitor.join().expect("monitor");
+    });
+    assert_eq!(modified(&victim), old());
+}
+
+#[test]
+fn a_directory_of_somebody_else_is_refused() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(scratch.path("run"), Some(1234), None).expect("chown");
+        let refused = run(&dir, &quick()).expect_err("refused");
+        assert!(matches!(
+            refused,
+            MonitorError::Dir(DirError::OwnedBy { owner: 1234 })
+        ));
+        assert!(!join(&dir, 1));
+    }
+}
+
+#[test]
+fn a_thousand_processes_attach() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    scratch.old_file("data");
+    let mut helper = Helper::start("monitor::tests::helper_thousand", &[("T_DIR", &scratch.0)]);
+    helper.wait_for("attached");
+    let all = listing(&scratch).processes;
+    assert_eq!(all.len(), 1000);
+    assert!(
+        all.iter()
+            .all(|process| process.alive && process.files.len() == 1)
+    );
+    std::thread::scope(|scope| {
+        let monitor = scope.spawn(|| run(&dir, &quick()).expect("run"));
+        let pending = |process: &crate::registry::ProcessStat| process.files[0].pending;
+        eventually("all settled", || {
+            !listing(&scratch).processes.iter().any(pending)
+        });
+        helper.go_on();
+        helper.wait_for("killed");
+        eventually("all cleared", || listing(&scratch).processes.is_empty());
+        let Outcome::Idle(work) = monitor.join().expect("monitor") else {
+            panic!("the only monitor");
+        };
+        assert_eq!(work.cleared, 1000);
+        assert!(work.settled >= 1000);
+    });
+}
+
+#[test]
+#[ignore = "a helper process of the tests"]
+fn helper_thousand() {
+    if !is_helper() {
+        return;
+    }
+    let dir = argument("T_DIR");
+    let registry = registry(&dir.join("run"));
+    let file = open_rw(&dir.join("data"));
+    let (id, fd) = (id_of(&file), file.as_raw_fd());
+    let mut pipe = [0; 2];
+    // SAFETY: the array has room for two descriptors.
+    assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
+    let mut children = Vec::new();
+    for _ in 0..1000 {
+        // SAFETY: the child only calls what a signal handler may call.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            registry.after_fork_child();
+            let slot = registry.file(id, fd);
+            if let Some(slot) = slot {
+                slot.stored_now();
+            }
+            let byte = u8::from(slot.is_some());
+            // SAFETY: one byte from a local; then the process waits for its end.
+            unsafe {
+                libc::write(pipe[1], (&raw const byte).cast(), 1);
+                libc::alarm(60);
+                loop {
+                    libc::pause();
+                }
+            }
+        }
+        assert!(child > 0, "fork");
+        children.push(child);
+    }
+    for _ in 0..1000 {
+        let mut byte = 0u8;
+        // SAFETY: one byte into a local.
+        unsafe { libc::read(pipe[0], (&raw mut byte).cast(), 1) };
+        assert_eq!(byte, 1);
+    }
+    say("attached");
+    listen();
+    for child in children {
+        // SAFETY: the pids are those of children that were not reaped yet.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, core::ptr::null_mut(), 0);
+        }
+    }
+    say("killed");
+    listen();
+}

@@ -1,0 +1,239 @@
+//! Advancing the times of files that were changed by stores: of living processes through their own
+//! descriptor tables, of dead ones by path.
+
+use core::mem::offset_of;
+
+use rustix::fd::AsFd as _;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use rustix::io::Errno;
+
+use crate::registry::layout::{Header, Slot, slot_offset};
+use crate::registry::settle::times;
+use crate::registry::snapshot::{SlotCopy, Snapshot};
+use crate::registry::sys::{self, Fd};
+use crate::registry::text::Text;
+use crate::registry::{FileId, birth};
+
+/// Names looked at when a dead process's file is no longer where it was.
+const MOST_NAMES: usize = 1 << 16;
+
+/// What became of one slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Settled {
+    /// The time was advanced.
+    Advanced,
+    /// It can be tried again later.
+    Later,
+    /// There was nothing to do, or nothing can be done.
+    Nothing,
+}
+
+/// Settles one slot of a living process.
+///
+/// The order is the protocol of [`crate::registry`]: show ourselves, look at the mark again, clear
+/// it, take the time. A program that clears the mark itself either sees us in between and waits, or
+/// we see that the mark is gone.
+pub(super) fn of_living(snapshot: &Snapshot, index: usize) -> Settled {
+    let marks = Marks { snapshot, index };
+    let was_interrupted = marks.settling();
+    let Some(slot) = snapshot.slot(index) else {
+        return Settled::Nothing;
+    };
+    marks.set_settling(1);
+    let result = if marks.pending() || was_interrupted {
+        settle_shown(snapshot, &marks, &slot)
+    } else {
+        Settled::Nothing
+    };
+    marks.set_settling(0);
+    result
+}
+
+fn settle_shown(snapshot: &Snapshot, marks: &Marks<'_>, slot: &SlotCopy) -> Settled {
+    let pin = pin_through_process(snapshot.pid(), slot).or_else(|| pin_by_path(slot));
+    let Some(pin) = pin else {
+        // An open descriptor may be reachable again (a process that is not dumpable for now); a
+        // closed one will not come back.
+        marks.set_pending(u32::from(slot.is_open()));
+        return if slot.is_open() {
+            Settled::Later
+        } else {
+            Settled::Nothing
+        };
+    };
+    marks.set_pending(0);
+    // The slot may have been given to another file since it was copied; its mark is not ours.
+    let same = |now: &SlotCopy| now.state() == slot.state();
+    if !snapshot.slot(marks.index).is_some_and(|now| same(&now)) {
+        marks.set_pending(1);
+        return Settled::Later;
+    }
+    let advanced = advance(
+        &pin,
+        Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_NOW,
+        },
+    );
+    give_back_explicit_time(snapshot, marks.index, slot, &pin);
+    match advanced {
+        Ok(()) => {
+            marks.note(offset_of!(Slot, settled_at), sys::now());
+            Settled::Advanced
+        }
+        Err(_) => Settled::Nothing,
+    }
+}
+
+/// If the program set the times while we were at it, its word is the last one.
+fn give_back_explicit_time(snapshot: &Snapshot, index: usize, before: &SlotCopy, pin: &Fd) {
+    let Some(now) = snapshot.slot(index) else {
+        return;
+    };
+    if now.state() == before.state() && now.times_set() != before.times_set() {
+        let (tv_sec, tv_nsec) = now.explicit();
+        if (0..1_000_000_000).contains(&tv_nsec) {
+            let _ = advance(pin, Timespec { tv_sec, tv_nsec });
+        }
+    }
+}
+
+/// Settles one slot of a dead process.
+pub(super) fn of_dead(snapshot: &Snapshot, index: usize) -> Settled {
+    let Some(slot) = snapshot.slot(index) else {
+        return Settled::Nothing;
+    };
+    let pin = pin_by_path(&slot).or_else(|| pin_by_search(&slot));
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: UTIME_NOW,
+    };
+    match pin.map(|pin| advance(&pin, now)) {
+        Some(Ok(())) => Settled::Advanced,
+        _ => Settled::Nothing,
+    }
+}
+
+/// The two marks of one slot, read and written with calls: a mapping of a file that somebody cuts
+/// would kill the monitor.
+struct Marks<'a> {
+    snapshot: &'a Snapshot,
+    index: usize,
+}
+
+impl Marks<'_> {
+    fn pending(&self) -> bool {
+        self.get(offset_of!(Header, pending))
+    }
+
+    fn settling(&self) -> bool {
+        self.get(offset_of!(Header, settling))
+    }
+
+    fn set_pending(&self, value: u32) {
+        self.set(offset_of!(Header, pending), value);
+    }
+
+    fn set_settling(&self, value: u32) {
+        self.set(offset_of!(Header, settling), value);
+    }
+
+    fn get(&self, words: usize) -> bool {
+        let mut bytes = [0u8; 4];
+        let offset = (words + 4 * self.index) as u64;
+        let read = sys::read_full(self.snapshot.fd(), &mut bytes, offset);
+        read == Ok(4) && bytes != [0; 4]
+    }
+
+    fn set(&self, words: usize, value: u32) {
+        let offset = (words + 4 * self.index) as u64;
+        let _ = rustix::io::pwrite(self.snapshot.fd().as_fd(), &value.to_ne_bytes(), offset);
+    }
+
+    fn note(&self, field: usize, value: u64) {
+        let offset = (slot_offset(self.index) + field) as u64;
+        let _ = rustix::io::pwrite(self.snapshot.fd().as_fd(), &value.to_ne_bytes(), offset);
+    }
+}
+
+/// Pins the file behind a descriptor of a living process. No description is opened, and what the
+/// number leads to by now is checked: the program may have closed it.
+fn pin_through_process(pid: u32, slot: &SlotCopy) -> Option<Fd> {
+    let mut path = Text::<64>::new();
+    path.push(b"/proc/").push_number(u64::from(pid));
+    path.push(b"/fd/");
+    path.push_number(u64::try_from(slot.fd()).ok()?);
+    let pin = sys::pin(path.as_c_str()?, OFlags::empty()).ok()?;
+    is_file(&pin, slot).then_some(pin)
+}
+
+/// Pins what has the recorded path, if it still is the file.
+fn pin_by_path(slot: &SlotCopy) -> Option<Fd> {
+    let mut path = Text::<1024>::new();
+    path.push(slot.path()?);
+    let pin = sys::pin(path.as_c_str()?, OFlags::NOFOLLOW).ok()?;
+    is_file(&pin, slot).then_some(pin)
+}
+
+/// Looks for a file under another name in the directory it was in: programs write under a temporary
+/// name and rename.
+fn pin_by_search(slot: &SlotCopy) -> Option<Fd> {
+    let path = slot.path()?;
+    let end = path.iter().rposition(|byte| *byte == b'/')?;
+    let mut parent = Text::<1024>::new();
+    parent.push(path.get(..end.max(1))?);
+    let dir = sys::open(parent.as_c_str()?, OFlags::RDONLY | OFlags::DIRECTORY).ok()?;
+    let mut buffer = [core::mem::MaybeUninit::<u8>::uninit(); 8192];
+    let mut entries = RawDir::new(dir.as_fd(), &mut buffer);
+    for _ in 0..MOST_NAMES {
+        let entry = entries.next()?.ok()?;
+        if entry.ino() != slot.id().ino {
+            continue;
+        }
+        let flags = OFlags::PATH;
+        if let Ok(pin) = sys::open_at(&dir, entry.file_name(), flags, Mode::empty())
+            && is_file(&pin, slot)
+        {
+            return Some(pin);
+        }
+    }
+    None
+}
+
+/// Whether a pin holds the slot's file, and not one that inherited its number.
+fn is_file(pin: &Fd, slot: &SlotCopy) -> bool {
+    sys::statx(pin.as_fd())
+        .is_ok_and(|stat| FileId::of(&stat) == slot.id() && birth(&stat) == slot.born())
+}
+
+/// Sets the modification time of a pinned file and leaves the access time alone; where only the
+/// owner may, both to now.
+fn advance(pin: &Fd, modification: Timespec) -> Result<(), Errno> {
+    let only = Timestamps {
+        last_access: Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_OMIT,
+        },
+        last_modification: modification,
+    };
+    match set_times(pin, &only) {
+        Err(Errno::PERM | Errno::ACCESS) if modification.tv_nsec == UTIME_NOW => {
+            set_times(pin, &times(UTIME_NOW, UTIME_NOW))
+        }
+        other => other,
+    }
+}
+
+fn set_times(pin: &Fd, times: &Timestamps) -> Result<(), Errno> {
+    match rustix::fs::utimensat(pin.as_fd(), c"", times, AtFlags::EMPTY_PATH) {
+        // Older kernels reach a pinned file through its magic link only.
+        Err(Errno::INVAL) => {
+            let mut path = Text::<64>::new();
+            path.push(b"/proc/self/fd/");
+            path.push_number(u64::try_from(pin.raw()).map_err(|_| Errno::BADF)?);
+            let path = path.as_c_str().ok_or(Errno::BADF)?;
+            rustix::fs::utimensat(CWD, path, times, AtFlags::empty())
+        }
+        other => other,
+    }
+}

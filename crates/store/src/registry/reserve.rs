@@ -1,0 +1,117 @@
+//! Asking the monitor to keep blocks reserved ahead of an appending descriptor.
+
+use core::sync::atomic::Ordering;
+
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+
+use super::attach::Registry;
+use super::dir::RuntimeDir;
+use super::slot::FileSlot;
+use super::sys;
+use super::text::number;
+use super::wire::{Request, Target, ask};
+
+/// Appends between two looks at the clock.
+const WINDOW: u64 = 64;
+
+/// Appends that follow each other faster than this leave no time to reserve in.
+const FASTEST: u64 = WINDOW * 4_000;
+
+/// Appends that are rarer than this gain nothing worth a request.
+const SLOWEST: u64 = WINDOW * 2_000_000;
+
+impl FileSlot {
+    /// Records an append of `bytes` that ended at `position`. `true` now and then, when the program
+    /// appends in bursts with pauses between, so that [`Registry::reserve_ahead`] would pay.
+    #[inline]
+    pub fn appended(&self, bytes: usize, position: u64) -> bool {
+        let slot = self.slot;
+        let total = slot.appended.load(Ordering::Relaxed);
+        slot.appended
+            .store(total.wrapping_add(bytes as u64), Ordering::Relaxed);
+        slot.append_position.store(position, Ordering::Relaxed);
+        let count = slot.appends.load(Ordering::Relaxed).wrapping_add(1);
+        slot.appends.store(count, Ordering::Relaxed);
+        count.is_multiple_of(WINDOW) && self.in_bursts()
+    }
+
+    #[cold]
+    fn in_bursts(&self) -> bool {
+        let now = sys::now();
+        let took = now.wrapping_sub(self.slot.window_at.swap(now, Ordering::Relaxed));
+        let asked = self.slot.reserving.load(Ordering::Relaxed) != 0;
+        !asked && (FASTEST..=SLOWEST).contains(&took)
+    }
+}
+
+impl Registry {
+    /// Asks the monitor to keep blocks reserved ahead of an appending descriptor; whether it does.
+    ///
+    /// From now on the monitor holds a duplicate of the description, so [`release`](Self::release)
+    /// must come before the description gets another user or loses its last one in this process:
+    /// before close, dup, fork, exec, and passing it to somebody. Asked once per slot.
+    pub fn reserve_ahead(&self, slot: &FileSlot, fd: RawFd) -> bool {
+        let reserving = &slot.slot.reserving;
+        let first = reserving.compare_exchange(0, ASKED, Ordering::AcqRel, Ordering::Relaxed);
+        if first.is_err() {
+            return false;
+        }
+        let answer = self.ask_monitor(slot, Some(fd), Request::Reserve);
+        // No answer may mean that the monitor is stopped and will find the request later.
+        let held = matches!(answer, Ok(true) | Err(Errno::TIMEDOUT | Errno::INTR));
+        reserving.store(if held { HELD } else { ASKED }, Ordering::Release);
+        answer == Ok(true)
+    }
+
+    /// Makes the monitor free what it reserved and let go of the description; returns when it has
+    /// (or is not there any more). Costs one load when nothing is reserved. No other thread may be
+    /// writing through the description meanwhile.
+    #[inline]
+    pub fn release(&self, slot: &FileSlot) {
+        if slot.slot.reserving.load(Ordering::Acquire) == HELD {
+            self.release_now(slot);
+        }
+    }
+
+    #[cold]
+    fn release_now(&self, slot: &FileSlot) {
+        slot.slot.reserving.store(ASKED, Ordering::Release);
+        let _ = self.ask_monitor(slot, None, Request::Release);
+    }
+
+    fn ask_monitor(
+        &self,
+        slot: &FileSlot,
+        fd: Option<RawFd>,
+        request: fn(Target) -> Request,
+    ) -> Result<bool, Errno> {
+        let path = self.file_path().ok_or(Errno::NOENT)?.to_bytes();
+        if slot.is_stale(self) {
+            return Err(Errno::STALE);
+        }
+        let split = path.iter().rposition(|byte| *byte == b'/');
+        let (dir, name) = path.split_at(split.ok_or(Errno::INVAL)?);
+        let target = target(name, slot.index).ok_or(Errno::INVAL)?;
+        let dir = RuntimeDir::at(dir).and_then(|dir| dir.open());
+        let dir = dir.map_err(|_| Errno::NOENT)?;
+        let along = match fd {
+            Some(fd) => Some(sys::borrow(fd).ok_or(Errno::BADF)?),
+            None => None,
+        };
+        ask(&dir, request(target), along)
+    }
+}
+
+/// Values of the slot's `reserving` word.
+const ASKED: u32 = 1;
+const HELD: u32 = 2;
+
+fn target(name: &[u8], index: usize) -> Option<Target> {
+    let mut parts = name.strip_prefix(b"/proc.")?.split(|byte| *byte == b'.');
+    Some(Target {
+        pid: u32::try_from(number(parts.next()?)?).ok()?,
+        nonce: number(parts.next()?)?,
+        index: u32::try_from(index).ok()?,
+    })
+}
