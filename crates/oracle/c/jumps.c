@@ -15,7 +15,8 @@ int main(void) {
   struct sigaction sa = {.sa_handler = on_tick};
   sigaction(SIGALRM, &sa, NULL);
   static volatile long wrong;
-  for (static volatile int round; round < 300; round++) {
+  static volatile int round;
+  for (; round < 300; round++) {
     if (sigsetjmp(back, 1) == 0) {
       struct itimerval v = {{0, 0}, {0, 200 + round * 3}};
       setitimer(ITIMER_REAL, &v, NULL);

@@ -21,6 +21,7 @@ static void overflow(int which, int fd) {
   ended(pid);
 }
 int main(int argc, char **argv) {
+  (void)argv;
   int a = warm_file("a", O_RDWR), w = open("a", O_WRONLY);
   volatile int big = argc > 50 ? 1 : 100;
   char small[100];
