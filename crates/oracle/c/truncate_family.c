@@ -21,7 +21,7 @@ int main(void) {
   R(lseek(a, 200000, SEEK_SET));
   R(ftruncate(a, 123456));
   look("ftruncate");
-  char b[4096];
+  char b[4096] = {0};
   R(read(a, b, 10));
   R(pread(r, b, 4096, 122880));
   R(pread(r, b, 4096, 131072));

@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 const LIMIT: &str = "20";
 
 /// What a run left behind.
-pub struct Outcome {
+pub(crate) struct Outcome {
     status: String,
     output: String,
     files: BTreeMap<String, String>,
@@ -21,7 +21,7 @@ pub struct Outcome {
 
 impl Outcome {
     /// The first thing in which another run differs.
-    pub fn difference(&self, other: &Self) -> Option<String> {
+    pub(crate) fn difference(&self, other: &Self) -> Option<String> {
         if self.output != other.output {
             let mut lines = self.output.lines().zip(other.output.lines()).enumerate();
             let first = lines.find(|(_, (a, b))| a != b);
@@ -48,17 +48,17 @@ impl Outcome {
     }
 
     /// The reason a program gave for not running.
-    pub fn skipped(&self) -> Option<&str> {
+    pub(crate) fn skipped(&self) -> Option<&str> {
         self.output.lines().find(|l| l.starts_with("SKIP "))
     }
 
-    pub fn output(&self) -> &str {
+    pub(crate) fn output(&self) -> &str {
         &self.output
     }
 }
 
 /// The library under test, built once when no one names another.
-pub fn library() -> PathBuf {
+pub(crate) fn library() -> PathBuf {
     static LIB: OnceLock<PathBuf> = OnceLock::new();
     LIB.get_or_init(|| {
         if let Some(path) = std::env::var_os("ADIT_LIB") {
@@ -94,18 +94,18 @@ fn target_dir() -> PathBuf {
     dir
 }
 
-pub fn memory() -> PathBuf {
+pub(crate) fn memory() -> PathBuf {
     PathBuf::from("/dev/shm")
 }
 
 /// A directory on a disk's file system: the build directory, unless named.
-pub fn disk() -> PathBuf {
+pub(crate) fn disk() -> PathBuf {
     std::env::var_os("ADIT_ORACLE_DISK")
         .map_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from)
 }
 
 /// A fresh directory for one test.
-pub fn scratch(medium: &Path, name: &str) -> PathBuf {
+pub(crate) fn scratch(medium: &Path, name: &str) -> PathBuf {
     let dir = medium.join(format!("adit-c-{}-{name}", std::process::id()));
     remove(&dir);
     std::fs::create_dir_all(&dir).expect("a scratch directory");
@@ -114,16 +114,16 @@ pub fn scratch(medium: &Path, name: &str) -> PathBuf {
     dir
 }
 
-pub fn remove(dir: &Path) {
+pub(crate) fn remove(dir: &Path) {
     let _ = std::fs::remove_dir_all(dir);
 }
 
-pub fn make_executable(path: &Path) {
+pub(crate) fn make_executable(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("a mode");
 }
 
 /// The environment of a run under Adit.
-pub fn preloaded(lib: &Path, extra: &[(&str, &str)]) -> Vec<(String, String)> {
+pub(crate) fn preloaded(lib: &Path, extra: &[(&str, &str)]) -> Vec<(String, String)> {
     let mut env = vec![
         ("LD_PRELOAD".to_string(), lib.display().to_string()),
         ("ADIT_MODE".to_string(), "posix".to_string()),
@@ -136,7 +136,7 @@ pub fn preloaded(lib: &Path, extra: &[(&str, &str)]) -> Vec<(String, String)> {
     env
 }
 
-pub fn system_library(name: &str) -> Option<PathBuf> {
+pub(crate) fn system_library(name: &str) -> Option<PathBuf> {
     [
         "/usr/lib/x86_64-linux-gnu",
         "/usr/lib/aarch64-linux-gnu",
@@ -149,7 +149,7 @@ pub fn system_library(name: &str) -> Option<PathBuf> {
 }
 
 /// Compiles a program of `c/`; `None`, with the reason printed, when something it needs is missing.
-pub fn compile(name: &str) -> Option<PathBuf> {
+pub(crate) fn compile(name: &str) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("c")
         .join(format!("{name}.c"));
@@ -199,7 +199,7 @@ pub fn compile(name: &str) -> Option<PathBuf> {
 }
 
 /// Runs a program in a new directory under `dir`, with a time limit.
-pub fn run(program: &Path, dir: &Path, side: &str, env: &[(String, String)]) -> Outcome {
+pub(crate) fn run(program: &Path, dir: &Path, side: &str, env: &[(String, String)]) -> Outcome {
     let place = dir.join(side);
     std::fs::create_dir_all(&place).expect("a directory for the run");
     let runtime = dir.join(format!("{side}.runtime"));
