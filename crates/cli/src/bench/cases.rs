@@ -8,7 +8,7 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use super::sides::{Adit, Kernel, Libc, Mapped, Scratch, pipe};
-use crate::doctor::medium::Medium;
+use adit_pmem::MediumKind as Medium;
 
 /// What a case should reach.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
