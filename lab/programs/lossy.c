@@ -65,6 +65,14 @@ int chmod(const char *path, mode_t mode)
     return real(path, fault("mode") ? mode ^ 0040 : mode);
 }
 
+int fchmodat(int dir, const char *path, mode_t mode, int flags)
+{
+    static int (*real)(int, const char *, mode_t, int);
+    if (!real)
+        real = (int (*)(int, const char *, mode_t, int))dlsym(RTLD_NEXT, "fchmodat");
+    return real(dir, path, fault("mode") ? mode ^ 0040 : mode, flags);
+}
+
 int utimensat(int dir, const char *path, const struct timespec times[2], int flags)
 {
     static int (*real)(int, const char *, const struct timespec[2], int);

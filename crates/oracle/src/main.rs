@@ -6,7 +6,11 @@
 mod arena;
 mod ops;
 mod outside;
+mod process;
+mod procs;
+mod records;
 mod rng;
+mod threads;
 mod twin;
 mod way;
 
@@ -20,6 +24,10 @@ use twin::{Options, Plant, Twins};
 enum Mode {
     /// Twin files, one thread.
     Single,
+    /// Threads of one process on shared descriptors.
+    Threads,
+    /// Processes that share descriptors.
+    Procs,
 }
 
 /// Compares file operations through libc with the kernel's own answers.
@@ -55,6 +63,8 @@ struct Args {
     expect_served: bool,
     #[arg(long, hide = true)]
     helper: bool,
+    #[arg(long, hide = true)]
+    child: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -66,10 +76,21 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         };
     }
+    if let Some(order) = &args.child {
+        return match procs::child_program(order) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(e) => {
+                eprintln!("{e}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let dir = args.dir.join(format!("adit-oracle-{}", std::process::id()));
     let result = match args.mode {
         Mode::Single if args.shrink => shrink(&args),
         Mode::Single => single(&args, &dir),
+        Mode::Threads => scenarios(&args, &dir, threads::ALL),
+        Mode::Procs => scenarios(&args, &dir, procs::ALL),
     };
     // Whatever happened, the directory was ours alone.
     let _ = std::fs::remove_dir_all(&dir);
@@ -130,6 +151,35 @@ fn single(args: &Args, dir: &Path) -> Result<String, String> {
         "seed {}: {ran} operations agree, {served}",
         args.seed
     ))
+}
+
+type Scenario = (&'static str, fn(&records::Stage) -> Result<(), String>);
+
+/// Runs each scenario in a directory of its own; `--only` picks them by number.
+fn scenarios(args: &Args, dir: &Path, all: &[Scenario]) -> Result<String, String> {
+    let only = args.only.as_deref().map(parse_ranges).transpose()?;
+    let mut ran = 0;
+    for (i, (name, scenario)) in all.iter().enumerate() {
+        if only.as_ref().is_some_and(|o| !o.contains(&i)) {
+            continue;
+        }
+        let dir = dir.join(format!("s{i}"));
+        std::fs::create_dir_all(&dir).map_err(|e| e.to_string())?;
+        let stage = records::Stage {
+            dir: dir.clone(),
+            seed: args.seed,
+            plant: args.plant,
+            rounds: args.ops,
+        };
+        if args.replay {
+            println!("{i}: {name}");
+        }
+        scenario(&stage).map_err(|e| format!("scenario {i} ({name}): {e}"))?;
+        // Only to save space; the run's directory goes at the end anyway.
+        let _ = std::fs::remove_dir_all(&dir);
+        ran += 1;
+    }
+    Ok(format!("seed {}: {ran} scenarios agree", args.seed))
 }
 
 fn parse_ranges(text: &str) -> Result<std::collections::BTreeSet<usize>, String> {

@@ -14,6 +14,7 @@
 
 use crate::copy::Routine;
 use crate::flush::WriteBack;
+use crate::in_words;
 use crate::map::{Access, Mapping, PAGE, Synchronous};
 use core::fmt;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -110,7 +111,7 @@ impl fmt::Display for Reason {
             Reason::Synthetic => "made by the kernel on the fly, not a place for data",
             Reason::Unproven => "a file system not proven to behave under shared mappings",
             Reason::Unknown(error) => {
-                return write!(f, "the kernel did not say what it is: {error}");
+                return write!(f, "the kernel did not say what it is: {}", in_words(*error));
             }
         };
         f.write_str(text)
@@ -302,7 +303,7 @@ impl fmt::Display for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Answer::Yes => f.write_str("yes"),
-            Answer::No(error) => write!(f, "no ({error})"),
+            Answer::No(error) => write!(f, "no ({})", in_words(*error)),
             Answer::NotTried => f.write_str("not tried"),
         }
     }
@@ -319,7 +320,7 @@ pub enum Probe {
 
 /// Why there is no report.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot examine {path}: {error}", path = path.display())]
+#[error("cannot examine {path}: {error}", path = path.display(), error = in_words(*error))]
 pub struct ReportError {
     /// The path asked about.
     pub path: PathBuf,

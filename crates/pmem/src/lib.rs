@@ -7,6 +7,7 @@
 //! allocates nor locks nor uses thread-local storage.
 
 mod arch;
+mod base;
 pub mod copy;
 pub mod cpu;
 pub mod detect;
@@ -17,7 +18,13 @@ mod mapped;
 mod medium;
 pub mod word;
 
+pub use base::BaseFile;
 pub use copy::{Fault, GUARDED};
 pub use detect::{MediumKind, kind_of_fd};
 pub use mapped::{Damage, MappedMedium, MediumError, Persistence};
 pub use medium::{Medium, OutOfRange};
+
+/// The kernel's error as people know it; rustix without `std` shows a number.
+fn in_words(error: rustix::io::Errno) -> std::io::Error {
+    std::io::Error::from_raw_os_error(error.raw_os_error())
+}

@@ -17,6 +17,7 @@
 //! only into a range reserved before.
 #![allow(unsafe_code)]
 
+use crate::in_words;
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use rustix::fd::{AsFd, BorrowedFd};
@@ -53,7 +54,7 @@ pub enum MapError {
     #[error("the range to map is empty, not aligned to pages, or outside its window")]
     BadRange,
     /// The kernel refused.
-    #[error("the kernel refused the mapping: {0}")]
+    #[error("the kernel refused the mapping: {}", in_words(*.0))]
     Kernel(Errno),
 }
 

@@ -22,6 +22,7 @@
 use crate::copy::{Fault, guarded_copy, guarded_copy_streaming, guarded_copy_streaming_volatile};
 use crate::detect::MediumKind;
 use crate::flush;
+use crate::in_words;
 use crate::map::{Access, MapError, PAGE, Synchronous, Window};
 use crate::medium::{Medium, OutOfRange};
 use crate::word;
@@ -78,7 +79,7 @@ pub enum MediumError {
     #[error(transparent)]
     Map(#[from] MapError),
     /// The kernel refused to say how long the file is.
-    #[error("cannot examine the file: {0}")]
+    #[error("cannot examine the file: {}", in_words(*.0))]
     Examine(Errno),
 }
 

@@ -248,6 +248,26 @@ fn truncation_in_the_middle_of_copies_is_survived() {
     assert_eq!(faults.into_inner() + copies.into_inner(), 4_000);
 }
 
+/// Stores to a hole that the file system has no page for: the kernel's ENOSPC, met by a store.
+#[test]
+#[ignore = "needs ADIT_TEST_SMALL_TMPFS, a directory on a tmpfs of less than 64 MB"]
+fn stores_to_holes_of_a_full_file_system_fault() {
+    use rustix::fs::{Mode, OFlags, open};
+    const SIZE: usize = 64 << 20;
+    fault::install().expect("handlers");
+    let directory = std::env::var("ADIT_TEST_SMALL_TMPFS").expect("ADIT_TEST_SMALL_TMPFS");
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = open(directory.as_str(), flags, Mode::RUSR | Mode::WUSR).expect("nameless file");
+    ftruncate(&file, SIZE as u64).expect("a hole");
+    let mapping = Mapping::new(&file, 0, SIZE, Access::ReadWrite, false).expect("map");
+    let stored = (0..SIZE).step_by(PAGE).filter(|at| {
+        // SAFETY: inside the mapping, whose pages exist or fault.
+        unsafe { guarded_copy(mapping.base().wrapping_add(*at), [1; 9].as_ptr(), 9) }.is_ok()
+    });
+    let stored = stored.count();
+    assert!((1..SIZE / PAGE).contains(&stored), "{stored} pages stored");
+}
+
 static EDGE: AtomicUsize = AtomicUsize::new(0);
 static SEEN: AtomicU32 = AtomicU32::new(0);
 

@@ -2,7 +2,9 @@
 //! temporary directory.
 #![allow(unsafe_code)]
 
-use adit_pmem::copy::{guarded_copy, guarded_probe};
+#[cfg(target_arch = "x86_64")]
+use adit_pmem::copy::guarded_copy;
+use adit_pmem::copy::guarded_probe;
 use adit_pmem::detect::{Answer, Probe, Reason, Report, medium_of};
 use adit_pmem::map::{Access, HUGE, MapError, Mapping, PAGE, Synchronous, Window};
 use adit_pmem::{

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::choice::{Pick, Unit};
+use crate::choice::{Pick, Place, Unit};
 use crate::rng::{Rng, mix};
 
 /// Bytes of a cache line: what a flush covers.
@@ -192,6 +192,18 @@ impl Cells {
         self.pending.clear();
     }
 
+    /// The system calls that flush a range in the kernel (clone, exchange, fsync of a mapped file).
+    pub(crate) fn settle_range(&mut self, offset: u64, len: u64) {
+        let words: Vec<u64> = self
+            .outstanding
+            .range(offset / 8..(offset + len).div_ceil(8))
+            .map(|(&word, _)| word)
+            .collect();
+        for word in words {
+            self.make_durable(word, u64::MAX);
+        }
+    }
+
     /// The state another process finds after all that used the medium were killed: every store is
     /// there, and still outstanding; the write-backs that nobody fenced count for nothing.
     pub(crate) fn killed(&self) -> Self {
@@ -215,7 +227,7 @@ impl Cells {
             times.dedup();
             let group = times.last().copied().unwrap_or(0);
             units.push(Unit {
-                place: line,
+                place: Place::Line(line),
                 group,
                 times,
             });
@@ -223,15 +235,19 @@ impl Cells {
         units
     }
 
-    /// What a power cut leaves when each of [`units`](Self::units) is taken as picked.
+    /// What a power cut leaves when each of `units` is taken as picked; some may be others'.
     pub(crate) fn crashed(&self, units: &[Unit], picks: &[Pick]) -> Self {
         let mut durable = self.durable.clone();
         for (unit, pick) in units.iter().zip(picks) {
-            let words = unit.place * WORDS_PER_LINE..(unit.place + 1) * WORDS_PER_LINE;
-            let mut torn = Rng::at(&[unit.place, 1]);
-            if let Pick::Torn(seed) = pick {
-                torn = Rng::at(&[unit.place, *seed]);
-            }
+            let Place::Line(line) = unit.place else {
+                continue;
+            };
+            let words = line * WORDS_PER_LINE..(line + 1) * WORDS_PER_LINE;
+            let mut torn = Rng::new(if let Pick::Torn(seed) = pick {
+                *seed
+            } else {
+                0
+            });
             for (&word, versions) in self.outstanding.range(words) {
                 let taken = match pick {
                     Pick::Version(0) => 0,

@@ -8,12 +8,27 @@ use std::str::FromStr;
 
 use crate::rng::Rng;
 
+/// Where a unit is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Place {
+    /// A cache line of the medium, by number.
+    Line(u64),
+    /// The journaled changes of all files.
+    Journal,
+    /// The names.
+    Names,
+    /// The size of a file, as writing grew it.
+    Size(u64),
+    /// A page of a file: file, number.
+    Page(u64, u64),
+}
+
 /// Something that is durable in one of several versions when the power fails: a cache line, a page
 /// of a file, a size, a journal.
 #[derive(Debug, Clone)]
 pub(crate) struct Unit {
-    /// Where it is (its meaning belongs to the owner).
-    pub(crate) place: u64,
+    /// Where it is.
+    pub(crate) place: Place,
     /// When it was last changed: units changed by one event form a group.
     pub(crate) group: u64,
     /// When each version came to be; version 0 is the one before the first of them.

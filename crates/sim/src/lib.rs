@@ -1,9 +1,10 @@
 //! Tests only: storage that loses power on purpose, and programs that are killed on purpose.
 //!
-//! Three tools, each of which must be able to fail:
+//! Four tools, each of which must be able to fail:
 //!
 //! - [`SimMedium`] and [`World`]: a simulated medium that keeps what programs see apart from what a
 //!   crash would leave, exactly as `docs/crash-model.md` says.
+//! - [`SimFile`]: the files of a base file system on the same machine, volatile until synced.
 //! - [`enumerate`]: runs a workload on it, builds the crash images of every crash point, runs
 //!   recovery on each (and crashes inside the recovery too), and asks a judge. A failure prints one
 //!   string that [`replay`] turns back into the same state.
@@ -11,12 +12,15 @@
 
 mod cells;
 mod choice;
+mod disk;
 mod enumerate;
+mod files;
 mod medium;
 mod rng;
 mod world;
 
 pub use enumerate::{Config, Failure, Report, enumerate, replay};
+pub use files::SimFile;
 pub use medium::SimMedium;
 pub use rng::Rng;
 pub use world::{Crash, History, World};

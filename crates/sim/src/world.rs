@@ -7,6 +7,7 @@ use std::thread::{self, ThreadId};
 
 use crate::cells::{Cells, Core};
 use crate::choice::{Choice, Pick, Unit};
+use crate::disk::{Content, Disk, PAGE, Page};
 use crate::medium::SimMedium;
 use crate::rng::mix;
 
@@ -75,6 +76,7 @@ pub(crate) type Sink = Box<dyn FnMut(Snapshot) + Send>;
 pub(crate) struct Snapshot {
     pub(crate) point: u64,
     cells: Cells,
+    disk: Disk,
     history: History,
     clock: u64,
     boot: u64,
@@ -93,9 +95,9 @@ impl Units {
 
 impl Snapshot {
     pub(crate) fn units(&self) -> Units {
-        Units {
-            all: self.cells.units(),
-        }
+        let mut all = self.cells.units();
+        all.extend(self.disk.units());
+        Units { all }
     }
 
     /// The machine as the next boot, or the next process, finds it.
@@ -103,17 +105,20 @@ impl Snapshot {
         let mut history = self.history.clone();
         if choice == Choice::Kill {
             history.crashes.push(Crash::Kill);
-            return World::from_parts(self.cells.killed(), history, self.clock, self.boot);
+            let (cells, disk) = (self.cells.killed(), self.disk.clone());
+            return World::from_parts(cells, disk, history, self.clock, self.boot);
         }
         history.crashes.push(Crash::Power);
         let picks: Vec<Pick> = choice.picks(&units.all, seed);
         let cells = self.cells.crashed(&units.all, &picks);
-        World::from_parts(cells, history, self.clock, self.boot + 1)
+        let disk = self.disk.crashed(&units.all, &picks);
+        World::from_parts(cells, disk, history, self.clock, self.boot + 1)
     }
 }
 
 pub(crate) struct State {
     pub(crate) cells: Cells,
+    pub(crate) disk: Disk,
     history: History,
     /// Counts every change, so that versions have a time.
     clock: u64,
@@ -142,6 +147,15 @@ impl State {
         self.clock
     }
 
+    /// The visible contents of page `page` of the medium.
+    pub(crate) fn medium_page(&self, page: u64) -> Content {
+        let mut bytes = [0; PAGE as usize];
+        for (word, into) in (page * PAGE / 8..).zip(bytes.chunks_exact_mut(8)) {
+            into.copy_from_slice(&self.cells.load(word).to_le_bytes());
+        }
+        Page::new(bytes)
+    }
+
     fn pass_crash_point(&mut self) {
         if self.quiet > 0 {
             return;
@@ -156,6 +170,7 @@ impl State {
             sink(Snapshot {
                 point,
                 cells: self.cells.clone(),
+                disk: self.disk.clone(),
                 history: self.history.clone(),
                 clock: self.clock,
                 boot: self.boot,
@@ -177,12 +192,13 @@ pub struct World {
 impl World {
     /// A machine whose medium has `size` zero bytes.
     pub fn new(size: u64) -> Self {
-        Self::from_parts(Cells::new(size), History::default(), 0, 1)
+        Self::from_parts(Cells::new(size), Disk::new(), History::default(), 0, 1)
     }
 
-    fn from_parts(cells: Cells, history: History, clock: u64, boot: u64) -> Self {
+    fn from_parts(cells: Cells, disk: Disk, history: History, clock: u64, boot: u64) -> Self {
         let state = State {
             cells,
+            disk,
             history,
             clock,
             boot,
@@ -220,6 +236,7 @@ impl World {
         let mut state = self.lock();
         state.quiet -= 1;
         state.cells.settle();
+        state.disk.settle();
         result
     }
 
@@ -253,12 +270,14 @@ impl World {
 
     /// A number that is equal for equal contents (medium and files).
     pub fn fingerprint(&self) -> u64 {
-        self.lock().cells.fingerprint()
+        let state = self.lock();
+        mix(state.cells.fingerprint()) ^ state.disk.fingerprint()
     }
 
     /// A number that differs when the contents are equal but the outstanding stores are not.
     pub(crate) fn outstanding_fingerprint(&self) -> u64 {
-        self.lock().cells.outstanding_fingerprint()
+        let state = self.lock();
+        mix(state.cells.outstanding_fingerprint()) ^ state.disk.outstanding_fingerprint()
     }
 
     /// Plays a process that is killed in the middle of `work`: its stores after the first `events`
