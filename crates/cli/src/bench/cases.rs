@@ -111,9 +111,9 @@ impl Stage {
     }
 
     /// The goal of an overwrite: in place on memory, through the kernel on the page cache.
-    fn overwrite(&self, most: f64) -> Option<Goal> {
+    fn overwrite(&self, in_place: Option<Goal>) -> Option<Goal> {
         if self.in_place() {
-            of_raw(most)
+            in_place
         } else {
             of_kernel(1.02)
         }
@@ -241,10 +241,20 @@ fn one_pass(stage: &Stage) -> Result<Vec<Case<'_>>, String> {
 fn overwrites(stage: &Stage) -> Result<Vec<Case<'_>>, String> {
     let sequential: Vec<u64> = (0..BIG / PAGE).map(|i| (i * PAGE) as u64).collect();
     let mut cases = Vec::new();
-    for (name, places, size, most) in [
-        ("pwrite 4 KB, sequential", sequential, PAGE, 1.2),
-        ("pwrite 4 KB, random", stage.pages.clone(), PAGE, 1.2),
-        ("pwrite 64 B, random", stage.lines.clone(), LINE, 0.0),
+    for (name, places, size, in_place) in [
+        ("pwrite 4 KB, sequential", sequential, PAGE, of_raw(1.2)),
+        (
+            "pwrite 4 KB, random",
+            stage.pages.clone(),
+            PAGE,
+            of_raw(1.2),
+        ),
+        (
+            "pwrite 64 B, random",
+            stage.lines.clone(),
+            LINE,
+            of_kernel(0.5),
+        ),
     ] {
         let places = std::rc::Rc::new(places);
         let (adit, kernel, raw) = three(&stage.big)?;
@@ -262,11 +272,7 @@ fn overwrites(stage: &Stage) -> Result<Vec<Case<'_>>, String> {
                 Box::new(move || Ok(per_operation(sp.len(), |i| streamed.stream(&s, sp[i])))),
             ],
             raw_is: "copy into a mapping, or past the cache and fence",
-            goal: if size == LINE && stage.in_place() {
-                of_kernel(0.5)
-            } else {
-                stage.overwrite(most)
-            },
+            goal: stage.overwrite(in_place),
         });
     }
     Ok(cases)
@@ -373,7 +379,7 @@ fn threaded<'a>(
     };
     let goal = match (write, shared, count) {
         (true, true, 4) if stage.in_place() => of_kernel(0.125),
-        (true, _, _) => stage.overwrite(1.2),
+        (true, _, _) => stage.overwrite(of_raw(1.2)),
         (false, _, _) => of_raw(1.15),
     };
     Ok(Case {
