@@ -83,20 +83,26 @@ impl ChunkMap {
 
     fn begin(&self, role: Role) {
         let value = if role == Role::Data { u64::MAX } else { 0 };
-        self.bits.iter().for_each(|word| word.store(value, Ordering::Relaxed));
+        self.bits
+            .iter()
+            .for_each(|word| word.store(value, Ordering::Relaxed));
         self.settled.store(0, Ordering::Relaxed);
         self.role.store(role as u32, Ordering::Release);
     }
 
     fn end(&self) {
         self.role.store(Role::None as u32, Ordering::Release);
-        self.bits.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        self.bits
+            .iter()
+            .for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
     /// Whether every bit has this value.
     pub(crate) fn all(&self, set: bool) -> bool {
         let want = if set { u64::MAX } else { 0 };
-        self.bits.iter().all(|word| word.load(Ordering::Acquire) == want)
+        self.bits
+            .iter()
+            .all(|word| word.load(Ordering::Acquire) == want)
     }
 
     /// Takes `lines` adjacent lines of one page; the index of the first.
@@ -138,7 +144,8 @@ impl ChunkMap {
             }
             match self.take_run(at, pages) {
                 Ok(()) => {
-                    self.hint.store((at + pages) as u32 % words as u32, Ordering::Relaxed);
+                    self.hint
+                        .store((at + pages) as u32 % words as u32, Ordering::Relaxed);
                     return Some(at as u32 * 64);
                 }
                 Err(taken) => tried += taken + 1,
@@ -150,7 +157,10 @@ impl ChunkMap {
     /// Takes the words `at..at + pages`, or none of them and says how many were free.
     fn take_run(&self, at: usize, pages: usize) -> Result<(), usize> {
         for (taken, word) in self.bits[at..at + pages].iter().enumerate() {
-            if word.compare_exchange(u64::MAX, 0, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            if word
+                .compare_exchange(u64::MAX, 0, Ordering::AcqRel, Ordering::Acquire)
+                .is_err()
+            {
                 for word in &self.bits[at..at + taken] {
                     word.store(u64::MAX, Ordering::Release);
                 }
@@ -178,7 +188,11 @@ impl ChunkMap {
 }
 
 fn run_mask(first: u32, lines: u32) -> u64 {
-    if lines >= 64 { u64::MAX } else { ((1 << lines) - 1) << first }
+    if lines >= 64 {
+        u64::MAX
+    } else {
+        ((1 << lines) - 1) << first
+    }
 }
 
 /// First bit of the first run of `lines` set bits.
@@ -190,7 +204,9 @@ fn first_run(bits: u64, lines: u32) -> Option<u32> {
 impl<M: Medium> Pool<M> {
     /// The word of a chunk; `None` when it is damaged.
     pub fn chunk_word(&self, chunk: u32) -> Result<Option<ChunkWord>> {
-        Ok(ChunkWord::decode(self.load(self.geometry().chunk_word(chunk))?))
+        Ok(ChunkWord::decode(
+            self.load(self.geometry().chunk_word(chunk))?,
+        ))
     }
 
     /// Changes a chunk's word if it still is `old`, durably.
@@ -209,14 +225,24 @@ impl<M: Medium> Pool<M> {
         let start = hint.load(Ordering::Relaxed);
         for i in 0..count {
             let chunk = start.wrapping_add(i) % count;
-            let Some(old) = self.chunk_word(chunk)? else { continue };
+            let Some(old) = self.chunk_word(chunk)? else {
+                continue;
+            };
             if old.kind != ChunkKind::Free {
                 continue;
             }
             // A future log chunk holds data until its old bytes are gone: until then no record in it
             // may be believed.
-            let first = if kind == ChunkKind::Log { ChunkKind::Data } else { kind };
-            let new = ChunkWord { kind: first, owner, generation: old.generation.wrapping_add(1) };
+            let first = if kind == ChunkKind::Log {
+                ChunkKind::Data
+            } else {
+                kind
+            };
+            let new = ChunkWord {
+                kind: first,
+                owner,
+                generation: old.generation.wrapping_add(1),
+            };
             if !self.change_chunk(chunk, old, new)? {
                 continue;
             }
@@ -245,7 +271,15 @@ impl<M: Medium> Pool<M> {
     /// Makes a chunk free, if its word still is `old`.
     pub(crate) fn free_chunk(&self, chunk: u32, old: ChunkWord) -> Result<bool> {
         let generation = old.generation.wrapping_add(1);
-        self.change_chunk(chunk, old, ChunkWord { kind: ChunkKind::Free, owner: 0, generation })
+        self.change_chunk(
+            chunk,
+            old,
+            ChunkWord {
+                kind: ChunkKind::Free,
+                owner: 0,
+                generation,
+            },
+        )
     }
 
     /// Whether no chunk holds data or a log.
@@ -263,7 +297,10 @@ impl<M: Medium> Pool<M> {
     pub fn free_chunks(&self) -> Result<u32> {
         let mut free = 0;
         for chunk in 0..self.chunk_count()? {
-            if self.chunk_word(chunk)?.is_some_and(|word| word.kind == ChunkKind::Free) {
+            if self
+                .chunk_word(chunk)?
+                .is_some_and(|word| word.kind == ChunkKind::Free)
+            {
                 free += 1;
             }
         }
@@ -282,7 +319,9 @@ impl<M: Medium> Attachment<M> {
 
     /// Leases a chunk and sets up its map.
     pub(crate) fn lease_as(&self, kind: ChunkKind, role: Role) -> Result<u32> {
-        let chunk = self.pool.lease(kind, self.owner_field(), &self.state.hint)?;
+        let chunk = self
+            .pool
+            .lease(kind, self.owner_field(), &self.state.hint)?;
         let words = (self.pool.geometry().chunk_size() / PAGE) as usize;
         let fresh = self.map(chunk).is_none();
         let Some(slot) = self.maps.get(chunk as usize) else {
@@ -348,7 +387,9 @@ impl<M: Medium> Attachment<M> {
             }
             self.lease_as(ChunkKind::Data, Role::Data)?;
         }
-        Err(Error::Full { chunks: self.pool.chunk_count()? })
+        Err(Error::Full {
+            chunks: self.pool.chunk_count()?,
+        })
     }
 
     /// Gives back an extent that no record names. Extents that a record names come back through
@@ -370,15 +411,23 @@ impl<M: Medium> Attachment<M> {
 
     /// Gives back the end of an extent of which only `used` bytes were used.
     pub(crate) fn trim(&self, extent: Extent, used: u32) -> Extent {
-        let kept = Extent { offset: extent.offset, len: used };
+        let kept = Extent {
+            offset: extent.offset,
+            len: used,
+        };
         let geometry = self.pool.geometry();
-        let Some(map) = self.map((extent.offset >> geometry.chunk_shift) as u32) else { return kept };
+        let Some(map) = self.map((extent.offset >> geometry.chunk_shift) as u32) else {
+            return kept;
+        };
         let first = ((extent.offset & (geometry.chunk_size() - 1)) / LINE) as u32;
         let lines_of = |footprint| match footprint {
             Footprint::Lines(lines) => lines,
             Footprint::Pages(pages) => pages * 64,
         };
-        let (keep, had) = (lines_of(Footprint::of(used)), lines_of(Footprint::of(extent.len)));
+        let (keep, had) = (
+            lines_of(Footprint::of(used)),
+            lines_of(Footprint::of(extent.len)),
+        );
         let mut at = first + keep;
         while at < first + had {
             let lines = (64 - at % 64).min(first + had - at);
@@ -396,7 +445,10 @@ impl<M: Medium> Attachment<M> {
         if end > u64::from(extent.len) {
             return Err(Error::Invalid("more bytes than the extent has"));
         }
-        Ok(self.pool.medium().write_streaming(extent.offset + u64::from(at), bytes)?)
+        Ok(self
+            .pool
+            .medium()
+            .write_streaming(extent.offset + u64::from(at), bytes)?)
     }
 
     /// Gives back data chunks that are wholly free.
@@ -422,7 +474,9 @@ impl<M: Medium> Attachment<M> {
 
     /// At the end: chunks that hold records which still count become orphans, the others free.
     pub(crate) fn give_back_chunks(&self) -> Result<()> {
-        let waiting = self.leased().any(|(_, map)| map.is(Role::Log) && !map.all(false));
+        let waiting = self
+            .leased()
+            .any(|(_, map)| map.is(Role::Log) && !map.all(false));
         for (chunk, map) in self.leased() {
             let keep = if map.is(Role::Log) {
                 !map.all(false)
@@ -436,7 +490,14 @@ impl<M: Medium> Attachment<M> {
             } else if let Some(word) = self.pool.chunk_word(chunk)?
                 && word.owner == self.owner_field()
             {
-                self.pool.change_chunk(chunk, word, ChunkWord { owner: ORPHAN, ..word })?;
+                self.pool.change_chunk(
+                    chunk,
+                    word,
+                    ChunkWord {
+                        owner: ORPHAN,
+                        ..word
+                    },
+                )?;
             }
         }
         Ok(())

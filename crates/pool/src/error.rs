@@ -13,7 +13,9 @@ pub enum Error {
         found: u64,
     },
     /// Zeros where the superblocks belong: creation was cut short.
-    #[error("the pool was never finished (its superblocks are empty); remove it and create it anew")]
+    #[error(
+        "the pool was never finished (its superblocks are empty); remove it and create it anew"
+    )]
     Unfinished,
     /// Written by a newer Adit.
     #[error("the pool has format version {found}, this Adit knows {known}; use a newer Adit")]
@@ -106,12 +108,29 @@ pub enum Error {
     ReadOnly,
     /// The file system cannot hold a pool.
     #[error(
-        "a pool cannot lie on this file system (type {magic:#x}); use tmpfs, ext4, XFS or btrfs"
+        "a pool cannot lie on this file system (type {magic:#x}: {why}); use tmpfs, ext4, XFS or btrfs"
     )]
     WrongFileSystem {
         /// Magic number of the file system.
         magic: u64,
+        /// Why not.
+        why: String,
     },
+    /// Data would be lost.
+    #[error("{files} files have data in the pool that was never published; `adit pool recover` it")]
+    Unpublished {
+        /// Files with such data.
+        files: u32,
+    },
+    /// A chunk that was to be cut off is in use.
+    #[error("chunk {chunk} at the end of the pool is in use; publish staged files and try again")]
+    NotFree {
+        /// The chunk.
+        chunk: u32,
+    },
+    /// The pool file cannot be mapped.
+    #[error("the pool cannot be mapped: {0}")]
+    Mapping(#[source] adit_pmem::MediumError),
     /// Not a regular file.
     #[error("a pool must be a regular file")]
     NotAFile,
@@ -149,7 +168,11 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn damaged(structure: &'static str, offset: u64, what: impl Into<String>) -> Self {
-        Self::Damaged { structure, offset, what: what.into() }
+        Self::Damaged {
+            structure,
+            offset,
+            what: what.into(),
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use adit_pmem::Medium;
 
 use crate::error::{Error, Result};
 use crate::layout::{
-    ChunkKind, FileEntry, HANDLE_MAX, NAME_PAGES, NAMES, Name, PAGE, PATH_LIMIT, SHARED, Shared, at,
+    ChunkKind, FileEntry, HANDLE_MAX, NAME_PAGES, NAMES, Name, PAGE, PATH_LIMIT, SHARED, at,
     checked_value, checked_word,
 };
 use crate::lock::{Acquired, Locked, PATIENCE};
@@ -88,7 +88,8 @@ impl FileName {
 impl<M: Medium> Pool<M> {
     pub(crate) fn read_entry(&self, index: u32) -> Result<FileEntry> {
         let mut bytes = [0; FileEntry::SIZE];
-        self.medium().read(self.geometry().file_entry(index), &mut bytes)?;
+        self.medium()
+            .read(self.geometry().file_entry(index), &mut bytes)?;
         Ok(FileEntry::decode(&bytes))
     }
 
@@ -132,11 +133,19 @@ impl<M: Medium> Pool<M> {
 
     pub(crate) fn name_of(&self, index: u32, entry: &FileEntry) -> Result<FileName> {
         let Some(place) = self.name_place(index)? else {
-            return Err(Error::damaged("name table", NAMES, "the file's names have no chunk"));
+            return Err(Error::damaged(
+                "name table",
+                NAMES,
+                "the file's names have no chunk",
+            ));
         };
         let len = entry.name_len as usize;
         if !(Name::SIZE..=Name::SIZE + HANDLE_MAX + PATH_LIMIT).contains(&len) {
-            return Err(Error::damaged("file entry", place, "impossible length of the name"));
+            return Err(Error::damaged(
+                "file entry",
+                place,
+                "impossible length of the name",
+            ));
         }
         let mut bytes = vec![0; len];
         self.medium().read(place, &mut bytes)?;
@@ -177,7 +186,9 @@ impl<M: Medium> Pool<M> {
                 continue;
             }
             // The entry may be removed and reused while we read its name; then it is not the file.
-            let Ok(found) = self.name_of(index, &entry) else { continue };
+            let Ok(found) = self.name_of(index, &entry) else {
+                continue;
+            };
             let unchanged = self.load(offset)? == entry.state
                 && self.load(offset + at!(FileEntry.file_id))? == entry.file_id;
             if unchanged && found.same_file(name) {
@@ -216,7 +227,10 @@ impl<M: Medium> Attachment<M> {
     ) -> Result<(Locked<'_, M>, Acquired)> {
         self.ensure_current()?;
         let acquired = self.pool.lock_word(name, offset, self.owner, PATIENCE)?;
-        Ok((Locked::new(&self.pool, offset, self.owner, self.epoch), acquired))
+        Ok((
+            Locked::new(&self.pool, offset, self.owner, self.epoch),
+            acquired,
+        ))
     }
 
     fn lock_files(&self) -> Result<Locked<'_, M>> {
@@ -301,7 +315,8 @@ impl<M: Medium> Attachment<M> {
         let hint = AtomicU32::new(0);
         let chunk = pool.lease(ChunkKind::Names, 0, &hint)?;
         pool.persist(NAMES + group * 8, checked_word(u64::from(chunk), group))?;
-        pool.name_place(index)?.ok_or(Error::Invalid("name chunk vanished"))
+        pool.name_place(index)?
+            .ok_or(Error::Invalid("name chunk vanished"))
     }
 
     fn count_files(&self, by: i64) -> Result<()> {

@@ -53,7 +53,9 @@ pub(crate) fn enter() -> Result<u64> {
         let at = map_page()?;
         let _ = PAGE.set(at);
     }
-    let Some(page) = page() else { return Err(crate::Error::NotAttached) };
+    let Some(page) = page() else {
+        return Err(crate::Error::NotAttached);
+    };
     let fresh = LAST.fetch_add(1, Ordering::Relaxed) + 1;
     match page.compare_exchange(0, fresh, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(fresh),

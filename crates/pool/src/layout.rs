@@ -445,9 +445,15 @@ impl RecordKind {
     /// The kind with this number.
     #[must_use]
     pub fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Write, Self::Truncate, Self::Zero, Self::Exchange, Self::Commit]
-            .into_iter()
-            .find(|kind| *kind as u8 == byte)
+        [
+            Self::Write,
+            Self::Truncate,
+            Self::Zero,
+            Self::Exchange,
+            Self::Commit,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u8 == byte)
     }
 
     /// Whether the record names an extent of the pool.
@@ -481,9 +487,17 @@ impl ChunkKind {
     /// The kind with this number.
     #[must_use]
     pub fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Free, Self::Header, Self::Data, Self::Log, Self::Names, Self::Region, Self::Absent]
-            .into_iter()
-            .find(|kind| *kind as u8 == byte)
+        [
+            Self::Free,
+            Self::Header,
+            Self::Data,
+            Self::Log,
+            Self::Names,
+            Self::Region,
+            Self::Absent,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u8 == byte)
     }
 }
 
@@ -530,7 +544,9 @@ impl ChunkWord {
         }
         // CRC-8 with polynomial 0x07: sees every flip of one, two or an odd number of bits.
         bytes.iter().fold(0, |crc, byte| {
-            (0..8).fold(crc ^ byte, |crc, _| (crc << 1) ^ if crc & 0x80 == 0 { 0 } else { 0x07 })
+            (0..8).fold(crc ^ byte, |crc, _| {
+                (crc << 1) ^ if crc & 0x80 == 0 { 0 } else { 0x07 }
+            })
         })
     }
 }
@@ -583,7 +599,12 @@ pub struct Geometry {
 impl Default for Geometry {
     /// 2 MB chunks up to 128 GB, 256 attachments, 8192 files with staged data.
     fn default() -> Self {
-        Self { chunk_shift: 21, max_chunks: 1 << 16, slot_count: 256, file_count: 8192 }
+        Self {
+            chunk_shift: 21,
+            max_chunks: 1 << 16,
+            slot_count: 256,
+            file_count: 8192,
+        }
     }
 }
 
@@ -695,7 +716,9 @@ pub const ABI: u64 = {
 };
 
 const fn mix(hash: u64, value: u64) -> u64 {
-    (hash ^ value).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23)
+    (hash ^ value)
+        .wrapping_mul(0x0000_0100_0000_01b3)
+        .rotate_left(23)
 }
 
 const fn mix_fields(mut hash: u64, fields: &[FieldPlace]) -> u64 {

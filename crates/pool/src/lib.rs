@@ -8,17 +8,21 @@
 
 mod alloc;
 mod error;
+mod file;
 mod files;
 mod fork;
 pub mod layout;
 mod lock;
 mod log;
+mod ofd;
 mod pool;
 mod recover;
+mod resize;
 mod slots;
 
 pub use alloc::Extent;
 pub use error::{Error, Result};
+pub use file::{FileMedium, PoolFile, ReadOnlyMedium, boot_id};
 pub use files::{FileName, FileRef};
 pub use lock::Owner;
 pub use log::{FileGuard, Op, When};

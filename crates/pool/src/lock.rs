@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use adit_pmem::Medium;
 
 use crate::error::{Error, Result};
-use crate::layout::{Slot, at};
+use crate::layout::at;
 use crate::pool::Pool;
 
 /// How long a lock held by somebody alive is waited for.
@@ -30,7 +30,12 @@ thread_local! {
 pub(crate) fn thread_token() -> u32 {
     THREAD.with(|token| {
         if token.get() == 0 {
-            token.set(LAST_THREAD.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1));
+            token.set(
+                LAST_THREAD
+                    .fetch_add(1, Ordering::Relaxed)
+                    .wrapping_add(1)
+                    .max(1),
+            );
         }
         token.get()
     })
@@ -48,7 +53,9 @@ pub struct Owner {
 impl Owner {
     /// The lock word of this owner's calling thread.
     pub(crate) fn word(self) -> u64 {
-        u64::from(self.slot + 1) | (self.incarnation & 0xffff) << 16 | u64::from(thread_token()) << 32
+        u64::from(self.slot + 1)
+            | (self.incarnation & 0xffff) << 16
+            | u64::from(thread_token()) << 32
     }
 }
 
@@ -122,7 +129,11 @@ impl<M: Medium> Pool<M> {
             let started = started.get_or_insert_with(Instant::now);
             if started.elapsed() > patience {
                 let Holder { slot, thread, .. } = Holder::of(seen);
-                return Err(Error::Busy { lock: name, slot, thread });
+                return Err(Error::Busy {
+                    lock: name,
+                    slot,
+                    thread,
+                });
             }
             if spins < 400 {
                 std::thread::yield_now();
@@ -149,7 +160,12 @@ pub(crate) struct Locked<'a, M: Medium> {
 
 impl<'a, M: Medium> Locked<'a, M> {
     pub(crate) fn new(pool: &'a Pool<M>, offset: u64, owner: Owner, epoch: u64) -> Self {
-        Self { pool, offset, owner, epoch }
+        Self {
+            pool,
+            offset,
+            owner,
+            epoch,
+        }
     }
 }
 

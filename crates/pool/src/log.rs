@@ -17,8 +17,7 @@ use crate::alloc::{Extent, Role};
 use crate::error::{Error, Result};
 use crate::files::{END_UNKNOWN, FileRef};
 use crate::layout::{
-    ChunkKind, ChunkWord, FileEntry, Record, RecordKind, at, checked_value, checked_word,
-    crc_of_record,
+    ChunkKind, ChunkWord, Record, RecordKind, at, checked_value, checked_word, crc_of_record,
 };
 use crate::lock::{Acquired, Locked, PATIENCE};
 use crate::pool::{Attachment, Pool};
@@ -77,22 +76,35 @@ impl Op {
     }
 
     fn has_data_crc(&self) -> bool {
-        matches!(self, Self::Write { data_crc: Some(_), .. } | Self::Exchange { .. })
-            || self.extent().is_none()
+        matches!(
+            self,
+            Self::Write {
+                data_crc: Some(_),
+                ..
+            } | Self::Exchange { .. }
+        ) || self.extent().is_none()
     }
 
     fn check(&self) -> Result<()> {
         let (start, len) = match *self {
-            Self::Write { file_offset, len, .. } | Self::Zero { file_offset, len } => {
-                (file_offset, u64::from(len))
+            Self::Write {
+                file_offset, len, ..
             }
-            Self::Exchange { file_offset, extent, .. } => (file_offset, u64::from(extent.len)),
+            | Self::Zero { file_offset, len } => (file_offset, u64::from(len)),
+            Self::Exchange {
+                file_offset,
+                extent,
+                ..
+            } => (file_offset, u64::from(extent.len)),
             Self::Truncate { size } => (size, 1),
         };
         if len == 0 {
             return Err(Error::Invalid("an operation on no bytes"));
         }
-        if start.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
+        if start
+            .checked_add(len)
+            .is_none_or(|end| end > i64::MAX as u64)
+        {
             return Err(Error::Invalid("beyond the largest file"));
         }
         if let Some((extent, len)) = self.extent()
@@ -106,7 +118,12 @@ impl Op {
     fn record(&self) -> Record {
         let mut record = EMPTY;
         match *self {
-            Self::Write { file_offset, extent, len, data_crc } => {
+            Self::Write {
+                file_offset,
+                extent,
+                len,
+                data_crc,
+            } => {
                 record.kind = RecordKind::Write as u8;
                 record.file_offset = file_offset;
                 record.pool_offset = extent.offset;
@@ -125,7 +142,11 @@ impl Op {
                 record.file_offset = file_offset;
                 record.len = len;
             }
-            Self::Exchange { file_offset, extent, data_crc } => {
+            Self::Exchange {
+                file_offset,
+                extent,
+                data_crc,
+            } => {
                 record.kind = RecordKind::Exchange as u8;
                 record.file_offset = file_offset;
                 record.pool_offset = extent.offset;
@@ -185,7 +206,10 @@ pub(crate) struct Place {
 impl<M: Medium> Pool<M> {
     pub(crate) fn read_line(&self, place: Place) -> Result<[u8; 64]> {
         let mut line = [0; 64];
-        self.medium().read(self.geometry().record(place.chunk, place.position), &mut line)?;
+        self.medium().read(
+            self.geometry().record(place.chunk, place.position),
+            &mut line,
+        )?;
         Ok(line)
     }
 
@@ -199,7 +223,10 @@ impl<M: Medium> Pool<M> {
         let current = self
             .chunk_word(place.chunk)?
             .is_none_or(|word| word.kind == ChunkKind::Log && word.generation == record.generation);
-        Ok((current && record.is_valid(self.uuid(), place.chunk, place.position)).then_some(record))
+        Ok(
+            (current && record.is_valid(self.uuid(), place.chunk, place.position))
+                .then_some(record),
+        )
     }
 
     /// The mark up to which a file's records are in its base file; everything, once it was forgotten.
@@ -236,7 +263,11 @@ impl<M: Medium> Attachment<M> {
     /// commit records, so that a full log can still be committed.
     fn take_place(&self, for_commit: bool) -> Result<Place> {
         let capacity = self.pool.geometry().records_per_chunk();
-        let reserve = if for_commit { 0 } else { (capacity / 64).max(1) };
+        let reserve = if for_commit {
+            0
+        } else {
+            (capacity / 64).max(1)
+        };
         for _ in 0..1024 {
             let seen = self.state.log.load(Ordering::Acquire);
             let (chunk, position) = ((seen >> 32) as u32, seen as u32);
@@ -245,7 +276,9 @@ impl<M: Medium> Attachment<M> {
                 continue;
             }
             if position >= capacity - reserve && self.log_chunks() >= self.log_limit() {
-                return Err(Error::LogFull { chunks: self.log_chunks() });
+                return Err(Error::LogFull {
+                    chunks: self.log_chunks(),
+                });
             }
             let swap = self.state.log.compare_exchange(
                 seen,
@@ -257,16 +290,26 @@ impl<M: Medium> Attachment<M> {
                 return Ok(Place { chunk, position });
             }
         }
-        Err(Error::Busy { lock: "log tail", slot: self.owner.slot, thread: 0 })
+        Err(Error::Busy {
+            lock: "log tail",
+            slot: self.owner.slot,
+            thread: 0,
+        })
     }
 
     fn next_log_chunk(&self, seen: u64) -> Result<()> {
         if self.log_chunks() >= self.log_limit() {
-            return Err(Error::LogFull { chunks: self.log_chunks() });
+            return Err(Error::LogFull {
+                chunks: self.log_chunks(),
+            });
         }
         let chunk = self.lease_as(ChunkKind::Log, Role::Log)?;
         let new = u64::from(chunk) << 32;
-        if self.state.log.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Acquire).is_err()
+        if self
+            .state
+            .log
+            .compare_exchange(seen, new, Ordering::AcqRel, Ordering::Acquire)
+            .is_err()
             && let Some(map) = self.map(chunk)
         {
             // Another thread was first; nothing was ever written to ours.
@@ -278,15 +321,21 @@ impl<M: Medium> Attachment<M> {
     /// Writes a record to its place: one line, streamed.
     fn write_record(&self, place: Place, record: &Record) -> Result<()> {
         let word = self.pool.chunk_word(place.chunk)?;
-        let mine = |word: &ChunkWord| {
-            word.kind == ChunkKind::Log && word.owner == self.owner_field()
-        };
+        let mine =
+            |word: &ChunkWord| word.kind == ChunkKind::Log && word.owner == self.owner_field();
         let Some(word) = word.filter(mine) else {
             let offset = self.pool.geometry().chunk_word(place.chunk);
-            return Err(Error::damaged("chunk word", offset, "not the log of this attachment"));
+            return Err(Error::damaged(
+                "chunk word",
+                offset,
+                "not the log of this attachment",
+            ));
         };
-        let record =
-            Record { generation: word.generation, boot: self.pool.boot().tag(), ..*record };
+        let record = Record {
+            generation: word.generation,
+            boot: self.pool.boot().tag(),
+            ..*record
+        };
         let mut line = record.encode();
         let crc = crc_of_record(&line, self.pool.uuid(), place.chunk, place.position);
         line[..4].copy_from_slice(&crc.to_le_bytes());
@@ -303,9 +352,13 @@ impl<M: Medium> Attachment<M> {
 
     /// Gives up a place whose record does not count. `true` when it was still waiting.
     fn settle(&self, place: Place) -> bool {
-        let Some(map) = self.map(place.chunk) else { return false };
+        let Some(map) = self.map(place.chunk) else {
+            return false;
+        };
         let bit = 1 << (place.position % 64);
-        let Some(word) = map.bits.get((place.position / 64) as usize) else { return false };
+        let Some(word) = map.bits.get((place.position / 64) as usize) else {
+            return false;
+        };
         let waiting = word.fetch_and(!bit, Ordering::AcqRel) & bit != 0;
         if waiting {
             map.settled.fetch_add(1, Ordering::AcqRel);
@@ -319,9 +372,16 @@ impl<M: Medium> Attachment<M> {
         self.pool.live_entry(file)?;
         let entry = self.pool.geometry().file_entry(file.index());
         let offset = entry + at!(FileEntry.lock);
-        let acquired = self.pool.lock_word("file lock", offset, self.owner, PATIENCE)?;
+        let acquired = self
+            .pool
+            .lock_word("file lock", offset, self.owner, PATIENCE)?;
         let lock = Locked::new(&self.pool, offset, self.owner, self.epoch);
-        let guard = FileGuard { attachment: self, file, entry, _lock: lock };
+        let guard = FileGuard {
+            attachment: self,
+            file,
+            entry,
+            _lock: lock,
+        };
         // It may have been forgotten, and its entry reused, while we waited.
         self.pool.live_entry(file)?;
         if acquired == Acquired::OwnerDied {
@@ -345,7 +405,10 @@ impl<M: Medium> Attachment<M> {
                 while waiting != 0 {
                     let bit = waiting.trailing_zeros();
                     waiting &= waiting - 1;
-                    let place = Place { chunk, position: i as u32 * 64 + bit };
+                    let place = Place {
+                        chunk,
+                        position: i as u32 * 64 + bit,
+                    };
                     settled += u64::from(self.reclaim_one(place, &mut last, &may_free)?);
                 }
             }
@@ -363,7 +426,9 @@ impl<M: Medium> Attachment<M> {
         may_free: &impl Fn(FileRef, Extent) -> bool,
     ) -> Result<bool> {
         // A record being written just now is not readable yet: it is not retired either.
-        let Some(record) = self.pool.read_record(place)? else { return Ok(false) };
+        let Some(record) = self.pool.read_record(place)? else {
+            return Ok(false);
+        };
         let file = FileRef { id: record.file_id };
         let retired = match *last {
             Some((same, retired)) if same == file => retired,
@@ -373,7 +438,10 @@ impl<M: Medium> Attachment<M> {
         if record.seq > retired {
             return Ok(false);
         }
-        let extent = Extent { offset: record.pool_offset, len: record.len };
+        let extent = Extent {
+            offset: record.pool_offset,
+            len: record.len,
+        };
         let names = RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent);
         if names && !may_free(file, extent) {
             return Ok(false);
@@ -444,12 +512,14 @@ impl<M: Medium> FileGuard<'_, M> {
     fn repair(&self) -> Result<()> {
         let pending = self.get(at!(FileEntry.pending))?;
         if let Some(place) = pending.checked_sub(1) {
-            let place = Place { chunk: (place >> 32) as u32, position: place as u32 };
+            let place = Place {
+                chunk: (place >> 32) as u32,
+                position: place as u32,
+            };
             if let Some(record) = self.pool().read_record(place)?
                 && record.file_id == self.file.id
                 && record.seq.wrapping_add(1) == self.next_seq()?
-                && (record.flags & Record::GROUP == 0
-                    || record.kind == RecordKind::Commit as u8)
+                && (record.flags & Record::GROUP == 0 || record.kind == RecordKind::Commit as u8)
             {
                 // Members of a group change nothing; its end knows where the file ends.
                 self.finish(&record)?;
@@ -474,7 +544,11 @@ impl<M: Medium> FileGuard<'_, M> {
         let seq = self.next_seq()?;
         if seq == 0 || seq > SEQ_MAX {
             self.attachment.settle_unwritten(place);
-            return Err(Error::damaged("file entry", self.entry, "impossible sequence number"));
+            return Err(Error::damaged(
+                "file entry",
+                self.entry,
+                "impossible sequence number",
+            ));
         }
         self.set(at!(FileEntry.next_seq), seq + 1)?;
         let packed = u64::from(place.chunk) << 32 | u64::from(place.position);
@@ -546,7 +620,11 @@ impl<M: Medium> FileGuard<'_, M> {
     }
 
     fn write_group(&self, ops: &[Op], counts: When, written: &mut Vec<Place>) -> Result<u64> {
-        let now = if counts == When::Now { Record::COMMITTED } else { 0 };
+        let now = if counts == When::Now {
+            Record::COMMITTED
+        } else {
+            0
+        };
         let mut prev = self.get(at!(FileEntry.last_seq))?;
         let mut end = self.end()?;
         for op in ops {
@@ -557,7 +635,11 @@ impl<M: Medium> FileGuard<'_, M> {
             prev = record.seq;
             end = end.map(|end| end_after(end, &record));
         }
-        let mut commit = Record { kind: RecordKind::Commit as u8, len: ops.len() as u32, ..EMPTY };
+        let mut commit = Record {
+            kind: RecordKind::Commit as u8,
+            len: ops.len() as u32,
+            ..EMPTY
+        };
         commit.flags = Record::GROUP | now;
         // The end of the file travels with the commit record, so that whoever repairs after us knows
         // it without reading the group.
@@ -573,7 +655,11 @@ impl<M: Medium> FileGuard<'_, M> {
     /// system they all count. Durable on return.
     pub fn commit(&mut self) -> Result<u64> {
         self.attachment.ensure_current()?;
-        let commit = Record { kind: RecordKind::Commit as u8, file_offset: END_UNKNOWN, ..EMPTY };
+        let commit = Record {
+            kind: RecordKind::Commit as u8,
+            file_offset: END_UNKNOWN,
+            ..EMPTY
+        };
         let (_, commit) = self.write(commit, self.get(at!(FileEntry.last_seq))?)?;
         self.pool().medium().fence();
         self.finish(&commit)?;
@@ -591,7 +677,8 @@ impl<M: Medium> FileGuard<'_, M> {
         if to > SEQ_MAX {
             return Err(Error::Invalid("no such sequence number"));
         }
-        self.pool().persist(self.entry + field, checked_word(to, id))
+        self.pool()
+            .persist(self.entry + field, checked_word(to, id))
     }
 
     /// Retires the file's records up to `seq`, durably, all at once. The base file (and, for names,

@@ -8,8 +8,8 @@ use crate::alloc::ChunkMap;
 use crate::error::{Error, Result};
 use crate::fork;
 use crate::layout::{
-    ABI, ChunkKind, ChunkWord, Geometry, MAGIC, PAGE, SHARED, SUPERBLOCK_A, SUPERBLOCK_B, Shared,
-    Slot, Superblock, VERSION, at,
+    ABI, ChunkKind, ChunkWord, Geometry, MAGIC, PAGE, SHARED, SUPERBLOCK_A, SUPERBLOCK_B, Slot,
+    Superblock, VERSION, at,
 };
 use crate::lock::Owner;
 use crate::recover::Recovery;
@@ -49,7 +49,9 @@ pub struct Pool<M: Medium> {
 
 impl<M: Medium> std::fmt::Debug for Pool<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool").field("geometry", &self.geometry).finish_non_exhaustive()
+        f.debug_struct("Pool")
+            .field("geometry", &self.geometry)
+            .finish_non_exhaustive()
     }
 }
 
@@ -64,7 +66,9 @@ impl<M: Medium> Pool<M> {
         let chunks = (medium.size() >> geometry.chunk_shift).min(u64::from(geometry.max_chunks));
         let chunks = chunks as u32;
         if chunks <= geometry.header_chunks() {
-            return Err(Error::Invalid("too small for a pool: no chunk is left beside the tables"));
+            return Err(Error::Invalid(
+                "too small for a pool: no chunk is left beside the tables",
+            ));
         }
         // The superblocks first, durably: a half-made pool over an older one must not look whole.
         let zeros = [0; PAGE as usize];
@@ -77,10 +81,17 @@ impl<M: Medium> Pool<M> {
             offset += PAGE;
         }
         for chunk in 0..geometry.header_chunks() {
-            let word = ChunkWord { kind: ChunkKind::Header, owner: 0, generation: 1 };
+            let word = ChunkWord {
+                kind: ChunkKind::Header,
+                owner: 0,
+                generation: 1,
+            };
             medium.store(geometry.chunk_word(chunk), word.encode())?;
         }
-        medium.flush(geometry.chunk_table(), u64::from(geometry.header_chunks()) * 8)?;
+        medium.flush(
+            geometry.chunk_table(),
+            u64::from(geometry.header_chunks()) * 8,
+        )?;
         let shared = SHARED + at!(Shared.chunk_count);
         medium.store(shared, u64::from(chunks))?;
         medium.flush(shared, 8)?;
@@ -110,9 +121,18 @@ impl<M: Medium> Pool<M> {
         let geometry = superblock.geometry();
         let expected = u64::from(superblock.chunk_count) << geometry.chunk_shift;
         if medium.size() < expected {
-            return Err(Error::Truncated { expected, found: medium.size() });
+            return Err(Error::Truncated {
+                expected,
+                found: medium.size(),
+            });
         }
-        Ok(Arc::new(Self { medium, geometry, uuid: superblock.uuid, boot, locks }))
+        Ok(Arc::new(Self {
+            medium,
+            geometry,
+            uuid: superblock.uuid,
+            boot,
+            locks,
+        }))
     }
 
     /// The medium below.
@@ -150,12 +170,15 @@ impl<M: Medium> Pool<M> {
     /// Whether any file is staged anywhere: one load, so that cheap doors stay cheap.
     #[must_use]
     pub fn anything_staged(&self) -> bool {
-        self.load(SHARED + at!(Shared.staged_files)).map_or(true, |files| files != 0)
+        self.load(SHARED + at!(Shared.staged_files))
+            .map_or(true, |files| files != 0)
     }
 
     /// Chunks of the pool now, never more than the medium holds.
     pub fn chunk_count(&self) -> Result<u32> {
-        let said = self.load(SHARED + at!(Shared.chunk_count))?.min(u64::from(self.geometry.max_chunks));
+        let said = self
+            .load(SHARED + at!(Shared.chunk_count))?
+            .min(u64::from(self.geometry.max_chunks));
         if said << self.geometry.chunk_shift > self.medium.size() {
             self.locks.refresh();
         }
@@ -195,7 +218,9 @@ impl<M: Medium> Pool<M> {
     /// Slots whose holders live.
     #[must_use]
     pub fn living_slots(&self) -> Vec<u32> {
-        (0..self.geometry.slot_count).filter(|slot| self.locks.is_alive(*slot)).collect()
+        (0..self.geometry.slot_count)
+            .filter(|slot| self.locks.is_alive(*slot))
+            .collect()
     }
 
     /// Living attachments, asking the kernel only about slots that say they are taken.
@@ -217,7 +242,10 @@ impl<M: Medium> Pool<M> {
         if attached > 0 {
             return Err(Error::InUse { attached });
         }
-        Ok(Exclusive { pool: self, _gate: gate })
+        Ok(Exclusive {
+            pool: self,
+            _gate: gate,
+        })
     }
 
     /// Attaches this process. The first attachment after an unclean end, or in another boot, resets
@@ -236,7 +264,9 @@ impl<M: Medium> Pool<M> {
         }
         let (slot, incarnation, hold) = self.claim_slot()?;
         drop(gate);
-        let maps = (0..self.geometry.max_chunks).map(|_| std::sync::OnceLock::new()).collect();
+        let maps = (0..self.geometry.max_chunks)
+            .map(|_| std::sync::OnceLock::new())
+            .collect();
         Ok(Attachment {
             pool: Arc::clone(self),
             owner: Owner { slot, incarnation },
@@ -253,7 +283,9 @@ impl<M: Medium> Pool<M> {
             if self.read_slot(slot)?.state != Slot::FREE {
                 continue;
             }
-            let Some(hold) = self.locks.claim(slot)? else { continue };
+            let Some(hold) = self.locks.claim(slot)? else {
+                continue;
+            };
             let offset = self.geometry.slot(slot);
             let incarnation = self.load(offset + at!(Slot.incarnation))?.wrapping_add(1);
             self.store(offset + at!(Slot.incarnation), incarnation)?;
@@ -263,12 +295,18 @@ impl<M: Medium> Pool<M> {
             self.make_durable(offset, Slot::SIZE as u64)?;
             return Ok((slot, incarnation, hold));
         }
-        Err(Error::NoSlot { slots: self.geometry.slot_count })
+        Err(Error::NoSlot {
+            slots: self.geometry.slot_count,
+        })
     }
 
     /// Rewrites the superblocks with other flags and this boot.
     pub(crate) fn mark(&self, old: &Superblock, flags: u32) -> Result<()> {
-        let mut superblock = Superblock { flags, boot_id: self.boot.0, ..*old };
+        let mut superblock = Superblock {
+            flags,
+            boot_id: self.boot.0,
+            ..*old
+        };
         write_superblock(&self.medium, &mut superblock)
     }
 }
@@ -296,8 +334,11 @@ pub(crate) fn write_superblock<M: Medium>(medium: &M, superblock: &mut Superbloc
     let keep_a = read_copy(medium, SUPERBLOCK_A)?.is_some_and(|a| {
         read_copy(medium, SUPERBLOCK_B).is_ok_and(|b| b.is_none_or(|b| a.update > b.update))
     });
-    let order =
-        if keep_a { [SUPERBLOCK_B, SUPERBLOCK_A] } else { [SUPERBLOCK_A, SUPERBLOCK_B] };
+    let order = if keep_a {
+        [SUPERBLOCK_B, SUPERBLOCK_A]
+    } else {
+        [SUPERBLOCK_A, SUPERBLOCK_B]
+    };
     for offset in order {
         medium.write_streaming(offset, &bytes)?;
         medium.fence();
@@ -319,16 +360,31 @@ pub(crate) fn read_raw<M: Medium>(medium: &M, offset: u64) -> Result<Superblock>
 /// The valid superblock that was written last, or why there is none.
 pub(crate) fn read_superblock<M: Medium>(medium: &M) -> Result<Superblock> {
     if medium.size() < SHARED {
-        return Err(Error::Truncated { expected: SHARED, found: medium.size() });
+        return Err(Error::Truncated {
+            expected: SHARED,
+            found: medium.size(),
+        });
     }
-    let copies = [read_raw(medium, SUPERBLOCK_A)?, read_raw(medium, SUPERBLOCK_B)?];
-    let best = copies.iter().filter(|copy| copy.is_valid()).max_by_key(|copy| copy.update);
+    let copies = [
+        read_raw(medium, SUPERBLOCK_A)?,
+        read_raw(medium, SUPERBLOCK_B)?,
+    ];
+    let best = copies
+        .iter()
+        .filter(|copy| copy.is_valid())
+        .max_by_key(|copy| copy.update);
     if let Some(superblock) = best {
         if superblock.version != VERSION {
-            return Err(Error::NewerVersion { found: superblock.version, known: VERSION });
+            return Err(Error::NewerVersion {
+                found: superblock.version,
+                known: VERSION,
+            });
         }
         if superblock.abi != ABI {
-            return Err(Error::OtherAbi { found: superblock.abi, known: ABI });
+            return Err(Error::OtherAbi {
+                found: superblock.abi,
+                known: ABI,
+            });
         }
         return Ok(*superblock);
     }
@@ -340,11 +396,16 @@ fn why_no_superblock(copies: &[Superblock; 2]) -> Error {
         return Error::Unfinished;
     }
     let Some(ours) = copies.iter().find(|copy| copy.magic == MAGIC) else {
-        return Error::ForeignMagic { found: copies[0].magic };
+        return Error::ForeignMagic {
+            found: copies[0].magic,
+        };
     };
     // A newer format may have another CRC: both copies saying so is no accident.
     if ours.version > VERSION && copies[0].version == copies[1].version {
-        return Error::NewerVersion { found: ours.version, known: VERSION };
+        return Error::NewerVersion {
+            found: ours.version,
+            known: VERSION,
+        };
     }
     Error::Superblock
 }
@@ -378,7 +439,9 @@ pub struct Attachment<M: Medium> {
 
 impl<M: Medium> std::fmt::Debug for Attachment<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Attachment").field("owner", &self.owner).finish_non_exhaustive()
+        f.debug_struct("Attachment")
+            .field("owner", &self.owner)
+            .finish_non_exhaustive()
     }
 }
 
@@ -404,7 +467,11 @@ impl<M: Medium> Attachment<M> {
 
     /// Fails in a process that inherited the attachment instead of making it.
     pub fn ensure_current(&self) -> Result<()> {
-        if fork::is_current(self.epoch) { Ok(()) } else { Err(Error::NotAttached) }
+        if fork::is_current(self.epoch) {
+            Ok(())
+        } else {
+            Err(Error::NotAttached)
+        }
     }
 
     /// Gives everything back. Chunks with records that are not retired are left to recovery. The last
@@ -418,7 +485,8 @@ impl<M: Medium> Attachment<M> {
         self.pool.persist(state, Slot::FREE)?;
         self.hold = None;
         if self.pool.living_attachments()? == 0 && self.pool.is_empty()? {
-            self.pool.mark(&self.pool.superblock()?, Superblock::CLEAN)?;
+            self.pool
+                .mark(&self.pool.superblock()?, Superblock::CLEAN)?;
         }
         drop(gate);
         Ok(())

@@ -16,8 +16,8 @@ use adit_pmem::Medium;
 use crate::error::{Error, Result};
 use crate::files::{END_UNKNOWN, FileName, FileRef};
 use crate::layout::{
-    ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, Record, RecordKind, SHARED, Shared, Slot,
-    Superblock, at, checked_value,
+    ChunkKind, ChunkWord, NAMES, ORPHAN, Record, RecordKind, SHARED, Shared, Slot, Superblock, at,
+    checked_value,
 };
 use crate::log::{Place, SEQ_MAX};
 use crate::pool::{Attachment, Pool};
@@ -249,12 +249,18 @@ impl Recovery {
             .iter()
             .filter(|item| item.state == State::Live && item.kind != RecordKind::Commit)
             .map(move |item| {
-                let at = pool.geometry().record(item.place.chunk, item.place.position);
+                let at = pool
+                    .geometry()
+                    .record(item.place.chunk, item.place.position);
                 match pool.read_record(item.place)? {
                     Some(record) if record.seq == item.seq && record.file_id == item.file_id => {
                         replay_of(&record, at)
                     }
-                    _ => Err(Error::damaged("log record", at, "it changed after it was found")),
+                    _ => Err(Error::damaged(
+                        "log record",
+                        at,
+                        "it changed after it was found",
+                    )),
                 }
             })
     }
@@ -263,10 +269,12 @@ impl Recovery {
     pub fn end_after<M: Medium>(&self, pool: &Pool<M>, file: FileRef, base: u64) -> Result<u64> {
         self.records(pool, file).try_fold(base, |end, replay| {
             Ok(match replay?.op {
-                ReplayOp::Write { file_offset, len, .. }
-                | ReplayOp::Exchange { file_offset, len, .. } => {
-                    end.max(file_offset.saturating_add(u64::from(len)))
+                ReplayOp::Write {
+                    file_offset, len, ..
                 }
+                | ReplayOp::Exchange {
+                    file_offset, len, ..
+                } => end.max(file_offset.saturating_add(u64::from(len))),
                 ReplayOp::Truncate { size } => size,
                 ReplayOp::Zero { .. } => end,
             })
@@ -279,17 +287,34 @@ impl Recovery {
 }
 
 fn replay_of(record: &Record, at: u64) -> Result<Replay> {
-    let Record { file_offset, pool_offset, len, data_crc, .. } = *record;
+    let Record {
+        file_offset,
+        pool_offset,
+        len,
+        data_crc,
+        ..
+    } = *record;
     let op = match RecordKind::from_byte(record.kind) {
-        Some(RecordKind::Write) => ReplayOp::Write { file_offset, pool_offset, len },
+        Some(RecordKind::Write) => ReplayOp::Write {
+            file_offset,
+            pool_offset,
+            len,
+        },
         Some(RecordKind::Truncate) => ReplayOp::Truncate { size: file_offset },
         Some(RecordKind::Zero) => ReplayOp::Zero { file_offset, len },
-        Some(RecordKind::Exchange) => {
-            ReplayOp::Exchange { file_offset, pool_offset, len, data_crc }
-        }
+        Some(RecordKind::Exchange) => ReplayOp::Exchange {
+            file_offset,
+            pool_offset,
+            len,
+            data_crc,
+        },
         _ => return Err(Error::damaged("log record", at, "nothing to replay")),
     };
-    Ok(Replay { seq: record.seq, op, at })
+    Ok(Replay {
+        seq: record.seq,
+        op,
+        at,
+    })
 }
 
 impl<M: Medium> Pool<M> {
@@ -321,13 +346,17 @@ impl<M: Medium> Pool<M> {
             }
             self.walk_chunk(chunk, word, &mut found)?;
         }
-        found.items.sort_unstable_by_key(|item| (item.file_id, item.seq, item.place.chunk));
+        found
+            .items
+            .sort_unstable_by_key(|item| (item.file_id, item.seq, item.place.chunk));
         self.judge(&mut found, &orphans)?;
         Ok(found)
     }
 
     fn owner_lives(&self, word: ChunkWord) -> Result<bool> {
-        let Some(slot) = word.owner.checked_sub(1) else { return Ok(false) };
+        let Some(slot) = word.owner.checked_sub(1) else {
+            return Ok(false);
+        };
         let slot = u32::from(slot);
         if word.owner == ORPHAN || slot >= self.geometry().slot_count {
             return Ok(false);
@@ -336,12 +365,7 @@ impl<M: Medium> Pool<M> {
         Ok(state != Slot::FREE && self.locks().is_alive(slot))
     }
 
-    fn walk_chunk(
-        &self,
-        chunk: u32,
-        word: Option<ChunkWord>,
-        found: &mut Recovery,
-    ) -> Result<()> {
+    fn walk_chunk(&self, chunk: u32, word: Option<ChunkWord>, found: &mut Recovery) -> Result<()> {
         let geometry = *self.geometry();
         let mut bad = Vec::new();
         let mut last_whole = None;
@@ -351,19 +375,22 @@ impl<M: Medium> Pool<M> {
             found.counts.chunks += 1;
         }
         for first in (0..geometry.records_per_chunk()).step_by(per_block as usize) {
-            self.medium().read(geometry.record(chunk, first), &mut block)?;
+            self.medium()
+                .read(geometry.record(chunk, first), &mut block)?;
             for (i, line) in block.chunks_exact(64).enumerate() {
-                let place = Place { chunk, position: first + i as u32 };
+                let place = Place {
+                    chunk,
+                    position: first + i as u32,
+                };
                 let mut bytes = [0; 64];
                 bytes.copy_from_slice(line);
                 match self.classify(place, &bytes, word) {
                     Line::Empty => found.counts.empty += 1,
                     Line::Stale => found.counts.stale += 1,
                     Line::Bad => bad.push((place, bytes)),
-                    Line::Future => found.reject(
-                        geometry.record(chunk, place.position),
-                        Rejection::Future,
-                    ),
+                    Line::Future => {
+                        found.reject(geometry.record(chunk, place.position), Rejection::Future)
+                    }
                     Line::Whole(record) => {
                         last_whole = Some(place.position);
                         self.remember(place, &record, found);
@@ -430,7 +457,12 @@ impl<M: Medium> Pool<M> {
         let kind = match self.sense(record) {
             Ok(kind) => kind,
             Err(what) => {
-                found.reject(offset, Rejection::Nonsense { what: what.to_owned() });
+                found.reject(
+                    offset,
+                    Rejection::Nonsense {
+                        what: what.to_owned(),
+                    },
+                );
                 return;
             }
         };
@@ -520,8 +552,13 @@ impl<M: Medium> Pool<M> {
         found: &mut Recovery,
         orphans: &HashSet<u32>,
     ) -> Result<()> {
-        let file = FileRef { id: found.items[start].file_id };
-        let place = |item: &Item| self.geometry().record(item.place.chunk, item.place.position);
+        let file = FileRef {
+            id: found.items[start].file_id,
+        };
+        let place = |item: &Item| {
+            self.geometry()
+                .record(item.place.chunk, item.place.position)
+        };
         let entry = match self.live_entry(file) {
             Ok(entry) => entry,
             Err(Error::Forgotten) => {
@@ -544,7 +581,10 @@ impl<M: Medium> Pool<M> {
                 found.counts.retired += 1;
                 continue;
             }
-            if sound.last().is_some_and(|last| found.items[*last].seq == item.seq) {
+            if sound
+                .last()
+                .is_some_and(|last| found.items[*last].seq == item.seq)
+            {
                 found.reject(place(&item), Rejection::Duplicate);
                 continue;
             }
@@ -573,7 +613,11 @@ impl<M: Medium> Pool<M> {
             name_error: None,
             records: 0,
             first_seq: 0,
-            last_seq: found.items[start..end].iter().map(|item| item.seq).max().unwrap_or(0),
+            last_seq: found.items[start..end]
+                .iter()
+                .map(|item| item.seq)
+                .max()
+                .unwrap_or(0),
             orphaned: false,
         };
         for (i, state) in complete.iter().copied().zip(verdict.states) {
@@ -616,7 +660,9 @@ impl<M: Medium> Pool<M> {
         }
         let record = Record::decode(&self.read_line(item.place)?);
         if let Err(what) = self.sense_extent(record.pool_offset, u64::from(record.len))? {
-            return Ok(Err(Rejection::Nonsense { what: what.to_owned() }));
+            return Ok(Err(Rejection::Nonsense {
+                what: what.to_owned(),
+            }));
         }
         if record.flags & Record::DATA_CRC != 0
             && item.seq > sealed
@@ -631,13 +677,22 @@ impl<M: Medium> Pool<M> {
     fn verdict(&self, sound: &[usize], retired: u64, found: &Recovery) -> Verdict {
         let mut verdict = Verdict::default();
         let items: Vec<Item> = sound.iter().map(|i| found.items[*i]).collect();
-        let by_seq: HashMap<u64, usize> =
-            items.iter().enumerate().map(|(i, item)| (item.seq, i)).collect();
+        let by_seq: HashMap<u64, usize> = items
+            .iter()
+            .enumerate()
+            .map(|(i, item)| (item.seq, i))
+            .collect();
         let boot = self.boot().tag();
         let mut closed = vec![false; items.len()];
-        let mut committed: Vec<bool> =
-            items.iter().map(|item| item.flags & Record::COMMITTED != 0).collect();
-        for (i, end) in items.iter().enumerate().filter(|(_, item)| item.is_group_end()) {
+        let mut committed: Vec<bool> = items
+            .iter()
+            .map(|item| item.flags & Record::COMMITTED != 0)
+            .collect();
+        for (i, end) in items
+            .iter()
+            .enumerate()
+            .filter(|(_, item)| item.is_group_end())
+        {
             match self.group_of(end, &items, &by_seq) {
                 Ok(members) => {
                     closed[i] = true;
@@ -655,22 +710,33 @@ impl<M: Medium> Pool<M> {
                 }
             }
         }
-        for commit in items.iter().filter(|item| item.is_commit() && item.boot != boot) {
+        for commit in items
+            .iter()
+            .filter(|item| item.is_commit() && item.boot != boot)
+        {
             match covered(commit, &items, &by_seq, retired) {
                 Ok(covered) => covered.into_iter().for_each(|i| committed[i] = true),
                 Err(missing) => {
-                    let at = self.geometry().record(commit.place.chunk, commit.place.position);
+                    let at = self
+                        .geometry()
+                        .record(commit.place.chunk, commit.place.position);
                     verdict.broken.push((at, missing));
                 }
             }
         }
         // A group whose end a commit covers is committed with it.
-        for (i, end) in items.iter().enumerate().filter(|(_, item)| item.is_group_end()) {
+        for (i, end) in items
+            .iter()
+            .enumerate()
+            .filter(|(_, item)| item.is_group_end())
+        {
             if committed[i]
                 && closed[i]
                 && let Ok(members) = self.group_of(end, &items, &by_seq)
             {
-                members.into_iter().for_each(|member| committed[member] = true);
+                members
+                    .into_iter()
+                    .for_each(|member| committed[member] = true);
             }
         }
         for (i, item) in items.iter().enumerate() {
@@ -698,7 +764,9 @@ impl<M: Medium> Pool<M> {
         let mut members = Vec::new();
         let mut next = end.prev;
         for _ in 0..end.count {
-            let Some(i) = by_seq.get(&next).copied() else { return Err(next) };
+            let Some(i) = by_seq.get(&next).copied() else {
+                return Err(next);
+            };
             if !items[i].is_member() || items[i].boot != end.boot {
                 return Err(next);
             }
@@ -720,7 +788,9 @@ fn covered(
     let mut members = Vec::new();
     let mut next = commit.prev;
     while next > retired {
-        let Some(i) = by_seq.get(&next).copied() else { return Err(next) };
+        let Some(i) = by_seq.get(&next).copied() else {
+            return Err(next);
+        };
         if items[i].is_commit() || items[i].boot != commit.boot {
             break;
         }
@@ -752,10 +822,17 @@ impl<M: Medium> Pool<M> {
     /// Resets what is volatile and derives it anew from what is durable. The caller holds the gate
     /// and nobody is attached. Interrupted anywhere, it is simply done again.
     pub(crate) fn rebuild(&self, superblock: &Superblock) -> Result<Recovery> {
-        for lock in [at!(Shared.super_lock), at!(Shared.files_lock), at!(Shared.recovery_lock)] {
+        for lock in [
+            at!(Shared.super_lock),
+            at!(Shared.files_lock),
+            at!(Shared.recovery_lock),
+        ] {
             self.store(SHARED + lock, 0)?;
         }
-        self.store(SHARED + at!(Shared.chunk_count), u64::from(superblock.chunk_count))?;
+        self.store(
+            SHARED + at!(Shared.chunk_count),
+            u64::from(superblock.chunk_count),
+        )?;
         for slot in 0..self.geometry().slot_count {
             self.store(self.geometry().slot(slot) + at!(Slot.state), Slot::FREE)?;
         }
@@ -776,10 +853,20 @@ impl<M: Medium> Pool<M> {
             let old = self.chunk_word(chunk)?;
             let generation = old.map_or(0, |word| word.generation);
             let new = if chunk < geometry.header_chunks() {
-                ChunkWord { kind: ChunkKind::Header, owner: 0, generation }
+                ChunkWord {
+                    kind: ChunkKind::Header,
+                    owner: 0,
+                    generation,
+                }
             } else {
                 match (needed.get(&chunk), old) {
-                    (Some(Needed { kind, generation: seen }), old) => ChunkWord {
+                    (
+                        Some(Needed {
+                            kind,
+                            generation: seen,
+                        }),
+                        old,
+                    ) => ChunkWord {
                         kind: *kind,
                         owner: if *kind == ChunkKind::Names { 0 } else { ORPHAN },
                         generation: old.map_or(seen.unwrap_or(0), |word| word.generation),
@@ -807,29 +894,49 @@ impl<M: Medium> Pool<M> {
         let geometry = *self.geometry();
         let mut needed = BTreeMap::new();
         for item in found.live() {
-            let Some(record) = self.read_record(item.place)? else { continue };
+            let Some(record) = self.read_record(item.place)? else {
+                continue;
+            };
             let generation = Some(record.generation);
-            needed.insert(item.place.chunk, Needed { kind: ChunkKind::Log, generation });
+            needed.insert(
+                item.place.chunk,
+                Needed {
+                    kind: ChunkKind::Log,
+                    generation,
+                },
+            );
             if item.kind.has_extent() {
                 let chunk = (record.pool_offset >> geometry.chunk_shift) as u32;
-                needed
-                    .entry(chunk)
-                    .or_insert(Needed { kind: ChunkKind::Data, generation: None });
+                needed.entry(chunk).or_insert(Needed {
+                    kind: ChunkKind::Data,
+                    generation: None,
+                });
             }
         }
         // Records whose file entry is damaged are kept for a repair by hand.
-        for rejected in found.rejected.iter().filter(|r| r.reason == Rejection::Undecided) {
+        for rejected in found
+            .rejected
+            .iter()
+            .filter(|r| r.reason == Rejection::Undecided)
+        {
             let chunk = (rejected.offset >> geometry.chunk_shift) as u32;
             let generation = self.chunk_word(chunk)?.map(|word| word.generation);
-            needed.insert(chunk, Needed { kind: ChunkKind::Log, generation });
+            needed.insert(
+                chunk,
+                Needed {
+                    kind: ChunkKind::Log,
+                    generation,
+                },
+            );
             let position = ((rejected.offset - geometry.chunk(chunk)) / 64) as u32;
             if let Some(record) = self.read_record(Place { chunk, position })?
                 && RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent)
             {
                 let chunk = (record.pool_offset >> geometry.chunk_shift) as u32;
-                needed
-                    .entry(chunk)
-                    .or_insert(Needed { kind: ChunkKind::Data, generation: None });
+                needed.entry(chunk).or_insert(Needed {
+                    kind: ChunkKind::Data,
+                    generation: None,
+                });
             }
         }
         for group in 0..geometry.name_groups() {
@@ -837,9 +944,10 @@ impl<M: Medium> Pool<M> {
                 && chunk >= u64::from(geometry.header_chunks())
                 && chunk < u64::from(geometry.max_chunks)
             {
-                needed
-                    .entry(chunk as u32)
-                    .or_insert(Needed { kind: ChunkKind::Names, generation: None });
+                needed.entry(chunk as u32).or_insert(Needed {
+                    kind: ChunkKind::Names,
+                    generation: None,
+                });
             }
         }
         Ok(needed)
@@ -867,7 +975,11 @@ impl<M: Medium> Pool<M> {
             }
             let marks = [entry.retired, entry.sealed]
                 .map(|mark| checked_value(mark, entry.file_id).unwrap_or(0));
-            let last = items.last().map_or(0, |item| item.seq).max(marks[0]).max(marks[1]);
+            let last = items
+                .last()
+                .map_or(0, |item| item.seq)
+                .max(marks[0])
+                .max(marks[1]);
             let boot = self.boot().tag();
             let chain = items
                 .iter()
@@ -919,7 +1031,14 @@ impl<M: Medium> Attachment<M> {
             if let Some(word) = self.pool.chunk_word(chunk)?
                 && dead.contains(&u32::from(word.owner).wrapping_sub(1))
             {
-                self.pool.change_chunk(chunk, word, ChunkWord { owner: ORPHAN, ..word })?;
+                self.pool.change_chunk(
+                    chunk,
+                    word,
+                    ChunkWord {
+                        owner: ORPHAN,
+                        ..word
+                    },
+                )?;
             }
         }
         for slot in dead {
@@ -929,7 +1048,9 @@ impl<M: Medium> Attachment<M> {
         }
         let needed = self.pool.needed_chunks(&self.pool.scan()?)?;
         for chunk in 0..self.pool.chunk_count()? {
-            let Some(word) = self.pool.chunk_word(chunk)? else { continue };
+            let Some(word) = self.pool.chunk_word(chunk)? else {
+                continue;
+            };
             if word.owner != ORPHAN || !matches!(word.kind, ChunkKind::Data | ChunkKind::Log) {
                 continue;
             }
@@ -946,7 +1067,9 @@ impl<M: Medium> Attachment<M> {
     fn dead_slots(&self) -> Result<Vec<u32>> {
         let mut dead = Vec::new();
         for slot in 0..self.pool.geometry().slot_count {
-            let state = self.pool.load(self.pool.geometry().slot(slot) + at!(Slot.state))?;
+            let state = self
+                .pool
+                .load(self.pool.geometry().slot(slot) + at!(Slot.state))?;
             if state != Slot::FREE && slot != self.owner.slot && !self.pool.locks().is_alive(slot) {
                 dead.push(slot);
             }

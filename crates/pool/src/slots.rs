@@ -41,8 +41,12 @@ const GATE: u32 = u32::MAX;
 impl LocalLocks {
     fn take(&self, slot: u32) -> Option<Box<dyn Hold>> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        held.insert(slot)
-            .then(|| Box::new(LocalHold { locks: self.clone(), slot }) as Box<dyn Hold>)
+        held.insert(slot).then(|| {
+            Box::new(LocalHold {
+                locks: self.clone(),
+                slot,
+            }) as Box<dyn Hold>
+        })
     }
 }
 
@@ -52,7 +56,10 @@ impl SlotLocks for LocalLocks {
     }
 
     fn is_alive(&self, slot: u32) -> bool {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).contains(&slot)
+        self.held
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(&slot)
     }
 
     fn gate(&self) -> Result<Box<dyn Hold>> {
@@ -62,7 +69,11 @@ impl SlotLocks for LocalLocks {
             }
             std::thread::sleep(std::time::Duration::from_micros(200));
         }
-        Err(Error::Busy { lock: "gate", slot: GATE, thread: 0 })
+        Err(Error::Busy {
+            lock: "gate",
+            slot: GATE,
+            thread: 0,
+        })
     }
 }
 
@@ -75,6 +86,10 @@ impl Hold for LocalHold {}
 
 impl Drop for LocalHold {
     fn drop(&mut self) {
-        self.locks.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.slot);
+        self.locks
+            .held
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&self.slot);
     }
 }
