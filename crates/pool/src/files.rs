@@ -173,7 +173,8 @@ impl<M: Medium> Pool<M> {
         (0..WINDOW.min(count)).map(move |i| (start + i) % count)
     }
 
-    /// The entry of the file with this handle, if it is staged. Takes no lock.
+    /// The entry of the file with this handle, if it is staged. Takes no lock. Before records are
+    /// written for it, [`Attachment::enter_file`] has to be called once.
     pub fn find_file(&self, name: &FileName) -> Result<Option<FileRef>> {
         let key = name.key();
         for index in self.window(key) {
@@ -253,6 +254,7 @@ impl<M: Medium> Attachment<M> {
         }
         let _lock = self.lock_files()?;
         if let Some(file) = self.pool.find_file(name)? {
+            self.settle_entry(file.index())?;
             return Ok(file);
         }
         let limit = self.pool.geometry().file_count;
@@ -306,9 +308,24 @@ impl<M: Medium> Attachment<M> {
         Ok(FileRef { id: file_id })
     }
 
+    /// Makes durable what another attachment wrote and perhaps died over: records that name the entry
+    /// are worth nothing without it.
+    fn settle_entry(&self, index: u32) -> Result<()> {
+        let pool = &self.pool;
+        let group = u64::from(index) / pool.geometry().names_per_chunk();
+        if let Some(place) = pool.name_place(index)? {
+            pool.medium().flush(place, NAME_PAGES * PAGE)?;
+            let chunk = (place >> pool.geometry().chunk_shift) as u32;
+            pool.medium().flush(pool.geometry().chunk_word(chunk), 8)?;
+        }
+        pool.medium().flush(NAMES + group * 8, 8)?;
+        pool.make_durable(pool.geometry().file_entry(index), FileEntry::SIZE as u64)
+    }
+
     fn name_place_or_lease(&self, index: u32) -> Result<u64> {
         let pool = &self.pool;
         if let Some(place) = pool.name_place(index)? {
+            self.settle_entry(index)?;
             return Ok(place);
         }
         let group = u64::from(index) / pool.geometry().names_per_chunk();

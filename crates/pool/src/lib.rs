@@ -7,6 +7,7 @@
 //! Everything but [`PoolFile`] runs on any [`adit_pmem::Medium`].
 
 mod alloc;
+mod check;
 mod error;
 mod file;
 mod files;
@@ -21,6 +22,7 @@ mod resize;
 mod slots;
 
 pub use alloc::Extent;
+pub use check::{CheckReport, ChunkRun, Dump, FileDump, Info, Problem, RecordDump, SlotDump};
 pub use error::{Error, Result};
 pub use file::{FileMedium, PoolFile, ReadOnlyMedium, boot_id};
 pub use files::{FileName, FileRef};

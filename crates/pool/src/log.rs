@@ -17,7 +17,8 @@ use crate::alloc::{Extent, Role};
 use crate::error::{Error, Result};
 use crate::files::{END_UNKNOWN, FileRef};
 use crate::layout::{
-    ChunkKind, ChunkWord, Record, RecordKind, at, checked_value, checked_word, crc_of_record,
+    ChunkKind, ChunkWord, FileEntry, Record, RecordKind, at, checked_value, checked_word,
+    crc_of_record,
 };
 use crate::lock::{Acquired, Locked, PATIENCE};
 use crate::pool::{Attachment, Pool};
@@ -229,6 +230,26 @@ impl<M: Medium> Pool<M> {
         )
     }
 
+    pub(crate) fn make_mark_durable(&self, file: FileRef) -> Result<()> {
+        if file.index() >= self.geometry().file_count {
+            return Ok(());
+        }
+        let len = FileEntry::SIZE as u64;
+        self.make_durable(self.geometry().file_entry(file.index()), len)
+    }
+
+    /// Makes a record and what it stages durable, whoever wrote it.
+    pub(crate) fn make_record_durable(&self, place: Place, record: &Record) -> Result<()> {
+        if RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent) {
+            self.medium()
+                .flush(record.pool_offset, u64::from(record.len))?;
+        }
+        self.medium()
+            .flush(self.geometry().record(place.chunk, place.position), 64)?;
+        self.medium().fence();
+        Ok(())
+    }
+
     /// The mark up to which a file's records are in its base file; everything, once it was forgotten.
     pub fn retired(&self, file: FileRef) -> Result<u64> {
         match self.live_entry(file) {
@@ -432,7 +453,12 @@ impl<M: Medium> Attachment<M> {
         let file = FileRef { id: record.file_id };
         let retired = match *last {
             Some((same, retired)) if same == file => retired,
-            _ => self.pool.retired(file)?,
+            _ => {
+                // The mark may be a dead publisher's and not durable: what it allows us to reuse is
+                // needed until it is.
+                self.pool.make_mark_durable(file)?;
+                self.pool.retired(file)?
+            }
         };
         *last = Some((file, retired));
         if record.seq > retired {
@@ -522,10 +548,39 @@ impl<M: Medium> FileGuard<'_, M> {
                 && (record.flags & Record::GROUP == 0 || record.kind == RecordKind::Commit as u8)
             {
                 // Members of a group change nothing; its end knows where the file ends.
+                // It was visible, not necessarily durable; a later commit will rely on it.
+                self.make_group_durable(place, &record)?;
                 self.finish(&record)?;
             }
         }
         self.set(at!(FileEntry.pending), 0)
+    }
+
+    /// Makes durable what a dead writer completed: its record, and the members when it ends a group.
+    /// Those lie before it in the same attachment's log, mostly in the same chunk; where they are not
+    /// found, the group was not complete, and the walk will say so.
+    fn make_group_durable(&self, place: Place, record: &Record) -> Result<()> {
+        let mut members = if record.flags & Record::GROUP != 0 {
+            record.len
+        } else {
+            0
+        };
+        let mut position = place.position;
+        while members > 0 && position > 0 {
+            position -= 1;
+            let before = Place {
+                chunk: place.chunk,
+                position,
+            };
+            if let Some(member) = self.pool().read_record(before)?
+                && member.file_id == self.file.id
+                && member.flags & Record::GROUP != 0
+            {
+                self.pool().make_record_durable(before, &member)?;
+                members -= 1;
+            }
+        }
+        self.pool().make_record_durable(place, record)
     }
 
     /// Shows a written record in the progress words. Doing it twice changes nothing.
@@ -672,7 +727,8 @@ impl<M: Medium> FileGuard<'_, M> {
         let old = checked_value(self.get(field)?, id)
             .ok_or_else(|| Error::damaged("file entry", self.entry + field, "check bits"))?;
         if to <= old {
-            return Ok(());
+            // Perhaps raised by somebody who died before it was durable.
+            return self.pool().make_durable(self.entry + field, 8);
         }
         if to > SEQ_MAX {
             return Err(Error::Invalid("no such sequence number"));

@@ -45,6 +45,7 @@ pub struct Pool<M: Medium> {
     uuid: [u8; 16],
     boot: BootId,
     locks: Box<dyn SlotLocks>,
+    opened_chunks: u32,
 }
 
 impl<M: Medium> std::fmt::Debug for Pool<M> {
@@ -132,6 +133,7 @@ impl<M: Medium> Pool<M> {
             uuid: superblock.uuid,
             boot,
             locks,
+            opened_chunks: superblock.chunk_count,
         }))
     }
 
@@ -176,9 +178,12 @@ impl<M: Medium> Pool<M> {
 
     /// Chunks of the pool now, never more than the medium holds.
     pub fn chunk_count(&self) -> Result<u32> {
-        let said = self
-            .load(SHARED + at!(Shared.chunk_count))?
-            .min(u64::from(self.geometry.max_chunks));
+        // The shared word is volatile: after a loss of power it may say less than the superblock did
+        // when we opened. After shrinking it says less rightly; what was cut off is marked absent.
+        let said = self.load(SHARED + at!(Shared.chunk_count))?;
+        let said = said
+            .min(u64::from(self.geometry.max_chunks))
+            .max(u64::from(self.opened_chunks));
         if said << self.geometry.chunk_shift > self.medium.size() {
             self.locks.refresh();
         }
@@ -329,6 +334,10 @@ impl<M: Medium> Exclusive<'_, M> {
 pub(crate) fn write_superblock<M: Medium>(medium: &M, superblock: &mut Superblock) -> Result<()> {
     superblock.update += 1;
     superblock.crc = superblock.expected_crc();
+    // What we see may be a dead writer's and not durable yet: the copy that we keep has to be.
+    medium.flush(SUPERBLOCK_A, Superblock::SIZE as u64)?;
+    medium.flush(SUPERBLOCK_B, Superblock::SIZE as u64)?;
+    medium.fence();
     let bytes = superblock.encode();
     // The copy that is not valid, or older, goes first.
     let keep_a = read_copy(medium, SUPERBLOCK_A)?.is_some_and(|a| {

@@ -16,8 +16,8 @@ use adit_pmem::Medium;
 use crate::error::{Error, Result};
 use crate::files::{END_UNKNOWN, FileName, FileRef};
 use crate::layout::{
-    ChunkKind, ChunkWord, NAMES, ORPHAN, Record, RecordKind, SHARED, Shared, Slot, Superblock, at,
-    checked_value,
+    ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, Record, RecordKind, SHARED, Shared, Slot,
+    Superblock, at, checked_value,
 };
 use crate::log::{Place, SEQ_MAX};
 use crate::pool::{Attachment, Pool};
@@ -237,6 +237,11 @@ impl Recovery {
         let start = self.items.partition_point(|item| item.file_id < file_id);
         let end = self.items.partition_point(|item| item.file_id <= file_id);
         &self.items[start..end]
+    }
+
+    /// Places of all records that count.
+    pub(crate) fn live_places(&self) -> Vec<Place> {
+        self.live().map(|item| item.place).collect()
     }
 
     /// The records of a file that count, in order. Each is read, and validated, again.
@@ -836,7 +841,15 @@ impl<M: Medium> Pool<M> {
         for slot in 0..self.geometry().slot_count {
             self.store(self.geometry().slot(slot) + at!(Slot.state), Slot::FREE)?;
         }
+        // What processes of this boot left visible is not all durable, and what we decide from it has
+        // to stay true: the tables first, then every record that counts.
+        self.make_durable(0, self.geometry().header_len())?;
         let found = self.scan()?;
+        for item in found.live() {
+            if let Some(record) = self.read_record(item.place)? {
+                self.make_record_durable(item.place, &record)?;
+            }
+        }
         self.rebuild_chunks(&found)?;
         self.rebuild_files(&found)?;
         self.recount_files()?;
@@ -1046,6 +1059,10 @@ impl<M: Medium> Attachment<M> {
             self.pool.persist(state, Slot::FREE)?;
             released.slots += 1;
         }
+        // A dead publisher's marks may be visible only; what they free must not come back.
+        let geometry = *self.pool.geometry();
+        let table = u64::from(geometry.file_count) * FileEntry::SIZE as u64;
+        self.pool.make_durable(geometry.file_table(), table)?;
         let needed = self.pool.needed_chunks(&self.pool.scan()?)?;
         for chunk in 0..self.pool.chunk_count()? {
             let Some(word) = self.pool.chunk_word(chunk)? else {

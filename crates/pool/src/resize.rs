@@ -4,13 +4,14 @@ use adit_pmem::Medium;
 
 use crate::error::{Error, Result};
 use crate::layout::{ChunkKind, ChunkWord, SHARED, at};
+use crate::lock::Acquired;
 use crate::pool::{Attachment, write_superblock};
 
 impl<M: Medium> Attachment<M> {
     /// Takes chunks up to `chunks` into use; the medium holds them already. Returns the number in
     /// force, which is never smaller than before.
     pub fn grow_to(&self, chunks: u32) -> Result<u32> {
-        let (_lock, _) = self.lock_shared("super lock", SHARED + at!(Shared.super_lock))?;
+        let (_lock, acquired) = self.lock_shared("super lock", SHARED + at!(Shared.super_lock))?;
         let pool = &self.pool;
         let mut superblock = pool.superblock()?;
         if chunks > superblock.max_chunks {
@@ -38,7 +39,11 @@ impl<M: Medium> Attachment<M> {
             superblock.chunk_count = chunks;
             write_superblock(pool.medium(), &mut superblock)?;
         }
-        // Also after a dead owner: the superblock is the truth, this its mirror.
+        if acquired == Acquired::OwnerDied {
+            // What the dead one wrote is visible; now it is durable, too.
+            write_superblock(pool.medium(), &mut superblock)?;
+        }
+        // The superblock is the truth, this its mirror.
         pool.store(
             SHARED + at!(Shared.chunk_count),
             u64::from(superblock.chunk_count),

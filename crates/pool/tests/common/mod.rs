@@ -126,6 +126,53 @@ pub fn replayed<M: Medium>(
     Ok(bytes)
 }
 
+/// Where tests on a simulated medium keep a durable base file: between the tables and the first chunk.
+/// A word with the length, then the bytes.
+pub fn base_place() -> (u64, u64) {
+    let start = TINY.header_len();
+    (start, TINY.chunk(TINY.header_chunks()) - start)
+}
+
+pub fn read_base(medium: &impl Medium) -> Result<Vec<u8>> {
+    let (start, room) = base_place();
+    let mut bytes = vec![0; medium.load(start)?.min(room - 8) as usize];
+    medium.read(start + 8, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Writes the base file as a file system would: not atomically, but durable on return.
+pub fn write_base(medium: &impl Medium, bytes: &[u8]) -> Result<()> {
+    let (start, room) = base_place();
+    assert!(
+        bytes.len() as u64 <= room - 8,
+        "the base file is too long for the test"
+    );
+    medium.write_streaming(start + 8, bytes)?;
+    medium.store(start, bytes.len() as u64)?;
+    medium.flush(start, 8)?;
+    medium.fence();
+    Ok(())
+}
+
+/// Publishes everything that was found into the base file on the medium (all files are one) and
+/// retires it.
+pub fn publish_to_base<M: Medium>(attachment: &Attachment<M>) -> Result<()> {
+    let pool = attachment.pool();
+    let recovery = pool.scan()?;
+    for file in &recovery.files {
+        let mut guard = attachment.lock_file(file.file())?;
+        let base = read_base(pool.medium())?;
+        write_base(
+            pool.medium(),
+            &replayed(pool, &recovery, file.file(), &base)?,
+        )?;
+        guard.retire(file.last_seq)?;
+    }
+    attachment.reclaim(|_, _| true)?;
+    attachment.release_orphans()?;
+    Ok(())
+}
+
 /// Publishes everything that was found into the dictionary and retires it.
 pub fn publish_all<M: Medium>(attachment: &Attachment<M>, bases: &mut Bases) -> Result<()> {
     let pool = attachment.pool();
