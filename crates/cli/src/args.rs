@@ -68,11 +68,11 @@ pub(crate) enum Command {
 pub(crate) enum Mode {
     /// What the kernel promises, faster
     Posix,
-    /// Durable when the call returns
+    /// Durable when the call returns (not in this version)
     Sync,
-    /// Everything since the last fsync entirely or not at all
+    /// Everything since the last fsync entirely or not at all (not in this version)
     Atomic,
-    /// Every call durable and atomic when it returns
+    /// Every call durable and atomic when it returns (not in this version)
     Strict,
 }
 
@@ -218,6 +218,9 @@ pub(crate) struct MonitorArgs {
     /// Where the attached programs of this user register
     #[arg(long, env = "ADIT_RUNTIME_DIR", value_name = "DIR")]
     pub(crate) runtime_dir: Option<PathBuf>,
+    /// Stay at least as long as this process lives
+    #[arg(long, value_name = "PID")]
+    pub(crate) stay_for: Option<u32>,
 }
 
 /// The measurements there are.

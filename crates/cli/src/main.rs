@@ -19,8 +19,13 @@ mod bench;
 mod demo;
 mod doctor;
 mod failure;
+mod flush;
+mod generate;
+mod monitor;
 mod output;
 mod run;
+mod runtime;
+mod stat;
 
 use std::io::Write;
 
@@ -73,6 +78,11 @@ fn dispatch(command: Command) -> Outcome {
         Command::BenchWorker(args) => bench::work(&args),
         Command::Demo(args) => demo::demo(&args),
         Command::Served => Ok(if bench::served() { 0 } else { failure::NO }),
+        Command::Stat(args) => stat::stat(&args),
+        Command::Flush(args) => flush::flush(&args),
+        Command::Monitor(args) => monitor::monitor(&args),
+        Command::Man { dir } => generate::man(&dir),
+        Command::Completions { shell } => generate::completions(shell),
         other => Err(Failure::new(format!("not in this version: {other:?}"))),
     }
 }

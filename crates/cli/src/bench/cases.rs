@@ -7,8 +7,8 @@ use std::time::Instant;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
-use super::sides::{Adit, Kernel, Libc, Mapped, Scratch, pipe};
-use crate::doctor::medium::Medium;
+use super::sides::{Adit, Bare, Libc, Mapped, Plain, Scratch, pipe};
+use adit_pmem::MediumKind as Medium;
 
 /// What a case should reach.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -63,6 +63,13 @@ fn per_operation(operations: usize, mut call: impl FnMut(usize)) -> f64 {
     begun.elapsed().as_nanos() as f64 / operations as f64
 }
 
+/// Times something that does `operations` and whatever belongs to them.
+fn timed(operations: usize, all: impl FnOnce() -> Result<(), String>) -> Result<f64, String> {
+    let begun = Instant::now();
+    all()?;
+    Ok(begun.elapsed().as_nanos() as f64 / operations as f64)
+}
+
 /// The same pseudo-random places for every side: multiples of `step` below `len`.
 fn places(count: usize, len: usize, step: usize) -> Vec<u64> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
@@ -104,9 +111,9 @@ impl Stage {
     }
 
     /// The goal of an overwrite: in place on memory, through the kernel on the page cache.
-    fn overwrite(&self, most: f64) -> Option<Goal> {
+    fn overwrite(&self, in_place: Option<Goal>) -> Option<Goal> {
         if self.in_place() {
-            of_raw(most)
+            in_place
         } else {
             of_kernel(1.02)
         }
@@ -174,7 +181,7 @@ fn reads(stage: &Stage) -> Result<Vec<Case<'_>>, String> {
             use_up_credit(&adit);
         }
         let count = if warm { places.len() } else { FIRST_USE };
-        let (mut a, mut k, mut r) = (vec![0; size], vec![0; size], vec![0; size]);
+        let (mut a, mut k, mut r) = (buffer(size), buffer(size), buffer(size));
         cases.push(Case {
             name: name.into(),
             adit: Box::new(move || {
@@ -185,7 +192,9 @@ fn reads(stage: &Stage) -> Result<Vec<Case<'_>>, String> {
                 Ok(per_operation(count, |i| file.read_at(&mut a, places[i])))
             }),
             kernel: Box::new(move || {
-                Ok(per_operation(count, |i| kernel.read_at(&mut k, places[i])))
+                let fresh = (!warm).then(|| plain(big, libc::O_RDONLY)).transpose()?;
+                let file = fresh.as_ref().unwrap_or(&kernel);
+                Ok(per_operation(count, |i| file.read_at(&mut k, places[i])))
             }),
             raw: vec![Box::new(move || {
                 Ok(per_operation(count, |i| raw.read(&mut r, places[i])))
@@ -204,20 +213,25 @@ fn one_pass(stage: &Stage) -> Result<Vec<Case<'_>>, String> {
     Ok(vec![Case {
         name: "read 4 KB, one cold pass".into(),
         adit: Box::new(move || {
-            let file = Adit::open(big, libc::O_RDONLY)?;
-            Ok(per_operation(BIG / PAGE, |_| file.read(&mut a)))
+            timed(BIG / PAGE, || {
+                let file = Adit::open(big, libc::O_RDONLY)?;
+                (0..BIG / PAGE).for_each(|_| file.read(&mut a));
+                Ok(())
+            })
         }),
         kernel: Box::new(move || {
-            let file = Kernel::open(big, OFlags::RDONLY)?;
-            Ok(per_operation(BIG / PAGE, |_| file.read(&mut k)))
+            timed(BIG / PAGE, || {
+                let file = plain(big, libc::O_RDONLY)?;
+                (0..BIG / PAGE).for_each(|_| file.read(&mut k));
+                Ok(())
+            })
         }),
         raw: vec![Box::new(move || {
-            let begun = Instant::now();
-            let mapped = Mapped::new(big, BIG)?;
-            for i in 0..BIG / PAGE {
-                mapped.read(&mut r, (i * PAGE) as u64);
-            }
-            Ok(begun.elapsed().as_nanos() as f64 / (BIG / PAGE) as f64)
+            timed(BIG / PAGE, || {
+                let mapped = Mapped::new(big, BIG)?;
+                (0..BIG / PAGE).for_each(|i| mapped.read(&mut r, (i * PAGE) as u64));
+                Ok(())
+            })
         })],
         raw_is: "map it filled and copy",
         goal: of_kernel(1.02),
@@ -227,16 +241,26 @@ fn one_pass(stage: &Stage) -> Result<Vec<Case<'_>>, String> {
 fn overwrites(stage: &Stage) -> Result<Vec<Case<'_>>, String> {
     let sequential: Vec<u64> = (0..BIG / PAGE).map(|i| (i * PAGE) as u64).collect();
     let mut cases = Vec::new();
-    for (name, places, size, most) in [
-        ("pwrite 4 KB, sequential", sequential, PAGE, 1.2),
-        ("pwrite 4 KB, random", stage.pages.clone(), PAGE, 1.2),
-        ("pwrite 64 B, random", stage.lines.clone(), LINE, 3.0),
+    for (name, places, size, in_place) in [
+        ("pwrite 4 KB, sequential", sequential, PAGE, of_raw(1.2)),
+        (
+            "pwrite 4 KB, random",
+            stage.pages.clone(),
+            PAGE,
+            of_raw(1.2),
+        ),
+        (
+            "pwrite 64 B, random",
+            stage.lines.clone(),
+            LINE,
+            of_kernel(0.5),
+        ),
     ] {
         let places = std::rc::Rc::new(places);
         let (adit, kernel, raw) = three(&stage.big)?;
         use_up_credit(&adit);
         let raw = std::rc::Rc::new(raw);
-        let (streamed, bytes) = (raw.clone(), vec![0x3cu8; size]);
+        let (streamed, bytes) = (raw.clone(), buffer(size));
         let (a, k, r, s) = (bytes.clone(), bytes.clone(), bytes.clone(), bytes);
         let (ap, kp, rp, sp) = (places.clone(), places.clone(), places.clone(), places);
         cases.push(Case {
@@ -248,7 +272,7 @@ fn overwrites(stage: &Stage) -> Result<Vec<Case<'_>>, String> {
                 Box::new(move || Ok(per_operation(sp.len(), |i| streamed.stream(&s, sp[i])))),
             ],
             raw_is: "copy into a mapping, or past the cache and fence",
-            goal: stage.overwrite(most),
+            goal: stage.overwrite(in_place),
         });
     }
     Ok(cases)
@@ -268,16 +292,11 @@ fn appends(stage: &Stage) -> Result<Vec<Case<'_>>, String> {
     ] {
         let path = |side: &str| stage.scratch.0.join(format!("append-{side}"));
         let (pa, pk, pr) = (path("adit"), path("kernel"), path("raw"));
-        let (extra, kernel_extra) = if append {
-            (libc::O_APPEND, OFlags::APPEND)
-        } else {
-            (0, OFlags::empty())
-        };
+        let extra = if append { libc::O_APPEND } else { 0 };
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC | extra;
-        let kernel_flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | kernel_extra;
         let (a, k, r) = (page(), page(), page());
         let kernel = move |path: &Path, bytes: &[u8], reserve: bool| {
-            let file = Kernel::open(path, kernel_flags)?;
+            let file = plain(path, flags)?;
             if reserve {
                 file.reserve(APPENDED as u64);
             }
@@ -342,10 +361,10 @@ fn threaded<'a>(
     let mut raw = Vec::new();
     for i in 0..distinct {
         adit.push(Adit::open(used(i), libc::O_RDWR)?);
-        kernel.push(Kernel::open(used(i), OFlags::RDWR)?);
+        kernel.push(plain(used(i), libc::O_RDWR)?);
         raw.push(Mapped::new(used(i), THREAD_FILE)?);
     }
-    let (on_adit, on_kernel, on_raw): (Call<Adit>, Call<Kernel>, Call<Mapped>) = if write {
+    let (on_adit, on_kernel, on_raw): (Call<Adit>, Call<Plain>, Call<Mapped>) = if write {
         (
             |f, b, at| f.write_at(b, at),
             |f, b, at| f.write_at(b, at),
@@ -360,7 +379,7 @@ fn threaded<'a>(
     };
     let goal = match (write, shared, count) {
         (true, true, 4) if stage.in_place() => of_kernel(0.125),
-        (true, _, _) => stage.overwrite(1.2),
+        (true, _, _) => stage.overwrite(of_raw(1.2)),
         (false, _, _) => of_raw(1.15),
     };
     Ok(Case {
@@ -417,7 +436,7 @@ fn foreign(_: &Stage) -> Result<Vec<Case<'_>>, String> {
     const BYTE: [u8; 1] = [1];
     let zero = Path::new("/dev/zero");
     let adit = Adit::open(zero, libc::O_RDONLY)?;
-    let (real, bare) = (Libc::find()?, Kernel::open(zero, OFlags::RDONLY)?);
+    let (real, bare) = (Libc::find()?, Bare::open(zero, OFlags::RDONLY)?);
     let plain = real.open(zero, libc::O_RDONLY)?;
     let (mut a, mut k, mut r) = ([0u8; 1], [0u8; 1], [0u8; 1]);
     let read = Case {
@@ -430,7 +449,7 @@ fn foreign(_: &Stage) -> Result<Vec<Case<'_>>, String> {
         raw_is: "the bare system call",
         goal: of_kernel(1.02),
     };
-    let (adit, plain, bare) = (pipe()?, real.pipe()?, Kernel::pipe()?);
+    let (adit, plain, bare) = (pipe()?, real.pipe()?, Bare::pipe()?);
     let piped = Case {
         name: "foreign: write and read 1 B of a pipe".into(),
         adit: Box::new(move || {
@@ -486,7 +505,7 @@ fn doors(stage: &Stage) -> Result<Vec<Case<'_>>, String> {
             }),
             raw: vec![Box::new(move || {
                 Ok(per_operation(COUNT, |_| {
-                    let file = Kernel::open(&rp, OFlags::RDONLY).expect(MADE);
+                    let file = Bare::open(&rp, OFlags::RDONLY).expect(MADE);
                     if reading {
                         file.read(&mut r);
                     }
@@ -499,10 +518,15 @@ fn doors(stage: &Stage) -> Result<Vec<Case<'_>>, String> {
     Ok(cases)
 }
 
-fn three(path: &Path) -> Result<(Adit, Kernel, Mapped), String> {
+/// Opens past the library.
+fn plain(path: &Path, flags: libc::c_int) -> Result<Plain, String> {
+    Libc::find()?.open(path, flags)
+}
+
+fn three(path: &Path) -> Result<(Adit, Plain, Mapped), String> {
     Ok((
         Adit::open(path, libc::O_RDWR)?,
-        Kernel::open(path, OFlags::RDWR)?,
+        plain(path, libc::O_RDWR)?,
         Mapped::new(path, BIG)?,
     ))
 }
@@ -517,8 +541,40 @@ fn use_up_credit(adit: &Adit) {
     }
 }
 
-fn page() -> Vec<u8> {
-    vec![0x5au8; PAGE]
+/// A buffer that begins on a page. Copies to and from memory that does not even begin on a cache
+/// line cost up to a third more, and the sides must not differ by what the allocator gave them.
+#[derive(Clone)]
+struct Buffer {
+    page: Box<Aligned>,
+    len: usize,
+}
+
+#[derive(Clone)]
+#[repr(align(4096))]
+struct Aligned([u8; PAGE]);
+
+impl std::ops::Deref for Buffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.page.0[..self.len]
+    }
+}
+
+impl std::ops::DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.page.0[..self.len]
+    }
+}
+
+fn buffer(len: usize) -> Buffer {
+    Buffer {
+        page: Box::new(Aligned([0x5a; PAGE])),
+        len: len.min(PAGE),
+    }
+}
+
+fn page() -> Buffer {
+    buffer(PAGE)
 }
 
 fn remove(path: &Path) {

@@ -170,7 +170,8 @@ impl Report {
         }
         page.push_str(
             "</table>\n<p><small>Times are nanoseconds per operation. All sides ran in \
-                       turn in one process on descriptors of the same file; ratios are medians of \
+                       turn in one process on descriptors of the same file: adit through the \
+                       preloaded functions, the kernel through libc's own; ratios are medians of \
                        the rounds' ratios. Hover over an operation to see what its raw limit \
                        is.</small></p></html>\n",
         );

@@ -43,14 +43,14 @@ pub(crate) fn work(args: &BenchWorkerArgs) -> Outcome {
         return Ok(NO);
     }
     let medium = doctor::medium_of(&args.dir);
-    say(&Line::Medium(medium.words().0.to_owned()));
+    say(&Line::Medium(medium.name().to_owned()));
     measure(&args.dir, medium, args.rounds).map_err(|what| {
         Failure::new(what).next("give bench a directory with 300 MB free: --dir DIR")
     })?;
     Ok(0)
 }
 
-fn measure(dir: &Path, medium: doctor::medium::Medium, rounds: u32) -> Result<(), String> {
+fn measure(dir: &Path, medium: adit_pmem::MediumKind, rounds: u32) -> Result<(), String> {
     let stage = Stage::new(dir, medium)?;
     for group in GROUPS {
         for case in group(&stage)? {

@@ -138,7 +138,7 @@ fn compare_sides(
     prefix: &[&OsStr],
     args: &DemoArgs,
 ) -> Result<Row, Failure> {
-    let medium = doctor::medium_of(dir).words().0;
+    let medium = doctor::medium_of(dir).name();
     let mut row = Row {
         case: case.name,
         dir: dir.to_owned(),

@@ -1,29 +1,29 @@
 //! `adit doctor`: what Adit can promise for the files under a path, and why.
 
-pub(crate) mod medium;
 mod probes;
 mod promises;
 mod system;
 
 use std::path::{Path, PathBuf};
 
+use adit_pmem::{MediumKind, detect};
 use serde::Serialize;
 
 use crate::args::{DoctorArgs, Mode};
 use crate::failure::{Failure, NO, Outcome};
 use crate::output::{self, Table};
 use crate::run::library;
-use medium::Medium;
 use probes::Probe;
 use promises::Promise;
-use system::{Limit, Machine, Mount};
+use system::Limit;
 
 /// The whole report.
 #[derive(Debug, Serialize)]
 struct Report {
     path: PathBuf,
-    medium: Medium,
-    mount: Mount,
+    medium: &'static str,
+    why: String,
+    file_system: FileSystem,
     library: Option<PathBuf>,
     works: bool,
     promises: Vec<Promise>,
@@ -33,6 +33,31 @@ struct Report {
     machine: Machine,
     limits: Vec<Limit>,
     advice: Vec<String>,
+}
+
+/// Where the path lies.
+#[derive(Debug, Serialize)]
+struct FileSystem {
+    kind: String,
+    mounted_on: Option<String>,
+    source: Option<String>,
+    options: Vec<String>,
+    block_size: u64,
+    total_bytes: u64,
+    available_bytes: u64,
+}
+
+/// The kernel and how this processor moves bytes.
+#[derive(Debug, Serialize)]
+struct Machine {
+    kernel: String,
+    architecture: &'static str,
+    copy: &'static str,
+    streaming_copy: &'static str,
+    write_back: &'static str,
+    faults_guarded: bool,
+    huge_pages: String,
+    huge_pages_tmpfs: String,
 }
 
 /// Reports, and says by its status whether mode posix works here.
@@ -47,81 +72,127 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Outcome {
 }
 
 /// The medium that files made in `dir` will lie on.
-pub(crate) fn medium_of(dir: &Path) -> Medium {
-    medium::detect(dir, &probes::all(dir).unwrap_or_default())
+pub(crate) fn medium_of(dir: &Path) -> MediumKind {
+    detect::Report::of(dir, detect::Probe::Try)
+        .map_or(MediumKind::Other, |report| report.detected.kind)
 }
 
 fn examine(path: &Path) -> Result<Report, Failure> {
-    let dir = system::directory(path).map_err(|e| {
-        Failure::new(format!(
-            "{}: {}",
-            path.display(),
-            e.to_string().split(" (os").next().unwrap_or("")
-        ))
-        .next("name a file or directory that exists")
-    })?;
+    let failed = |why: String| {
+        Failure::new(format!("{}: {why}", path.display()))
+            .next("name a file or directory that exists")
+    };
+    let dir = system::directory(path).map_err(|e| failed(words(e)))?;
+    let found = detect::Report::of(path, detect::Probe::Try)
+        .map_err(|e| failed(crate::failure::words(e.error)))?;
     let (probes, not_probed) = match probes::all(&dir) {
         Ok(probes) => (probes, None),
         Err(why) => (Vec::new(), Some(why)),
     };
-    let mount = system::mount(&dir).unwrap_or_default();
-    let medium = medium::detect(&dir, &probes);
     let limits = system::limits();
     let library = library::find();
-    let (obstacle, advice) = obstacle(medium, &mount, &limits, &library);
-    let promises = promises::all(medium, obstacle.as_deref());
+    let (obstacle, advice) = obstacle(&found, &limits, &library);
+    let promises = promises::all(found.detected.kind, obstacle.as_deref());
     Ok(Report {
-        path: dir,
-        medium,
-        mount,
+        path: path.canonicalize().unwrap_or(dir),
+        medium: found.detected.kind.name(),
+        why: found.detected.reason.to_string(),
         library: library.ok(),
         works: promises.iter().any(|p| p.mode == Mode::Posix && p.works),
         promises,
         probes,
         not_probed,
-        machine: system::machine(),
+        machine: machine(&found),
+        file_system: file_system(found),
         limits,
         advice,
     })
 }
 
+fn machine(found: &detect::Report) -> Machine {
+    Machine {
+        kernel: found.kernel_release.clone(),
+        architecture: std::env::consts::ARCH,
+        copy: found.copy.name(),
+        streaming_copy: found.streaming.name(),
+        write_back: found.write_back.name(),
+        faults_guarded: found.guarded,
+        huge_pages: found.huge_pages.ordinary.clone(),
+        huge_pages_tmpfs: found.huge_pages.tmpfs.clone(),
+    }
+}
+
+fn file_system(found: detect::Report) -> FileSystem {
+    let mount = found.mount;
+    FileSystem {
+        kind: mount
+            .as_ref()
+            .map_or(found.fs_name.to_owned(), |m| m.fs_type.clone()),
+        mounted_on: mount.as_ref().map(|m| m.mount_point.clone()),
+        source: mount.as_ref().map(|m| m.source.clone()),
+        options: mount.map(|m| m.options).unwrap_or_default(),
+        block_size: found.block_size,
+        total_bytes: found.total_bytes,
+        available_bytes: found.available_bytes,
+    }
+}
+
 /// What keeps Adit from working here, and what to do about it.
 fn obstacle(
-    medium: Medium,
-    mount: &Mount,
+    found: &detect::Report,
     limits: &[Limit],
     library: &Result<PathBuf, Failure>,
 ) -> (Option<String>, Vec<String>) {
-    let mut found = Vec::new();
+    let mut obstacles = Vec::new();
     let mut advice = Vec::new();
     if let Err(failure) = library {
-        found.push(failure.what.clone());
+        obstacles.push(failure.what.clone());
         advice.extend(failure.next.clone());
     }
-    if medium == Medium::Passed {
-        found.push(format!(
-            "{} is passed through: every call goes to the kernel",
-            mount.kind
+    if found.detected.kind == MediumKind::Other {
+        obstacles.push(format!(
+            "every call goes to the kernel: {}",
+            found.detected.reason
         ));
         advice.push("use tmpfs, ext4, XFS or btrfs for the files that should be fast".into());
+    }
+    if !found.guarded {
+        obstacles.push("copies are not guarded on this architecture".into());
     }
     if limits
         .iter()
         .any(|l| l.name == "RLIMIT_AS" && l.value.is_some())
     {
-        found.push("the address space is limited, so programs are passed through".into());
+        obstacles.push("the address space is limited, so programs are passed through".into());
         advice.push("lift the limit: ulimit -v unlimited".into());
     }
-    ((!found.is_empty()).then(|| found.join("; ")), advice)
+    (
+        (!obstacles.is_empty()).then(|| obstacles.join("; ")),
+        advice,
+    )
+}
+
+fn words(error: std::io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_owned()
 }
 
 fn print(report: &Report) {
-    let (name, meaning) = report.medium.words();
-    println!("{}: medium {name} ({meaning})", report.path.display());
-    let mount = &report.mount;
+    let fs = &report.file_system;
     println!(
-        "  {} on {} ({}), options {}",
-        mount.kind, mount.on, mount.source, mount.options
+        "{}: medium {} ({})",
+        report.path.display(),
+        report.medium,
+        report.why
+    );
+    println!(
+        "  {} on {} ({}), options {}, {} of {} free",
+        fs.kind,
+        fs.mounted_on.as_deref().unwrap_or("?"),
+        fs.source.as_deref().unwrap_or("?"),
+        fs.options.join(","),
+        output::bytes(fs.available_bytes),
+        output::bytes(fs.total_bytes)
     );
     match &report.library {
         Some(library) => println!("  library {}", library.display()),
@@ -164,14 +235,14 @@ fn print_probes(report: &Report) {
 fn print_machine(report: &Report) {
     let machine = &report.machine;
     println!();
-    println!("kernel {} on {}", machine.kernel, machine.processor);
+    println!("kernel {} on {}", machine.kernel, machine.architecture);
     println!(
         "copy {}, streaming copy {}, write-back {}",
         machine.copy, machine.streaming_copy, machine.write_back
     );
     println!(
-        "huge pages {}, in memory files {}",
-        machine.huge_pages, machine.huge_pages_shmem
+        "huge pages {}, on tmpfs {}",
+        machine.huge_pages, machine.huge_pages_tmpfs
     );
     for limit in &report.limits {
         let value = limit

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::medium::Medium;
 use crate::args::Mode;
+use adit_pmem::MediumKind as Medium;
 
 /// One mode's row.
 #[derive(Debug, Serialize)]
@@ -49,7 +49,7 @@ fn served(medium: Medium) -> &'static str {
         Medium::Dax => "reads and overwrites go straight to the medium",
         Medium::Ram => "reads and overwrites go straight to memory",
         Medium::Cached => "reads come straight from the page cache, overwrites go to the kernel",
-        Medium::Passed => "every call goes to the kernel",
+        Medium::Other => "every call goes to the kernel",
     }
 }
 
@@ -85,6 +85,6 @@ mod tests {
                 .collect();
             assert_eq!(working, [Mode::Posix]);
         }
-        assert!(all(Medium::Passed, Some("no")).iter().all(|p| !p.works));
+        assert!(all(Medium::Other, Some("no")).iter().all(|p| !p.works));
     }
 }

@@ -13,7 +13,10 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
+use adit_store::registry::RuntimeDir;
+
 use super::environment::{Environment, PRELOAD};
+use crate::runtime;
 
 /// Set to keep `adit run` from starting the monitor.
 pub(crate) const OFF: &str = "ADIT_NO_MONITOR";
@@ -25,14 +28,19 @@ struct Prepared {
     variables: Vec<CString>,
 }
 
-/// Starts `adit monitor` unless the user forbade it. A monitor that finds another one serving the
-/// same directory leaves at once. Nothing durable depends on it, so a failure is not one of ours:
-/// the reason is returned for `--verbose`.
+/// Makes sure that a monitor serves the directory for as long as this process lives, whatever it
+/// becomes, unless the user forbade it. Nothing durable depends on it, so a failure is not one of
+/// ours: the reason is returned for `--verbose`.
 pub(crate) fn start(runtime_dir: Option<&Path>) -> Result<(), String> {
     if std::env::var_os(OFF).is_some_and(|value| !value.is_empty()) {
         return Ok(());
     }
-    let prepared = prepare(runtime_dir).ok_or("its command line cannot be formed")?;
+    let dir = runtime::directory(runtime_dir).map_err(|failure| failure.what)?;
+    let pid = std::process::id();
+    if adit_store::monitor::join(&dir, pid) {
+        return Ok(());
+    }
+    let prepared = prepare(&dir, pid).ok_or("its command line cannot be formed")?;
     // SAFETY: one thread (see the module), and the child only runs `middle`, which never returns.
     let child = unsafe { libc::fork() };
     match child {
@@ -45,19 +53,22 @@ pub(crate) fn start(runtime_dir: Option<&Path>) -> Result<(), String> {
     }
 }
 
-fn prepare(runtime_dir: Option<&Path>) -> Option<Prepared> {
-    let mut arguments: Vec<OsString> = vec!["adit".into(), "monitor".into()];
-    if let Some(dir) = runtime_dir {
-        arguments.push("--runtime-dir".into());
-        arguments.push(std::path::absolute(dir).ok()?.into());
-    }
+fn prepare(dir: &RuntimeDir, pid: u32) -> Option<Prepared> {
+    let words: [&OsStr; 6] = [
+        "adit".as_ref(),
+        "monitor".as_ref(),
+        "--runtime-dir".as_ref(),
+        OsStr::from_bytes(dir.as_bytes()),
+        "--stay-for".as_ref(),
+        &OsString::from(pid.to_string()),
+    ];
     let mut environment = Environment::inherited();
     environment.remove(PRELOAD);
     environment.remove("ADIT_MODE");
     let c = |text: &OsStr| CString::new(text.as_bytes()).ok();
     Some(Prepared {
         program: c(std::env::current_exe().ok()?.as_os_str())?,
-        arguments: arguments.iter().filter_map(|a| c(a)).collect(),
+        arguments: words.iter().filter_map(|word| c(word)).collect(),
         variables: environment.entries().filter_map(|v| c(&v)).collect(),
     })
 }

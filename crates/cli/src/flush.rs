@@ -1,0 +1,136 @@
+//! `adit flush PATH`: bytes, size and times of a file visible to everyone and durable.
+//!
+//! In mode posix the bytes are visible at all times, because they lie in the file's own pages. What
+//! may lag behind is the modification time of a file that is changed by stores, for up to a second.
+//! So this waits until no attached program has such a change left, and then has the kernel sync
+//! the file, which writes back what was stored through mappings, too.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use adit_store::registry::RuntimeDir;
+use serde::Serialize;
+
+use crate::args::FlushArgs;
+use crate::failure::{FAILED, Failure, NO, Outcome};
+use crate::output;
+use crate::{runtime, stat};
+
+/// The monitor advances times within a second; one that has to start needs a little more.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// What was done for a file.
+#[derive(Debug, Serialize)]
+struct Flushed {
+    path: PathBuf,
+    /// Whether the kernel has made the bytes durable.
+    durable: bool,
+    /// Whether the times show every change made before.
+    times_current: bool,
+    /// Attached programs that have it open.
+    users: Vec<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// Flushes each path.
+pub(crate) fn flush(args: &FlushArgs) -> Outcome {
+    let dir = runtime::directory(args.runtime_dir.as_deref())?;
+    let mut done = Vec::new();
+    for path in &args.paths {
+        done.push(flush_one(&dir, path)?);
+    }
+    if args.json {
+        output::json(&done)?;
+    } else {
+        done.iter().for_each(print);
+    }
+    Ok(done.iter().map(status).max().unwrap_or(0))
+}
+
+fn status(flushed: &Flushed) -> u8 {
+    match (flushed.durable, flushed.times_current) {
+        (false, _) => FAILED,
+        (true, false) => NO,
+        (true, true) => 0,
+    }
+}
+
+fn flush_one(dir: &RuntimeDir, path: &Path) -> Result<Flushed, Failure> {
+    let mut flushed = Flushed {
+        path: path.to_owned(),
+        durable: false,
+        times_current: false,
+        users: Vec::new(),
+        error: None,
+    };
+    // O_NONBLOCK: the open of a FIFO must not wait for its writer.
+    let opened = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path);
+    let synced = opened.and_then(|file| Ok((file.metadata()?, file)));
+    let (file, id) = match synced {
+        Ok((data, file)) => (file, (data.dev(), data.ino())),
+        Err(e) => {
+            flushed.error = Some(plain(&e));
+            return Ok(flushed);
+        }
+    };
+    flushed.times_current = wait_for_times(dir, id, &mut flushed.users)?;
+    match file.sync_all() {
+        Ok(()) => flushed.durable = true,
+        Err(e) => flushed.error = Some(plain(&e)),
+    }
+    Ok(flushed)
+}
+
+/// Waits until every change that was there at the beginning has reached the times. A program that
+/// goes on storing makes new ones: seeing the times advance once is then enough.
+fn wait_for_times(dir: &RuntimeDir, id: (u64, u64), users: &mut Vec<u32>) -> Result<bool, Failure> {
+    let begun = Instant::now();
+    let mut at_first: Option<Vec<(u32, i32, u64)>> = None;
+    loop {
+        let mut pending = Vec::new();
+        users.clear();
+        for process in stat::list(dir)?.processes {
+            for file in process.files.iter().filter(|f| (f.dev, f.ino) == id) {
+                if file.open && process.alive && !users.contains(&process.pid) {
+                    users.push(process.pid);
+                }
+                if file.pending {
+                    pending.push((process.pid, file.fd, file.settled_at));
+                }
+            }
+        }
+        let first = at_first.get_or_insert_with(|| pending.clone());
+        if !pending.iter().any(|change| first.contains(change)) {
+            return Ok(true);
+        }
+        if begun.elapsed() > PATIENCE {
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn print(flushed: &Flushed) {
+    let path = flushed.path.display();
+    match &flushed.error {
+        Some(error) => {
+            eprintln!("adit: {path}: {error}\n  next: check the path and its permissions")
+        }
+        None if !flushed.times_current => eprintln!(
+            "adit: {path}: durable, but its times do not yet show the last changes\n  \
+             next: see adit stat; a monitor advances them (adit run starts one)"
+        ),
+        None => println!("{path}: durable, times current"),
+    }
+}
+
+fn plain(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_owned()
+}

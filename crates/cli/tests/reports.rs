@@ -1,0 +1,265 @@
+//! What the commands report: as JSON that parses, with statuses that mean what they say.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests run outside the library"
+)]
+
+mod common;
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Finished, LIMIT, Scratch, adit, finish, library};
+use serde_json::Value;
+
+fn json(done: &Finished) -> Value {
+    serde_json::from_str(&done.out).unwrap_or_else(|e| panic!("{e}: {done:?}"))
+}
+
+#[test]
+fn doctor_judges_memory_and_refuses_what_it_does_not_serve() {
+    let done = finish(&mut adit(["doctor", "--json", "/dev/shm"]));
+    let report = json(&done);
+    assert_eq!(
+        (done.code(), report["works"].as_bool()),
+        (Some(0), Some(true)),
+        "{done:?}"
+    );
+    assert_eq!(report["medium"], "ram");
+    let modes = report["promises"].as_array().unwrap();
+    let working: Vec<&Value> = modes.iter().filter(|m| m["works"] == true).collect();
+    assert_eq!((modes.len(), working.len()), (4, 1));
+    assert_eq!(working[0]["mode"], "posix");
+    for mode in modes.iter().filter(|m| m["works"] == false) {
+        assert!(
+            mode["why"]
+                .as_str()
+                .unwrap()
+                .contains("not in this version"),
+            "{mode}"
+        );
+    }
+
+    let done = finish(&mut adit(["doctor", "--json", "/proc"]));
+    assert_eq!(
+        (done.code(), json(&done)["works"].as_bool()),
+        (Some(1), Some(false))
+    );
+    let done = finish(adit(["doctor", "/dev/shm"]).env("ADIT_LIB", "/no/such/library"));
+    assert_eq!(done.code(), Some(1), "{done:?}");
+    assert!(done.out.contains("/no/such/library"), "{done:?}");
+    let done = finish(&mut adit(["doctor", "/no/such/place"]));
+    assert!(
+        done.code() == Some(3) && done.err.contains("next:"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn doctor_sees_a_limited_address_space() {
+    let script = format!(
+        "ulimit -v 8000000; {} doctor /dev/shm",
+        env!("CARGO_BIN_EXE_adit")
+    );
+    let mut shell = Command::new("sh");
+    let done = finish(shell.arg("-c").arg(script).env("ADIT_LIB", library()));
+    assert_eq!(done.code(), Some(1), "{done:?}");
+    assert!(done.out.contains("ulimit -v unlimited"), "{done:?}");
+}
+
+/// Ends what a test started, also when the test fails.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs until it gives something, or too long.
+fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    while begun.elapsed() < LIMIT {
+        if let Some(found) = look() {
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    panic!("{what} did not happen within {LIMIT:?}");
+}
+
+/// A program that reads and overwrites a file and stays until its input ends. It is written in
+/// Python, the only interpreter here that makes positional calls; without it there is nothing to
+/// look at.
+fn reader(scratch: &Scratch) -> Option<(Ended, Value)> {
+    let found = Command::new("python3")
+        .arg("--version")
+        .output()
+        .is_ok_and(|o| o.status.success());
+    if !found {
+        eprintln!("skipped: python3 is not installed");
+        return None;
+    }
+    let file = scratch.file("data", &vec![7; 4 << 20], 0o600);
+    let runtime = scratch.0.join("runtime");
+    let program = "import os,sys\n\
+                   fd = os.open(sys.argv[1], os.O_RDWR)\n\
+                   for _ in range(4):\n    for at in range(0, 4 << 20, 65536): os.pread(fd, 65536, at)\n\
+                   for at in range(0, 1 << 20, 4096): os.pwrite(fd, b'x' * 4096, at)\n\
+                   sys.stdin.read()\n";
+    let mut command = adit(["run", "--", "python3", "-c", program]);
+    command
+        .arg(&file)
+        .env_remove("ADIT_NO_MONITOR")
+        .env("ADIT_RUNTIME_DIR", &runtime);
+    let child = Ended(command.stdin(Stdio::piped()).spawn().unwrap());
+    let shown = eventually("an attached program with served reads", || {
+        let done = finish(adit(["stat", "--json"]).env("ADIT_RUNTIME_DIR", &runtime));
+        let listing = json(&done);
+        let process = listing["processes"].as_array()?.first()?.clone();
+        let counts = &process["files"].as_array()?.first()?["counts"];
+        (counts["reads"].as_u64()? > 0).then_some(process)
+    });
+    Some((child, shown))
+}
+
+#[test]
+fn stat_shows_an_attached_program_and_flush_waits_for_its_times() {
+    let scratch = Scratch::new();
+    let runtime = scratch.0.join("runtime");
+    let Some((child, process)) = reader(&scratch) else {
+        return;
+    };
+    assert_eq!(process["pid"].as_u64(), Some(u64::from(child.0.id())));
+    assert!(
+        process["files"][0]["path"]
+            .as_str()
+            .unwrap()
+            .ends_with("data"),
+        "{process}"
+    );
+
+    let file = scratch.0.join("data");
+    let mut command = adit(["flush", "--json"]);
+    let done = finish(command.arg(&file).env("ADIT_RUNTIME_DIR", &runtime));
+    let flushed = &json(&done)[0];
+    assert_eq!(done.code(), Some(0), "{done:?}");
+    assert_eq!(
+        (&flushed["durable"], &flushed["times_current"]),
+        (&true.into(), &true.into())
+    );
+    assert_eq!(flushed["users"][0].as_u64(), Some(u64::from(child.0.id())));
+
+    let done = finish(adit(["stat"]).env("ADIT_RUNTIME_DIR", &runtime));
+    assert!(
+        done.out.contains("python3") && done.out.contains("data"),
+        "{done:?}"
+    );
+    drop(child);
+    eventually("the end of the attachment", || {
+        let done = finish(adit(["stat", "--json"]).env("ADIT_RUNTIME_DIR", &runtime));
+        json(&done)["processes"]
+            .as_array()?
+            .is_empty()
+            .then_some(())
+    });
+}
+
+#[test]
+fn stat_of_nothing_and_of_somebody_elses_directory() {
+    let scratch = Scratch::new();
+    let nowhere = scratch.0.join("nowhere");
+    let done = finish(adit(["stat", "--json"]).env("ADIT_RUNTIME_DIR", &nowhere));
+    assert_eq!(
+        (
+            done.code(),
+            json(&done)["processes"].as_array().unwrap().len()
+        ),
+        (Some(0), 0)
+    );
+    // Open to other users: what it says cannot be trusted.
+    let done = finish(adit(["stat", "--runtime-dir"]).arg("/tmp"));
+    assert_eq!(done.code(), Some(3), "{done:?}");
+    assert!(done.err.contains("next:"), "{done:?}");
+}
+
+#[test]
+fn flush_of_what_cannot_be_flushed() {
+    let scratch = Scratch::new();
+    let done = finish(adit(["flush", "--json"]).arg(scratch.0.join("missing")));
+    assert_eq!(done.code(), Some(3), "{done:?}");
+    assert_eq!(json(&done)[0]["durable"], false);
+    assert_eq!(finish(&mut adit(["flush"])).code(), Some(2));
+    let plain = scratch.file("plain", b"bytes", 0o600);
+    assert_eq!(finish(adit(["flush"]).arg(plain)).code(), Some(0));
+}
+
+#[test]
+fn bench_measures_nothing_without_the_library() {
+    let done = finish(&mut adit(["bench-worker", "/dev/shm", "5"]));
+    assert_eq!(
+        (done.code(), done.out.trim()),
+        (Some(1), "\"Inactive\""),
+        "{done:?}"
+    );
+    let done = finish(&mut adit(["bench", "--rounds", "4"]));
+    assert_eq!(done.code(), Some(2), "{done:?}");
+    let done = finish(&mut adit(["bench", "--dir", "/no/such/place"]));
+    assert_eq!(done.code(), Some(3), "{done:?}");
+    let done = finish(adit(["bench"]).env("ADIT_LIB", "/no/such/library"));
+    assert_eq!((done.code(), done.out.as_str()), (Some(3), ""), "{done:?}");
+}
+
+#[test]
+fn bench_and_demo_refuse_a_library_that_does_not_serve() {
+    // Any other library can be preloaded, too, but does nothing for the program.
+    let other = "/lib/x86_64-linux-gnu/libdl.so.2";
+    if !std::path::Path::new(other).exists() {
+        return;
+    }
+    for command in ["bench", "demo"] {
+        let done = finish(adit([command]).env("ADIT_LIB", other));
+        assert_eq!(done.code(), Some(3), "{done:?}");
+        assert!(done.err.contains("nothing to compare"), "{done:?}");
+    }
+}
+
+#[test]
+fn demo_runs_a_case_and_says_what_is_the_same() {
+    let scratch = Scratch::new();
+    let mut command = adit(["demo", "--json", "--only", "bash", "--limit", "25", "--dir"]);
+    let done = finish(command.arg(&scratch.0));
+    let rows = json(&done);
+    assert_eq!(
+        (done.code(), &rows[0]["verdict"]),
+        (Some(0), &"same".into()),
+        "{done:?}"
+    );
+    let done = finish(&mut adit(["demo", "--only", "no such case"]));
+    assert!(
+        done.code() == Some(3) && done.err.contains("choose from"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn pages_and_completions_are_generated() {
+    let scratch = Scratch::new();
+    let done = finish(adit(["man"]).arg(&scratch.0));
+    assert_eq!(done.code(), Some(0), "{done:?}");
+    let page = std::fs::read_to_string(scratch.0.join("adit-run.1")).unwrap();
+    assert!(
+        page.contains("ADIT\\_MODE") || page.contains("ADIT_MODE"),
+        "{page}"
+    );
+    assert!(scratch.0.join("adit.1").is_file());
+    for shell in ["bash", "zsh", "fish"] {
+        let done = finish(&mut adit(["completions", shell]));
+        assert!(
+            done.code() == Some(0) && done.out.contains("doctor"),
+            "{shell}"
+        );
+    }
+}

@@ -1,0 +1,505 @@
+//! Leasing chunks and allocating inside them.
+//!
+//! The chunk table is shared; a chunk is leased by one compare-and-swap and is then this
+//! attachment's alone. What is free inside it is known only here, in ordinary memory, one bit per
+//! cache line and so one 64-bit word per page. Nothing about free space is stored: after a crash it
+//! is what no record that counts refers to.
+//!
+//! All of it is lock-free: a thread that jumps out of the middle leaves at worst some lines unused
+//! until the attachment ends.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use adit_pmem::Medium;
+
+use crate::error::{Error, Result};
+use crate::layout::{ChunkKind, ChunkWord, LINE, ORPHAN, PAGE};
+use crate::pool::{Attachment, Pool};
+
+/// A range of the pool, allocated and not yet part of any file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Extent {
+    /// Offset in the pool, a multiple of a cache line; of a page when it spans whole pages.
+    pub offset: u64,
+    /// Bytes asked for.
+    pub len: u32,
+}
+
+/// What an extent of some length really takes: lines of one page, or whole pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Footprint {
+    Lines(u32),
+    Pages(u32),
+}
+
+impl Footprint {
+    fn of(len: u32) -> Self {
+        let lines = u64::from(len).div_ceil(LINE) as u32;
+        if u64::from(lines) * LINE < PAGE {
+            Self::Lines(lines)
+        } else {
+            Self::Pages(u64::from(len).div_ceil(PAGE) as u32)
+        }
+    }
+}
+
+/// What a chunk is to this attachment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Role {
+    None = 0,
+    Data = 1,
+    Log = 2,
+}
+
+/// One leased chunk, one bit per line. Data: set while free. Log: set while the record waits to be
+/// retired.
+#[derive(Debug)]
+pub(crate) struct ChunkMap {
+    pub(crate) bits: Box<[AtomicU64]>,
+    role: AtomicU32,
+    /// Next data chunk of the attachment, plus one.
+    next: AtomicU32,
+    /// Where the last search ended.
+    hint: AtomicU32,
+    /// Log: positions whose records are retired or were never written.
+    pub(crate) settled: AtomicU32,
+}
+
+impl ChunkMap {
+    fn new(words: usize) -> Self {
+        Self {
+            bits: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            role: AtomicU32::new(Role::None as u32),
+            next: AtomicU32::new(0),
+            hint: AtomicU32::new(0),
+            settled: AtomicU32::new(0),
+        }
+    }
+
+    pub(crate) fn is(&self, role: Role) -> bool {
+        self.role.load(Ordering::Acquire) == role as u32
+    }
+
+    fn begin(&self, role: Role) {
+        let value = if role == Role::Data { u64::MAX } else { 0 };
+        self.bits
+            .iter()
+            .for_each(|word| word.store(value, Ordering::Relaxed));
+        self.settled.store(0, Ordering::Relaxed);
+        self.role.store(role as u32, Ordering::Release);
+    }
+
+    fn end(&self) {
+        self.role.store(Role::None as u32, Ordering::Release);
+        self.bits
+            .iter()
+            .for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+
+    /// Whether every bit has this value.
+    pub(crate) fn all(&self, set: bool) -> bool {
+        let want = if set { u64::MAX } else { 0 };
+        self.bits
+            .iter()
+            .all(|word| word.load(Ordering::Acquire) == want)
+    }
+
+    /// Takes `lines` adjacent lines of one page; the index of the first.
+    fn take_lines(&self, lines: u32) -> Option<u32> {
+        let words = self.bits.len();
+        let start = self.hint.load(Ordering::Relaxed) as usize;
+        (0..words).map(|i| (start + i) % words).find_map(|at| {
+            let word = self.bits.get(at)?;
+            let mut free = word.load(Ordering::Acquire);
+            loop {
+                let first = first_run(free, lines)?;
+                let mask = run_mask(first, lines);
+                match word.compare_exchange(free, free & !mask, Ordering::AcqRel, Ordering::Acquire)
+                {
+                    Ok(_) => {
+                        self.hint.store(at as u32, Ordering::Relaxed);
+                        return Some(at as u32 * 64 + first);
+                    }
+                    Err(seen) => free = seen,
+                }
+            }
+        })
+    }
+
+    /// Takes `pages` adjacent whole pages; the index of the first line.
+    fn take_pages(&self, pages: u32) -> Option<u32> {
+        let words = self.bits.len();
+        let pages = pages as usize;
+        if pages > words {
+            return None;
+        }
+        let start = self.hint.load(Ordering::Relaxed) as usize % words;
+        let mut tried = 0;
+        while tried < words {
+            let at = (start + tried) % words;
+            if at + pages > words {
+                tried += words - at;
+                continue;
+            }
+            match self.take_run(at, pages) {
+                Ok(()) => {
+                    self.hint
+                        .store((at + pages) as u32 % words as u32, Ordering::Relaxed);
+                    return Some(at as u32 * 64);
+                }
+                Err(taken) => tried += taken + 1,
+            }
+        }
+        None
+    }
+
+    /// Takes the words `at..at + pages`, or none of them and says how many were free.
+    fn take_run(&self, at: usize, pages: usize) -> Result<(), usize> {
+        for (taken, word) in self.bits[at..at + pages].iter().enumerate() {
+            if word
+                .compare_exchange(u64::MAX, 0, Ordering::AcqRel, Ordering::Acquire)
+                .is_err()
+            {
+                for word in &self.bits[at..at + taken] {
+                    word.store(u64::MAX, Ordering::Release);
+                }
+                return Err(taken);
+            }
+        }
+        Ok(())
+    }
+
+    fn give(&self, first: u32, footprint: Footprint) {
+        let at = (first / 64) as usize;
+        match footprint {
+            Footprint::Lines(lines) => {
+                if let Some(word) = self.bits.get(at) {
+                    word.fetch_or(run_mask(first % 64, lines), Ordering::AcqRel);
+                }
+            }
+            Footprint::Pages(pages) => {
+                for word in self.bits.iter().skip(at).take(pages as usize) {
+                    word.store(u64::MAX, Ordering::Release);
+                }
+            }
+        }
+    }
+}
+
+fn run_mask(first: u32, lines: u32) -> u64 {
+    if lines >= 64 {
+        u64::MAX
+    } else {
+        ((1 << lines) - 1) << first
+    }
+}
+
+/// First bit of the first run of `lines` set bits.
+fn first_run(bits: u64, lines: u32) -> Option<u32> {
+    let starts = (1..lines).fold(bits, |starts, by| starts & (bits >> by));
+    (starts != 0).then(|| starts.trailing_zeros())
+}
+
+impl<M: Medium> Pool<M> {
+    /// The word of a chunk; `None` when it is damaged.
+    pub fn chunk_word(&self, chunk: u32) -> Result<Option<ChunkWord>> {
+        Ok(ChunkWord::decode(
+            self.load(self.geometry().chunk_word(chunk))?,
+        ))
+    }
+
+    /// Changes a chunk's word if it still is `old`, durably.
+    pub(crate) fn change_chunk(&self, chunk: u32, old: ChunkWord, new: ChunkWord) -> Result<bool> {
+        let offset = self.geometry().chunk_word(chunk);
+        if self.cas(offset, old.encode(), new.encode())?.is_err() {
+            return Ok(false);
+        }
+        self.make_durable(offset, 8)?;
+        Ok(true)
+    }
+
+    /// Leases a free chunk, searching from `hint`.
+    pub(crate) fn lease(&self, kind: ChunkKind, owner: u16, hint: &AtomicU32) -> Result<u32> {
+        let count = self.chunk_count()?;
+        let start = hint.load(Ordering::Relaxed);
+        for i in 0..count {
+            let chunk = start.wrapping_add(i) % count;
+            let Some(old) = self.chunk_word(chunk)? else {
+                continue;
+            };
+            if old.kind != ChunkKind::Free {
+                continue;
+            }
+            // A future log chunk holds data until its old bytes are gone: until then no record in it
+            // may be believed.
+            let first = if kind == ChunkKind::Log {
+                ChunkKind::Data
+            } else {
+                kind
+            };
+            let new = ChunkWord {
+                kind: first,
+                owner,
+                generation: old.generation.wrapping_add(1),
+            };
+            if !self.change_chunk(chunk, old, new)? {
+                continue;
+            }
+            hint.store(chunk + 1, Ordering::Relaxed);
+            if kind == ChunkKind::Log {
+                self.zero_chunk(chunk)?;
+                self.change_chunk(chunk, new, ChunkWord { kind, ..new })?;
+            }
+            return Ok(chunk);
+        }
+        Err(Error::Full { chunks: count })
+    }
+
+    fn zero_chunk(&self, chunk: u32) -> Result<()> {
+        let zeros = [0; PAGE as usize];
+        let start = self.geometry().chunk(chunk);
+        let mut at = 0;
+        while at < self.geometry().chunk_size() {
+            self.medium().write_streaming(start + at, &zeros)?;
+            at += PAGE;
+        }
+        self.medium().fence();
+        Ok(())
+    }
+
+    /// Makes a chunk free, if its word still is `old`.
+    pub(crate) fn free_chunk(&self, chunk: u32, old: ChunkWord) -> Result<bool> {
+        let generation = old.generation.wrapping_add(1);
+        self.change_chunk(
+            chunk,
+            old,
+            ChunkWord {
+                kind: ChunkKind::Free,
+                owner: 0,
+                generation,
+            },
+        )
+    }
+
+    /// Whether no chunk holds data or a log.
+    pub(crate) fn is_empty(&self) -> Result<bool> {
+        for chunk in 0..self.chunk_count()? {
+            match self.chunk_word(chunk)? {
+                Some(word) if !matches!(word.kind, ChunkKind::Data | ChunkKind::Log) => {}
+                _ => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Free chunks now.
+    pub fn free_chunks(&self) -> Result<u32> {
+        let mut free = 0;
+        for chunk in 0..self.chunk_count()? {
+            if self
+                .chunk_word(chunk)?
+                .is_some_and(|word| word.kind == ChunkKind::Free)
+            {
+                free += 1;
+            }
+        }
+        Ok(free)
+    }
+}
+
+impl<M: Medium> Attachment<M> {
+    pub(crate) fn owner_field(&self) -> u16 {
+        (self.owner.slot + 1) as u16
+    }
+
+    pub(crate) fn map(&self, chunk: u32) -> Option<&ChunkMap> {
+        self.maps.get(chunk as usize)?.get()
+    }
+
+    /// Leases a chunk and sets up its map.
+    pub(crate) fn lease_as(&self, kind: ChunkKind, role: Role) -> Result<u32> {
+        let chunk = self
+            .pool
+            .lease(kind, self.owner_field(), &self.state.hint)?;
+        let words = (self.pool.geometry().chunk_size() / PAGE) as usize;
+        let fresh = self.map(chunk).is_none();
+        let Some(slot) = self.maps.get(chunk as usize) else {
+            return Err(Error::Invalid("chunk beyond the table"));
+        };
+        slot.get_or_init(|| ChunkMap::new(words)).begin(role);
+        if fresh {
+            self.chain(chunk);
+        }
+        Ok(chunk)
+    }
+
+    /// Puts a chunk in front of the chain of chunks that were ever leased; it stays there for ever,
+    /// its role tells whether it counts.
+    fn chain(&self, chunk: u32) {
+        let Some(map) = self.map(chunk) else { return };
+        let mut head = self.state.data.load(Ordering::Acquire);
+        loop {
+            map.next.store(head, Ordering::Relaxed);
+            let swap = self.state.data.compare_exchange(
+                head,
+                chunk + 1,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
+            match swap {
+                Ok(_) => return,
+                Err(seen) => head = seen,
+            }
+        }
+    }
+
+    /// Chunks ever leased by this attachment, newest first.
+    pub(crate) fn leased(&self) -> impl Iterator<Item = (u32, &ChunkMap)> {
+        let mut next = self.state.data.load(Ordering::Acquire);
+        std::iter::from_fn(move || {
+            let chunk = next.checked_sub(1)?;
+            let map = self.map(chunk)?;
+            next = map.next.load(Ordering::Acquire);
+            Some((chunk, map))
+        })
+    }
+
+    /// Gives an extent of `len` bytes: adjacent, in one chunk, line-aligned, page-aligned from a page
+    /// on. Its bytes hold anything.
+    pub fn alloc(&self, len: u32) -> Result<Extent> {
+        self.ensure_current()?;
+        if len == 0 || u64::from(len) > self.pool.geometry().chunk_size() {
+            return Err(Error::Invalid("an extent has between one byte and a chunk"));
+        }
+        let footprint = Footprint::of(len);
+        // A chunk leased below may be emptied by other threads at once; give up after some rounds.
+        for _ in 0..64 {
+            for (chunk, map) in self.leased().filter(|(_, map)| map.is(Role::Data)) {
+                let first = match footprint {
+                    Footprint::Lines(lines) => map.take_lines(lines),
+                    Footprint::Pages(pages) => map.take_pages(pages),
+                };
+                if let Some(first) = first {
+                    let offset = self.pool.geometry().record(chunk, first);
+                    return Ok(Extent { offset, len });
+                }
+            }
+            self.lease_as(ChunkKind::Data, Role::Data)?;
+        }
+        Err(Error::Full {
+            chunks: self.pool.chunk_count()?,
+        })
+    }
+
+    /// Gives back an extent that no record names. Extents that a record names come back through
+    /// [`Attachment::reclaim`], never through here.
+    pub fn free(&self, extent: Extent) -> Result<()> {
+        self.ensure_current()?;
+        self.give_extent(extent);
+        Ok(())
+    }
+
+    pub(crate) fn give_extent(&self, extent: Extent) {
+        let shift = self.pool.geometry().chunk_shift;
+        let chunk = (extent.offset >> shift) as u32;
+        let first = ((extent.offset & (self.pool.geometry().chunk_size() - 1)) / LINE) as u32;
+        if let Some(map) = self.map(chunk).filter(|map| map.is(Role::Data)) {
+            map.give(first, Footprint::of(extent.len));
+        }
+    }
+
+    /// Gives back the end of an extent of which only `used` bytes were used.
+    pub(crate) fn trim(&self, extent: Extent, used: u32) -> Extent {
+        let kept = Extent {
+            offset: extent.offset,
+            len: used,
+        };
+        let geometry = self.pool.geometry();
+        let Some(map) = self.map((extent.offset >> geometry.chunk_shift) as u32) else {
+            return kept;
+        };
+        let first = ((extent.offset & (geometry.chunk_size() - 1)) / LINE) as u32;
+        let lines_of = |footprint| match footprint {
+            Footprint::Lines(lines) => lines,
+            Footprint::Pages(pages) => pages * 64,
+        };
+        let (keep, had) = (
+            lines_of(Footprint::of(used)),
+            lines_of(Footprint::of(extent.len)),
+        );
+        let mut at = first + keep;
+        while at < first + had {
+            let lines = (64 - at % 64).min(first + had - at);
+            map.give(at, Footprint::Lines(lines));
+            at += lines;
+        }
+        kept
+    }
+
+    /// Copies bytes into an extent with streaming stores. Durable after the fence that the append of
+    /// its record does.
+    pub fn fill(&self, extent: Extent, at: u32, bytes: &[u8]) -> Result<()> {
+        self.ensure_current()?;
+        let end = u64::from(at) + bytes.len() as u64;
+        if end > u64::from(extent.len) {
+            return Err(Error::Invalid("more bytes than the extent has"));
+        }
+        Ok(self
+            .pool
+            .medium()
+            .write_streaming(extent.offset + u64::from(at), bytes)?)
+    }
+
+    /// Gives back data chunks that are wholly free.
+    pub fn release_empty(&self) -> Result<u32> {
+        self.ensure_current()?;
+        let mut released = 0;
+        for (chunk, map) in self.leased().filter(|(_, map)| map.is(Role::Data)) {
+            // Taking every line makes sure that no other thread allocates from it meanwhile.
+            if map.take_run(0, map.bits.len()).is_ok() && self.give_back(chunk, map)? {
+                released += 1;
+            }
+        }
+        Ok(released)
+    }
+
+    pub(crate) fn give_back(&self, chunk: u32, map: &ChunkMap) -> Result<bool> {
+        map.end();
+        match self.pool.chunk_word(chunk)? {
+            Some(word) if word.owner == self.owner_field() => self.pool.free_chunk(chunk, word),
+            _ => Ok(false),
+        }
+    }
+
+    /// At the end: chunks that hold records which still count become orphans, the others free.
+    pub(crate) fn give_back_chunks(&self) -> Result<()> {
+        let waiting = self
+            .leased()
+            .any(|(_, map)| map.is(Role::Log) && !map.all(false));
+        for (chunk, map) in self.leased() {
+            let keep = if map.is(Role::Log) {
+                !map.all(false)
+            } else if map.is(Role::Data) {
+                waiting && !map.all(true)
+            } else {
+                continue;
+            };
+            if !keep {
+                self.give_back(chunk, map)?;
+            } else if let Some(word) = self.pool.chunk_word(chunk)?
+                && word.owner == self.owner_field()
+            {
+                self.pool.change_chunk(
+                    chunk,
+                    word,
+                    ChunkWord {
+                        owner: ORPHAN,
+                        ..word
+                    },
+                )?;
+            }
+        }
+        Ok(())
+    }
+}

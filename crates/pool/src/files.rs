@@ -1,0 +1,357 @@
+//! The file table: which files have staged data, found by handle, named by handle and path.
+//!
+//! An entry is the file record of the log: records name it by its id, and they count only while the
+//! entry lives and only beyond its `retired` mark. So removing an entry, one 8-byte store, retires
+//! every record of the file at once, in whatever log it lies.
+
+use std::sync::atomic::AtomicU32;
+
+use adit_pmem::Medium;
+
+use crate::error::{Error, Result};
+use crate::layout::{
+    ChunkKind, FileEntry, HANDLE_MAX, NAME_PAGES, NAMES, Name, PAGE, PATH_LIMIT, SHARED, at,
+    checked_value, checked_word,
+};
+use crate::lock::{Acquired, Locked, PATIENCE};
+use crate::pool::{Attachment, Pool};
+
+/// Entries looked at for one handle.
+const WINDOW: u32 = 32;
+
+/// Value of [`FileEntry::end`] when nobody said yet where the file ends.
+pub(crate) const END_UNKNOWN: u64 = u64::MAX;
+
+/// A file of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileRef {
+    pub(crate) id: u64,
+}
+
+impl FileRef {
+    /// The id that log records carry.
+    #[must_use]
+    pub fn id(self) -> u64 {
+        self.id
+    }
+
+    /// A file by an id read from a record; it may not exist.
+    #[must_use]
+    pub fn from_id(id: u64) -> Self {
+        Self { id }
+    }
+
+    pub(crate) fn index(self) -> u32 {
+        (self.id & ((1 << FileEntry::INDEX_BITS) - 1)) as u32
+    }
+}
+
+/// What a file is known by.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct FileName {
+    /// Type of the handle, from `name_to_handle_at`.
+    pub handle_type: u32,
+    /// Bytes of the handle.
+    pub handle: Vec<u8>,
+    /// Last known path, as bytes.
+    pub path: Vec<u8>,
+    /// Device number when it was entered.
+    pub device: u64,
+}
+
+impl FileName {
+    fn key(&self) -> u64 {
+        // The device is not part of it: a pool serves one file system, whose number changes over
+        // reboots.
+        let low = crc32c::crc32c(&self.handle);
+        let high = crc32c::crc32c_append(low ^ self.handle_type, &self.handle);
+        u64::from(high) << 32 | u64::from(low)
+    }
+
+    fn encode(&self, file_id: u64) -> Vec<u8> {
+        let head = Name {
+            magic: Name::MAGIC,
+            file_id,
+            handle_type: self.handle_type,
+            handle_len: self.handle.len() as u32,
+            path_len: self.path.len() as u32,
+            reserved: 0,
+        };
+        [&head.encode()[..], &self.handle, &self.path].concat()
+    }
+
+    fn same_file(&self, other: &Self) -> bool {
+        (self.handle_type, &self.handle) == (other.handle_type, &other.handle)
+    }
+}
+
+impl<M: Medium> Pool<M> {
+    pub(crate) fn read_entry(&self, index: u32) -> Result<FileEntry> {
+        let mut bytes = [0; FileEntry::SIZE];
+        self.medium()
+            .read(self.geometry().file_entry(index), &mut bytes)?;
+        Ok(FileEntry::decode(&bytes))
+    }
+
+    /// The entry of a file that is still in the table.
+    pub(crate) fn live_entry(&self, file: FileRef) -> Result<FileEntry> {
+        if file.index() >= self.geometry().file_count {
+            return Err(Error::Forgotten);
+        }
+        let entry = self.read_entry(file.index())?;
+        if entry.kind() != FileEntry::LIVE || entry.file_id != file.id {
+            return Err(Error::Forgotten);
+        }
+        if !entry.is_valid(file.index()) {
+            let offset = self.geometry().file_entry(file.index());
+            return Err(Error::damaged("file entry", offset, "its checks disagree"));
+        }
+        Ok(entry)
+    }
+
+    /// Offset of the name of entry `index`; `None` before its group has a chunk.
+    pub(crate) fn name_place(&self, index: u32) -> Result<Option<u64>> {
+        let geometry = self.geometry();
+        let group = u64::from(index) / geometry.names_per_chunk();
+        let offset = NAMES + group * 8;
+        let word = self.load(offset)?;
+        if word == 0 {
+            return Ok(None);
+        }
+        let chunk = checked_value(word, group)
+            .filter(|chunk| *chunk < u64::from(geometry.max_chunks))
+            .ok_or_else(|| Error::damaged("name table", offset, "no chunk number"))?;
+        let inside = u64::from(index) % geometry.names_per_chunk() * NAME_PAGES * PAGE;
+        Ok(Some(geometry.chunk(chunk as u32) + inside))
+    }
+
+    /// Handle and path of a file.
+    pub fn file_name(&self, file: FileRef) -> Result<FileName> {
+        let entry = self.live_entry(file)?;
+        self.name_of(file.index(), &entry)
+    }
+
+    pub(crate) fn name_of(&self, index: u32, entry: &FileEntry) -> Result<FileName> {
+        let Some(place) = self.name_place(index)? else {
+            return Err(Error::damaged(
+                "name table",
+                NAMES,
+                "the file's names have no chunk",
+            ));
+        };
+        let len = entry.name_len as usize;
+        if !(Name::SIZE..=Name::SIZE + HANDLE_MAX + PATH_LIMIT).contains(&len) {
+            return Err(Error::damaged(
+                "file entry",
+                place,
+                "impossible length of the name",
+            ));
+        }
+        let mut bytes = vec![0; len];
+        self.medium().read(place, &mut bytes)?;
+        if crc32c::crc32c(&bytes) != entry.name_crc {
+            return Err(Error::damaged("name", place, "its CRC disagrees"));
+        }
+        let mut head = [0; Name::SIZE];
+        head.copy_from_slice(&bytes[..Name::SIZE]);
+        let head = Name::decode(&head);
+        if !head.is_valid(entry.file_id, len) {
+            return Err(Error::damaged("name", place, "it belongs to another file"));
+        }
+        let (handle, path) = bytes[Name::SIZE..].split_at(head.handle_len as usize);
+        Ok(FileName {
+            handle_type: head.handle_type,
+            handle: handle.to_vec(),
+            path: path.to_vec(),
+            device: entry.device,
+        })
+    }
+
+    fn window(&self, key: u64) -> impl Iterator<Item = u32> + use<M> {
+        let count = self.geometry().file_count;
+        let start = (key % u64::from(count)) as u32;
+        (0..WINDOW.min(count)).map(move |i| (start + i) % count)
+    }
+
+    /// The entry of the file with this handle, if it is staged. Takes no lock. Before records are
+    /// written for it, [`Attachment::enter_file`] has to be called once.
+    pub fn find_file(&self, name: &FileName) -> Result<Option<FileRef>> {
+        let key = name.key();
+        for index in self.window(key) {
+            let offset = self.geometry().file_entry(index);
+            if self.load(offset + at!(FileEntry.key))? != key {
+                continue;
+            }
+            let entry = self.read_entry(index)?;
+            if entry.kind() != FileEntry::LIVE || !entry.is_valid(index) || entry.key != key {
+                continue;
+            }
+            // The entry may be removed and reused while we read its name; then it is not the file.
+            let Ok(found) = self.name_of(index, &entry) else {
+                continue;
+            };
+            let unchanged = self.load(offset)? == entry.state
+                && self.load(offset + at!(FileEntry.file_id))? == entry.file_id;
+            if unchanged && found.same_file(name) {
+                return Ok(Some(FileRef { id: entry.file_id }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// All files of the table.
+    pub fn files(&self) -> Result<Vec<FileRef>> {
+        let mut files = Vec::new();
+        for index in 0..self.geometry().file_count {
+            if self.load(self.geometry().file_entry(index))?.to_le_bytes()[0] == FileEntry::LIVE {
+                let entry = self.read_entry(index)?;
+                if entry.is_valid(index) {
+                    files.push(FileRef { id: entry.file_id });
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    /// Counts live entries anew.
+    pub(crate) fn recount_files(&self) -> Result<()> {
+        let files = self.files()?.len() as u64;
+        self.store(SHARED + at!(Shared.staged_files), files)
+    }
+}
+
+impl<M: Medium> Attachment<M> {
+    pub(crate) fn lock_shared(
+        &self,
+        name: &'static str,
+        offset: u64,
+    ) -> Result<(Locked<'_, M>, Acquired)> {
+        self.ensure_current()?;
+        let acquired = self.pool.lock_word(name, offset, self.owner, PATIENCE)?;
+        Ok((
+            Locked::new(&self.pool, offset, self.owner, self.epoch),
+            acquired,
+        ))
+    }
+
+    fn lock_files(&self) -> Result<Locked<'_, M>> {
+        let (lock, acquired) = self.lock_shared("files lock", SHARED + at!(Shared.files_lock))?;
+        if acquired == Acquired::OwnerDied {
+            // A half-written entry is not live and a chunk without a group is found by the next
+            // rebuild; only the count may be off.
+            self.pool.recount_files()?;
+        }
+        Ok(lock)
+    }
+
+    /// The file's entry, made if there is none. Durable on return.
+    pub fn enter_file(&self, name: &FileName) -> Result<FileRef> {
+        if name.handle.len() > HANDLE_MAX {
+            return Err(Error::Invalid("a file handle has at most 128 bytes"));
+        }
+        if name.path.len() > PATH_LIMIT {
+            return Err(Error::Invalid("a path has at most 4096 bytes"));
+        }
+        let _lock = self.lock_files()?;
+        if let Some(file) = self.pool.find_file(name)? {
+            self.settle_entry(file.index())?;
+            return Ok(file);
+        }
+        let limit = self.pool.geometry().file_count;
+        for index in self.pool.window(name.key()) {
+            let entry = self.pool.read_entry(index)?;
+            if entry.state == 0 {
+                return self.write_entry(index, &entry, name);
+            }
+        }
+        Err(Error::TooManyFiles { limit })
+    }
+
+    fn write_entry(&self, index: u32, old: &FileEntry, name: &FileName) -> Result<FileRef> {
+        let pool = &self.pool;
+        let place = self.name_place_or_lease(index)?;
+        let generation = (old.file_id >> FileEntry::INDEX_BITS).wrapping_add(1);
+        let file_id = generation << FileEntry::INDEX_BITS | u64::from(index);
+        let bytes = name.encode(file_id);
+        pool.medium().write_streaming(place, &bytes)?;
+        let mut entry = FileEntry {
+            state: 0,
+            file_id,
+            key: name.key(),
+            name_len: bytes.len() as u32,
+            name_crc: crc32c::crc32c(&bytes),
+            device: name.device,
+            boot: pool.boot().tag(),
+            reserved: [0; 20],
+            retired: 0,
+            sealed: 0,
+            lock: 0,
+            next_seq: 1,
+            end: END_UNKNOWN,
+            last_seq: 0,
+            pending: 0,
+            version: 0,
+        };
+        entry.state = entry.live_state();
+        let offset = pool.geometry().file_entry(index);
+        let encoded = entry.encode();
+        // Word by word, and never the lock: somebody who still waits for the old file may hold it.
+        for (i, word) in encoded.chunks_exact(8).enumerate().skip(1) {
+            let at = i as u64 * 8;
+            if at != at!(FileEntry.lock) {
+                pool.store(offset + at, <u64 as crate::layout::Field>::get(word))?;
+            }
+        }
+        pool.make_durable(offset, FileEntry::SIZE as u64)?;
+        self.count_files(1)?;
+        pool.persist(offset + at!(FileEntry.state), entry.state)?;
+        Ok(FileRef { id: file_id })
+    }
+
+    /// Makes durable what another attachment wrote and perhaps died over: records that name the entry
+    /// are worth nothing without it.
+    fn settle_entry(&self, index: u32) -> Result<()> {
+        let pool = &self.pool;
+        let group = u64::from(index) / pool.geometry().names_per_chunk();
+        if let Some(place) = pool.name_place(index)? {
+            pool.medium().flush(place, NAME_PAGES * PAGE)?;
+            let chunk = (place >> pool.geometry().chunk_shift) as u32;
+            pool.medium().flush(pool.geometry().chunk_word(chunk), 8)?;
+        }
+        pool.medium().flush(NAMES + group * 8, 8)?;
+        pool.make_durable(pool.geometry().file_entry(index), FileEntry::SIZE as u64)
+    }
+
+    fn name_place_or_lease(&self, index: u32) -> Result<u64> {
+        let pool = &self.pool;
+        if let Some(place) = pool.name_place(index)? {
+            self.settle_entry(index)?;
+            return Ok(place);
+        }
+        let group = u64::from(index) / pool.geometry().names_per_chunk();
+        let hint = AtomicU32::new(0);
+        let chunk = pool.lease(ChunkKind::Names, 0, &hint)?;
+        pool.persist(NAMES + group * 8, checked_word(u64::from(chunk), group))?;
+        pool.name_place(index)?
+            .ok_or(Error::Invalid("name chunk vanished"))
+    }
+
+    fn count_files(&self, by: i64) -> Result<()> {
+        // Under the files lock, so a load and a store are enough.
+        let offset = SHARED + at!(Shared.staged_files);
+        let count = self.pool.load(offset)?.saturating_add_signed(by);
+        self.pool.store(offset, count)
+    }
+
+    /// Removes a file's entry, and with it, in one durable store, every record of the file. The
+    /// caller has made the base file durable, or gives the staged bytes up.
+    pub fn forget_file(&self, file: FileRef) -> Result<()> {
+        let guard = self.lock_file(file)?;
+        let _lock = self.lock_files()?;
+        let offset = self.pool.geometry().file_entry(file.index());
+        self.pool.persist(offset + at!(FileEntry.state), 0)?;
+        self.count_files(-1)?;
+        drop(guard);
+        Ok(())
+    }
+}

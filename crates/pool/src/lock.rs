@@ -1,0 +1,179 @@
+//! Locks in the pool that outlive their owners.
+//!
+//! A lock word says who holds it: attachment slot, the slot's incarnation, thread. Waiters find out
+//! whether that owner still lives; a dead owner's word is replaced by their own and they are told to
+//! repair what the lock guards. The same happens when the owner is the waiting thread itself: it
+//! jumped out of the engine and came back. What each lock guards, the order in which they are taken
+//! and the repair of each is in `docs/processes.md`.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use adit_pmem::Medium;
+
+use crate::error::{Error, Result};
+use crate::layout::at;
+use crate::pool::Pool;
+
+/// How long a lock held by somebody alive is waited for.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+
+static LAST_THREAD: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    static THREAD: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A number for this thread, unique in its process. Cheaper than asking the kernel, and never equal
+/// in two threads of one attachment: the counter is copied by fork, the attachment is not.
+pub(crate) fn thread_token() -> u32 {
+    THREAD.with(|token| {
+        if token.get() == 0 {
+            token.set(
+                LAST_THREAD
+                    .fetch_add(1, Ordering::Relaxed)
+                    .wrapping_add(1)
+                    .max(1),
+            );
+        }
+        token.get()
+    })
+}
+
+/// An attachment as the owner of locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    /// Its slot.
+    pub slot: u32,
+    /// The slot's incarnation.
+    pub incarnation: u64,
+}
+
+impl Owner {
+    /// The lock word of this owner's calling thread.
+    pub(crate) fn word(self) -> u64 {
+        u64::from(self.slot + 1)
+            | (self.incarnation & 0xffff) << 16
+            | u64::from(thread_token()) << 32
+    }
+}
+
+/// What a lock word says.
+pub(crate) struct Holder {
+    pub(crate) slot: u32,
+    pub(crate) incarnation: u16,
+    pub(crate) thread: u32,
+}
+
+impl Holder {
+    pub(crate) fn of(word: u64) -> Self {
+        Self {
+            slot: u32::from(word as u16).wrapping_sub(1),
+            incarnation: (word >> 16) as u16,
+            thread: (word >> 32) as u32,
+        }
+    }
+}
+
+/// How a lock was got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Acquired {
+    /// It was free.
+    Clean,
+    /// Its owner died, or is this thread: what it guards must be repaired.
+    OwnerDied,
+}
+
+impl<M: Medium> Pool<M> {
+    /// Whether the holder that a lock word names can still release it.
+    pub(crate) fn holder_lives(&self, word: u64) -> Result<bool> {
+        let holder = Holder::of(word);
+        if holder.slot >= self.geometry().slot_count {
+            return Ok(false);
+        }
+        let incarnation = self.load(self.geometry().slot(holder.slot) + at!(Slot.incarnation))?;
+        Ok(incarnation as u16 == holder.incarnation && self.locks().is_alive(holder.slot))
+    }
+
+    /// Takes the lock at `offset`, waiting up to `patience` for an owner that lives.
+    pub(crate) fn lock_word(
+        &self,
+        name: &'static str,
+        offset: u64,
+        owner: Owner,
+        patience: Duration,
+    ) -> Result<Acquired> {
+        let mine = owner.word();
+        let mut started = None;
+        let mut spins = 0_u32;
+        loop {
+            let seen = match self.cas(offset, 0, mine)? {
+                Ok(_) => return Ok(Acquired::Clean),
+                Err(seen) => seen,
+            };
+            if seen == mine {
+                return Ok(Acquired::OwnerDied);
+            }
+            spins += 1;
+            if spins < 200 {
+                std::hint::spin_loop();
+                continue;
+            }
+            if !self.holder_lives(seen)? {
+                if self.cas(offset, seen, mine)?.is_ok() {
+                    return Ok(Acquired::OwnerDied);
+                }
+                continue;
+            }
+            let started = started.get_or_insert_with(Instant::now);
+            if started.elapsed() > patience {
+                let Holder { slot, thread, .. } = Holder::of(seen);
+                return Err(Error::Busy {
+                    lock: name,
+                    slot,
+                    thread,
+                });
+            }
+            if spins < 400 {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+
+    /// Releases the lock, unless it is no longer this thread's.
+    pub(crate) fn unlock_word(&self, offset: u64, owner: Owner) {
+        // An error means that the offset is outside the medium, and then it was never locked.
+        let _ = self.cas(offset, owner.word(), 0);
+    }
+}
+
+/// A lock held until dropped.
+pub(crate) struct Locked<'a, M: Medium> {
+    pool: &'a Pool<M>,
+    offset: u64,
+    owner: Owner,
+    epoch: u64,
+}
+
+impl<'a, M: Medium> Locked<'a, M> {
+    pub(crate) fn new(pool: &'a Pool<M>, offset: u64, owner: Owner, epoch: u64) -> Self {
+        Self {
+            pool,
+            offset,
+            owner,
+            epoch,
+        }
+    }
+}
+
+impl<M: Medium> Drop for Locked<'_, M> {
+    fn drop(&mut self) {
+        // A child forked while the lock was held has a copy of this guard, not of the lock.
+        if crate::fork::is_current(self.epoch) {
+            self.pool.unlock_word(self.offset, self.owner);
+        }
+    }
+}

@@ -1,0 +1,515 @@
+//! The pool as a whole: creating and opening it, attaching and detaching.
+
+use std::sync::Arc;
+
+use adit_pmem::Medium;
+
+use crate::alloc::ChunkMap;
+use crate::error::{Error, Result};
+use crate::fork;
+use crate::layout::{
+    ABI, ChunkKind, ChunkWord, Geometry, MAGIC, PAGE, SHARED, SUPERBLOCK_A, SUPERBLOCK_B, Slot,
+    Superblock, VERSION, at,
+};
+use crate::lock::Owner;
+use crate::recover::Recovery;
+use crate::slots::{Hold, SlotLocks};
+
+/// Identity of one boot of the system: what the kernel gives as `random/boot_id`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BootId(pub [u8; 16]);
+
+impl BootId {
+    /// The short form that log records carry.
+    #[must_use]
+    pub fn tag(&self) -> u32 {
+        crc32c::crc32c(&self.0)
+    }
+}
+
+/// What a pool is created with.
+#[derive(Debug, Clone, Copy)]
+pub struct CreateOptions {
+    /// Sizes of its parts.
+    pub geometry: Geometry,
+    /// Random identity.
+    pub uuid: [u8; 16],
+    /// Boot of the creating system.
+    pub boot: BootId,
+}
+
+/// An open pool. Looking needs no attachment; changing goes through an [`Attachment`].
+pub struct Pool<M: Medium> {
+    medium: M,
+    geometry: Geometry,
+    uuid: [u8; 16],
+    boot: BootId,
+    locks: Box<dyn SlotLocks>,
+    opened_chunks: u32,
+}
+
+impl<M: Medium> std::fmt::Debug for Pool<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool")
+            .field("geometry", &self.geometry)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M: Medium> Pool<M> {
+    /// Makes a pool of everything the medium holds. The medium's old contents are lost. The pool
+    /// exists from the moment its superblocks are durable, and not before.
+    pub fn create(medium: &M, options: &CreateOptions) -> Result<()> {
+        let geometry = options.geometry;
+        if !geometry.is_valid() {
+            return Err(Error::Invalid("sizes that the format cannot express"));
+        }
+        let chunks = (medium.size() >> geometry.chunk_shift).min(u64::from(geometry.max_chunks));
+        let chunks = chunks as u32;
+        if chunks <= geometry.header_chunks() {
+            return Err(Error::Invalid(
+                "too small for a pool: no chunk is left beside the tables",
+            ));
+        }
+        // The superblocks first, durably: a half-made pool over an older one must not look whole.
+        let zeros = [0; PAGE as usize];
+        medium.write_streaming(SUPERBLOCK_A, &zeros)?;
+        medium.write_streaming(SUPERBLOCK_B, &zeros)?;
+        medium.fence();
+        let mut offset = SHARED;
+        while offset < geometry.header_len() {
+            medium.write_streaming(offset, &zeros)?;
+            offset += PAGE;
+        }
+        for chunk in 0..geometry.header_chunks() {
+            let word = ChunkWord {
+                kind: ChunkKind::Header,
+                owner: 0,
+                generation: 1,
+            };
+            medium.store(geometry.chunk_word(chunk), word.encode())?;
+        }
+        medium.flush(
+            geometry.chunk_table(),
+            u64::from(geometry.header_chunks()) * 8,
+        )?;
+        let shared = SHARED + at!(Shared.chunk_count);
+        medium.store(shared, u64::from(chunks))?;
+        medium.flush(shared, 8)?;
+        medium.fence();
+        let mut superblock = Superblock {
+            magic: MAGIC,
+            version: VERSION,
+            flags: Superblock::CLEAN,
+            abi: ABI,
+            update: 1,
+            uuid: options.uuid,
+            boot_id: options.boot.0,
+            chunk_shift: geometry.chunk_shift,
+            chunk_count: chunks,
+            max_chunks: geometry.max_chunks,
+            slot_count: geometry.slot_count,
+            file_count: geometry.file_count,
+            reserved: [0; 40],
+            crc: 0,
+        };
+        write_superblock(medium, &mut superblock)
+    }
+
+    /// Opens the pool on `medium`: nothing is written.
+    pub fn open(medium: M, locks: Box<dyn SlotLocks>, boot: BootId) -> Result<Arc<Self>> {
+        let superblock = read_superblock(&medium)?;
+        let geometry = superblock.geometry();
+        let expected = u64::from(superblock.chunk_count) << geometry.chunk_shift;
+        if medium.size() < expected {
+            return Err(Error::Truncated {
+                expected,
+                found: medium.size(),
+            });
+        }
+        Ok(Arc::new(Self {
+            medium,
+            geometry,
+            uuid: superblock.uuid,
+            boot,
+            locks,
+            opened_chunks: superblock.chunk_count,
+        }))
+    }
+
+    /// The medium below.
+    pub fn medium(&self) -> &M {
+        &self.medium
+    }
+
+    /// Sizes of the pool's parts.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Identity of the pool.
+    #[must_use]
+    pub fn uuid(&self) -> &[u8; 16] {
+        &self.uuid
+    }
+
+    /// The boot this process runs in.
+    #[must_use]
+    pub fn boot(&self) -> BootId {
+        self.boot
+    }
+
+    pub(crate) fn locks(&self) -> &dyn SlotLocks {
+        self.locks.as_ref()
+    }
+
+    /// The superblock that counts now.
+    pub fn superblock(&self) -> Result<Superblock> {
+        read_superblock(&self.medium)
+    }
+
+    /// Whether any file is staged anywhere: one load, so that cheap doors stay cheap.
+    #[must_use]
+    pub fn anything_staged(&self) -> bool {
+        self.load(SHARED + at!(Shared.staged_files))
+            .map_or(true, |files| files != 0)
+    }
+
+    /// Chunks of the pool now, never more than the medium holds.
+    pub fn chunk_count(&self) -> Result<u32> {
+        // The shared word is volatile: after a loss of power it may say less than the superblock did
+        // when we opened. After shrinking it says less rightly; what was cut off is marked absent.
+        let said = self.load(SHARED + at!(Shared.chunk_count))?;
+        let said = said
+            .min(u64::from(self.geometry.max_chunks))
+            .max(u64::from(self.opened_chunks));
+        if said << self.geometry.chunk_shift > self.medium.size() {
+            self.locks.refresh();
+        }
+        Ok(said.min(self.medium.size() >> self.geometry.chunk_shift) as u32)
+    }
+
+    pub(crate) fn load(&self, offset: u64) -> Result<u64> {
+        Ok(self.medium.load(offset)?)
+    }
+
+    pub(crate) fn store(&self, offset: u64, value: u64) -> Result<()> {
+        Ok(self.medium.store(offset, value)?)
+    }
+
+    pub(crate) fn cas(&self, offset: u64, current: u64, new: u64) -> Result<Result<u64, u64>> {
+        Ok(self.medium.compare_exchange(offset, current, new)?)
+    }
+
+    /// Stores a word and makes it durable.
+    pub(crate) fn persist(&self, offset: u64, value: u64) -> Result<()> {
+        self.medium.store(offset, value)?;
+        self.make_durable(offset, 8)
+    }
+
+    pub(crate) fn make_durable(&self, offset: u64, len: u64) -> Result<()> {
+        self.medium.flush(offset, len)?;
+        self.medium.fence();
+        Ok(())
+    }
+
+    pub(crate) fn read_slot(&self, slot: u32) -> Result<Slot> {
+        let mut bytes = [0; Slot::SIZE];
+        self.medium.read(self.geometry.slot(slot), &mut bytes)?;
+        Ok(Slot::decode(&bytes))
+    }
+
+    /// Slots whose holders live.
+    #[must_use]
+    pub fn living_slots(&self) -> Vec<u32> {
+        (0..self.geometry.slot_count)
+            .filter(|slot| self.locks.is_alive(*slot))
+            .collect()
+    }
+
+    /// Living attachments, asking the kernel only about slots that say they are taken.
+    fn living_attachments(&self) -> Result<u32> {
+        let mut living = 0;
+        for slot in 0..self.geometry.slot_count {
+            let state = self.load(self.geometry.slot(slot) + at!(Slot.state))?;
+            if state != Slot::FREE && self.locks.is_alive(slot) {
+                living += 1;
+            }
+        }
+        Ok(living)
+    }
+
+    /// Holds the gate, with nobody attached.
+    pub fn exclusive(&self) -> Result<Exclusive<'_, M>> {
+        let gate = self.locks.gate()?;
+        let attached = self.living_attachments()?;
+        if attached > 0 {
+            return Err(Error::InUse { attached });
+        }
+        Ok(Exclusive {
+            pool: self,
+            _gate: gate,
+        })
+    }
+
+    /// Attaches this process. The first attachment after an unclean end, or in another boot, resets
+    /// the shared volatile state and rebuilds it from the logs; staged data of dead attachments stays
+    /// where it is until it was recovered ([`Pool::scan`], [`Attachment::release_orphans`]).
+    pub fn attach(self: &Arc<Self>) -> Result<Attachment<M>> {
+        let epoch = fork::enter()?;
+        let gate = self.locks.gate()?;
+        let superblock = self.superblock()?;
+        let first = self.living_attachments()? == 0;
+        let mut recovery = None;
+        if first {
+            // Unclean from here on, and durably so before anything can be logged.
+            self.mark(&superblock, 0)?;
+            recovery = Some(self.rebuild(&superblock)?);
+        }
+        let (slot, incarnation, hold) = self.claim_slot()?;
+        drop(gate);
+        let maps = (0..self.geometry.max_chunks)
+            .map(|_| std::sync::OnceLock::new())
+            .collect();
+        Ok(Attachment {
+            pool: Arc::clone(self),
+            owner: Owner { slot, incarnation },
+            epoch,
+            hold: Some(hold),
+            maps,
+            state: AttachmentState::default(),
+            recovery,
+        })
+    }
+
+    fn claim_slot(&self) -> Result<(u32, u64, Box<dyn Hold>)> {
+        for slot in 0..self.geometry.slot_count {
+            if self.read_slot(slot)?.state != Slot::FREE {
+                continue;
+            }
+            let Some(hold) = self.locks.claim(slot)? else {
+                continue;
+            };
+            let offset = self.geometry.slot(slot);
+            let incarnation = self.load(offset + at!(Slot.incarnation))?.wrapping_add(1);
+            self.store(offset + at!(Slot.incarnation), incarnation)?;
+            self.store(offset + at!(Slot.pid), u64::from(std::process::id()))?;
+            self.store(offset + at!(Slot.boot), u64::from(self.boot.tag()))?;
+            self.store(offset + at!(Slot.state), Slot::ATTACHED)?;
+            self.make_durable(offset, Slot::SIZE as u64)?;
+            return Ok((slot, incarnation, hold));
+        }
+        Err(Error::NoSlot {
+            slots: self.geometry.slot_count,
+        })
+    }
+
+    /// Rewrites the superblocks with other flags and this boot.
+    pub(crate) fn mark(&self, old: &Superblock, flags: u32) -> Result<()> {
+        let mut superblock = Superblock {
+            flags,
+            boot_id: self.boot.0,
+            ..*old
+        };
+        write_superblock(&self.medium, &mut superblock)
+    }
+}
+
+/// The gate, held while nobody is attached.
+pub struct Exclusive<'a, M: Medium> {
+    pool: &'a Pool<M>,
+    _gate: Box<dyn Hold>,
+}
+
+impl<M: Medium> Exclusive<'_, M> {
+    /// The pool.
+    #[must_use]
+    pub fn pool(&self) -> &Pool<M> {
+        self.pool
+    }
+}
+
+/// Writes both copies, one after the other, so that one of them is whole at every instant.
+pub(crate) fn write_superblock<M: Medium>(medium: &M, superblock: &mut Superblock) -> Result<()> {
+    superblock.update += 1;
+    superblock.crc = superblock.expected_crc();
+    // What we see may be a dead writer's and not durable yet: the copy that we keep has to be.
+    medium.flush(SUPERBLOCK_A, Superblock::SIZE as u64)?;
+    medium.flush(SUPERBLOCK_B, Superblock::SIZE as u64)?;
+    medium.fence();
+    let bytes = superblock.encode();
+    // The copy that is not valid, or older, goes first.
+    let keep_a = read_copy(medium, SUPERBLOCK_A)?.is_some_and(|a| {
+        read_copy(medium, SUPERBLOCK_B).is_ok_and(|b| b.is_none_or(|b| a.update > b.update))
+    });
+    let order = if keep_a {
+        [SUPERBLOCK_B, SUPERBLOCK_A]
+    } else {
+        [SUPERBLOCK_A, SUPERBLOCK_B]
+    };
+    for offset in order {
+        medium.write_streaming(offset, &bytes)?;
+        medium.fence();
+    }
+    Ok(())
+}
+
+fn read_copy<M: Medium>(medium: &M, offset: u64) -> Result<Option<Superblock>> {
+    let superblock = read_raw(medium, offset)?;
+    Ok(superblock.is_valid().then_some(superblock))
+}
+
+pub(crate) fn read_raw<M: Medium>(medium: &M, offset: u64) -> Result<Superblock> {
+    let mut bytes = [0; Superblock::SIZE];
+    medium.read(offset, &mut bytes)?;
+    Ok(Superblock::decode(&bytes))
+}
+
+/// The valid superblock that was written last, or why there is none.
+pub(crate) fn read_superblock<M: Medium>(medium: &M) -> Result<Superblock> {
+    if medium.size() < SHARED {
+        return Err(Error::Truncated {
+            expected: SHARED,
+            found: medium.size(),
+        });
+    }
+    let copies = [
+        read_raw(medium, SUPERBLOCK_A)?,
+        read_raw(medium, SUPERBLOCK_B)?,
+    ];
+    let best = copies
+        .iter()
+        .filter(|copy| copy.is_valid())
+        .max_by_key(|copy| copy.update);
+    if let Some(superblock) = best {
+        if superblock.version != VERSION {
+            return Err(Error::NewerVersion {
+                found: superblock.version,
+                known: VERSION,
+            });
+        }
+        if superblock.abi != ABI {
+            return Err(Error::OtherAbi {
+                found: superblock.abi,
+                known: ABI,
+            });
+        }
+        return Ok(*superblock);
+    }
+    Err(why_no_superblock(&copies))
+}
+
+fn why_no_superblock(copies: &[Superblock; 2]) -> Error {
+    if copies.iter().all(|copy| copy.magic == 0) {
+        return Error::Unfinished;
+    }
+    let Some(ours) = copies.iter().find(|copy| copy.magic == MAGIC) else {
+        return Error::ForeignMagic {
+            found: copies[0].magic,
+        };
+    };
+    // A newer format may have another CRC: both copies saying so is no accident.
+    if ours.version > VERSION && copies[0].version == copies[1].version {
+        return Error::NewerVersion {
+            found: ours.version,
+            known: VERSION,
+        };
+    }
+    Error::Superblock
+}
+
+/// State of an attachment that lives in this process only.
+#[derive(Default)]
+pub(crate) struct AttachmentState {
+    /// Current log chunk (upper half; 0 for none) and next position in it (lower half).
+    pub(crate) log: std::sync::atomic::AtomicU64,
+    /// First of the chain of data chunks, plus one.
+    pub(crate) data: std::sync::atomic::AtomicU32,
+    /// Where the search for free chunks begins.
+    pub(crate) hint: std::sync::atomic::AtomicU32,
+    /// Log chunks held at most; 0 for the default.
+    pub(crate) log_limit: std::sync::atomic::AtomicU32,
+}
+
+/// This process's seat at a pool: a slot, leased chunks, a log.
+///
+/// Dropping it without [`Attachment::detach`] is what the death of the process does: its log waits
+/// for recovery. In a forked child every operation says [`Error::NotAttached`].
+pub struct Attachment<M: Medium> {
+    pub(crate) pool: Arc<Pool<M>>,
+    pub(crate) owner: Owner,
+    pub(crate) epoch: u64,
+    hold: Option<Box<dyn Hold>>,
+    pub(crate) maps: Box<[std::sync::OnceLock<ChunkMap>]>,
+    pub(crate) state: AttachmentState,
+    recovery: Option<Recovery>,
+}
+
+impl<M: Medium> std::fmt::Debug for Attachment<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attachment")
+            .field("owner", &self.owner)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M: Medium> Attachment<M> {
+    /// The pool.
+    #[must_use]
+    pub fn pool(&self) -> &Arc<Pool<M>> {
+        &self.pool
+    }
+
+    /// What was found, when this attachment was the first: the files to publish before anything else,
+    /// and what could not be believed.
+    #[must_use]
+    pub fn recovery(&self) -> Option<&Recovery> {
+        self.recovery.as_ref()
+    }
+
+    /// Slot number.
+    #[must_use]
+    pub fn slot(&self) -> u32 {
+        self.owner.slot
+    }
+
+    /// Fails in a process that inherited the attachment instead of making it.
+    pub fn ensure_current(&self) -> Result<()> {
+        if fork::is_current(self.epoch) {
+            Ok(())
+        } else {
+            Err(Error::NotAttached)
+        }
+    }
+
+    /// Gives everything back. Chunks with records that are not retired are left to recovery. The last
+    /// one to leave an empty pool marks it clean.
+    pub fn detach(mut self) -> Result<()> {
+        self.ensure_current()?;
+        self.reclaim(|_, _| true)?;
+        let gate = self.pool.locks().gate()?;
+        self.give_back_chunks()?;
+        let state = self.pool.geometry().slot(self.owner.slot) + at!(Slot.state);
+        self.pool.persist(state, Slot::FREE)?;
+        self.hold = None;
+        if self.pool.living_attachments()? == 0 && self.pool.is_empty()? {
+            self.pool
+                .mark(&self.pool.superblock()?, Superblock::CLEAN)?;
+        }
+        drop(gate);
+        Ok(())
+    }
+}
+
+impl<M: Medium> Drop for Attachment<M> {
+    fn drop(&mut self) {
+        // A child has a copy of the hold, whose mapping it did not inherit: releasing it would unmap
+        // an address that may be something else by now.
+        if let Some(hold) = self.hold.take()
+            && !fork::is_current(self.epoch)
+        {
+            std::mem::forget(hold);
+        }
+    }
+}

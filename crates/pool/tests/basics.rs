@@ -1,0 +1,272 @@
+//! One process, no crash: what is staged is found, what is retired is gone, what is freed comes back.
+
+mod common;
+
+use adit_pool::layout::Geometry;
+use adit_pool::{Error, LocalLocks, Op, Pool, When};
+use adit_sim::SimMedium;
+use common::*;
+
+fn tiny(chunks: u32) -> (SimMedium, LocalLocks) {
+    let medium = SimMedium::new(tiny_size(chunks));
+    Pool::create(&medium, &options(TINY)).expect("create");
+    (medium, LocalLocks::default())
+}
+
+#[test]
+fn staged_bytes_are_found_and_retired() {
+    let (medium, locks) = tiny(8);
+    let pool = open(medium.clone(), &locks, boot(1)).unwrap();
+    let a = pool.attach().unwrap();
+    assert!(!pool.anything_staged());
+    let file = a.enter_file(&name(1)).unwrap();
+    assert!(pool.anything_staged());
+    assert_eq!(a.enter_file(&name(1)).unwrap(), file, "entered once");
+    assert_eq!(pool.find_file(&name(1)).unwrap(), Some(file));
+    assert_eq!(pool.find_file(&name(2)).unwrap(), None);
+    assert_eq!(pool.file_name(file).unwrap(), name(1));
+
+    assert_eq!(stage(&a, file, 0, b"hello ", When::WithCommit).unwrap(), 1);
+    assert_eq!(
+        stage(&a, file, 6, &[b'x'; 5000], When::WithCommit).unwrap(),
+        2
+    );
+    let mut guard = a.lock_file(file).unwrap();
+    guard.append(&Op::Truncate { size: 8 }, When::Now).unwrap();
+    drop(guard);
+
+    let found = pool.scan().unwrap();
+    assert_eq!(found.counts.live, 3, "{:?}", found.counts);
+    assert_eq!(found.rejected, []);
+    assert_eq!(replayed(&pool, &found, file, b"").unwrap(), b"hello xx");
+    assert_eq!(found.end_after(&pool, file, 0).unwrap(), 8);
+
+    let mut bases = Bases::new();
+    publish_all(&a, &mut bases).unwrap();
+    assert_eq!(bases[&name(1).path], b"hello xx");
+    assert!(pool.scan().unwrap().is_empty());
+    a.forget_file(file).unwrap();
+    assert!(!pool.anything_staged());
+    assert!(matches!(a.lock_file(file), Err(Error::Forgotten)));
+    a.detach().unwrap();
+    assert_eq!(
+        pool.superblock().unwrap().flags,
+        1,
+        "clean after the last one left"
+    );
+}
+
+#[test]
+fn the_dead_leave_what_they_acknowledged() {
+    let (medium, locks) = tiny(8);
+    let file = {
+        let pool = open(medium.clone(), &locks, boot(1)).unwrap();
+        let a = pool.attach().unwrap();
+        let file = a.enter_file(&name(1)).unwrap();
+        stage(&a, file, 0, b"one", When::WithCommit).unwrap();
+        a.lock_file(file).unwrap().commit().unwrap();
+        stage(&a, file, 3, b"two", When::WithCommit).unwrap();
+        file
+    };
+    // Same boot: everything.
+    let pool = open(medium.clone(), &locks, boot(1)).unwrap();
+    let found = pool.scan().unwrap();
+    assert_eq!(replayed(&pool, &found, file, b"").unwrap(), b"onetwo");
+    assert!(found.files[0].orphaned);
+    // Another boot: what was committed.
+    let pool = open(medium, &locks, boot(2)).unwrap();
+    let found = pool.scan().unwrap();
+    assert_eq!(found.counts.uncommitted, 1);
+    assert_eq!(replayed(&pool, &found, file, b"").unwrap(), b"one");
+    // The first to attach keeps what counts, and new records come behind it.
+    let a = pool.attach().unwrap();
+    assert_eq!(a.recovery().unwrap().counts.live, 2);
+    assert!(stage(&a, file, 3, b"TWO", When::Now).unwrap() > 3);
+    let found = pool.scan().unwrap();
+    assert_eq!(replayed(&pool, &found, file, b"").unwrap(), b"oneTWO");
+    let mut bases = Bases::new();
+    publish_all(&a, &mut bases).unwrap();
+    a.forget_file(file).unwrap();
+    let free = pool.free_chunks().unwrap();
+    a.detach().unwrap();
+    assert!(pool.free_chunks().unwrap() > free);
+    assert_eq!(pool.superblock().unwrap().flags, 1);
+}
+
+#[test]
+fn groups_count_whole_or_not_at_all() {
+    let (medium, locks) = tiny(8);
+    let pool = open(medium, &locks, boot(1)).unwrap();
+    let a = pool.attach().unwrap();
+    let file = a.enter_file(&name(1)).unwrap();
+    a.lock_file(file).unwrap().set_end(0).unwrap();
+    let ops = [fill(&a, 0, b"abc").unwrap(), fill(&a, 3, b"def").unwrap()];
+    let mut guard = a.lock_file(file).unwrap();
+    guard.append_group(&ops, When::Now).unwrap();
+    assert_eq!(guard.end().unwrap(), Some(6));
+    drop(guard);
+    let found = pool.scan().unwrap();
+    assert_eq!(replayed(&pool, &found, file, b"").unwrap(), b"abcdef");
+    assert_eq!(found.rejected, []);
+}
+
+#[test]
+fn a_full_log_says_so_and_can_still_be_committed_and_emptied() {
+    let (medium, locks) = tiny(12);
+    let pool = open(medium, &locks, boot(1)).unwrap();
+    let a = pool.attach().unwrap();
+    a.limit_log(2);
+    let file = a.enter_file(&name(1)).unwrap();
+    let mut staged = 0;
+    let mut bases = Bases::new();
+    for round in 0..5 {
+        let error = loop {
+            let op = Op::Truncate { size: staged };
+            match a.lock_file(file).unwrap().append(&op, When::WithCommit) {
+                Ok(_) => staged += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::LogFull { chunks: 2 }), "{error}");
+        a.lock_file(file).unwrap().commit().unwrap();
+        publish_all(&a, &mut bases).unwrap();
+        assert!(
+            staged > 120 * (round + 1),
+            "{staged} records in round {round}"
+        );
+    }
+}
+
+#[test]
+fn a_full_pool_says_so_and_loses_nothing() {
+    let (medium, locks) = tiny(6);
+    let pool = open(medium, &locks, boot(1)).unwrap();
+    let a = pool.attach().unwrap();
+    let file = a.enter_file(&name(1)).unwrap();
+    let mut expected = Vec::new();
+    for round in 0..3 {
+        let error = loop {
+            let page = vec![expected.len() as u8 ^ round; 4096];
+            match stage(&a, file, expected.len() as u64, &page, When::Now) {
+                Ok(_) => expected.extend(page),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::Full { .. }), "{error}");
+        assert!(error.to_string().contains("publish"));
+        let found = pool.scan().unwrap();
+        let mut bases = Bases::new();
+        bases.insert(
+            name(1).path,
+            expected[..expected.len() - found.counts.live as usize * 4096].to_vec(),
+        );
+        publish_all(&a, &mut bases).unwrap();
+        assert_eq!(bases[&name(1).path], expected);
+    }
+}
+
+#[test]
+fn extents_never_overlap_and_all_come_back() {
+    let (medium, locks) = tiny(8);
+    let pool = open(medium, &locks, boot(1)).unwrap();
+    let a = pool.attach().unwrap();
+    let mut held = Vec::new();
+    let mut seed = 1_u64;
+    for _ in 0..5000 {
+        seed = seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let len = match seed >> 33 & 3 {
+            0 => 1 + (seed >> 40) as u32 % 64,
+            1 => 1 + (seed >> 40) as u32 % 4096,
+            _ => 1 + (seed >> 40) as u32 % 8192,
+        };
+        match a.alloc(len) {
+            Ok(extent) => {
+                assert_eq!(extent.offset % 64, 0);
+                assert!(len < 4096 || extent.offset % 4096 == 0);
+                held.push(extent);
+            }
+            Err(Error::Full { .. }) => {
+                let nth = (seed >> 20) as usize % held.len();
+                a.free(held.swap_remove(nth)).unwrap();
+            }
+            Err(error) => panic!("{error}"),
+        }
+        let mut sorted = held.clone();
+        sorted.sort();
+        for pair in sorted.windows(2) {
+            assert!(
+                pair[0].offset + u64::from(pair[0].len) <= pair[1].offset,
+                "{pair:?}"
+            );
+        }
+    }
+    for extent in held {
+        a.free(extent).unwrap();
+    }
+    let before = pool.free_chunks().unwrap();
+    let released = a.release_empty().unwrap();
+    assert_eq!(pool.free_chunks().unwrap(), before + released);
+    assert!(released >= 7);
+}
+
+#[test]
+fn many_files_then_too_many_then_again() {
+    let (medium, locks) = tiny(8);
+    let pool = open(medium, &locks, boot(1)).unwrap();
+    let a = pool.attach().unwrap();
+    let files: Vec<_> = (0..4).map(|n| a.enter_file(&name(n)).unwrap()).collect();
+    assert!(matches!(
+        a.enter_file(&name(9)),
+        Err(Error::TooManyFiles { limit: 4 })
+    ));
+    a.forget_file(files[2]).unwrap();
+    let ninth = a.enter_file(&name(9)).unwrap();
+    assert_ne!(ninth, files[2], "ids are never used twice");
+    assert_eq!(pool.find_file(&name(2)).unwrap(), None);
+    assert_eq!(pool.find_file(&name(9)).unwrap(), Some(ninth));
+}
+
+#[test]
+fn growing_and_shrinking() {
+    let (medium, locks) = tiny(4);
+    let pool = open(medium.clone(), &locks, boot(1)).unwrap();
+    let a = pool.attach().unwrap();
+    let chunks = pool.chunk_count().unwrap();
+    medium.grow(tiny_size(10));
+    assert_eq!(a.grow_to(chunks + 6).unwrap(), chunks + 6);
+    assert_eq!(pool.free_chunks().unwrap(), 10);
+    let held: Vec<_> = (0..10).map(|_| a.alloc(8192).unwrap()).collect();
+    assert!(matches!(a.shrink_to(chunks), Err(Error::NotFree { .. })));
+    held.into_iter().for_each(|extent| a.free(extent).unwrap());
+    a.release_empty().unwrap();
+    assert_eq!(a.shrink_to(chunks).unwrap(), chunks);
+    assert_eq!(pool.free_chunks().unwrap(), 4);
+    assert_eq!(
+        open(medium, &locks, boot(1))
+            .unwrap()
+            .chunk_count()
+            .unwrap(),
+        chunks
+    );
+}
+
+#[test]
+fn sizes_that_cannot_be_are_refused() {
+    let medium = SimMedium::new(tiny_size(0));
+    assert!(matches!(
+        Pool::create(&medium, &options(TINY)),
+        Err(Error::Invalid(_))
+    ));
+    let absurd = Geometry {
+        chunk_shift: 60,
+        ..TINY
+    };
+    assert!(matches!(
+        Pool::create(&medium, &options(absurd)),
+        Err(Error::Invalid(_))
+    ));
+    assert!(Geometry::default().is_valid());
+    assert_eq!(Geometry::default().header_chunks(), 1);
+}

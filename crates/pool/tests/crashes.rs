@@ -1,0 +1,469 @@
+//! Crashes at every store, flush, fence and compare-and-swap, in every affordable combination of
+//! surviving lines, and again inside the recovery.
+//!
+//! The judge of each test states the promise: what was acknowledged is there (in the same boot all of
+//! it, after a loss of power what was committed), operations are whole or absent, and the pool works
+//! afterwards.
+
+mod common;
+
+use std::sync::Arc;
+
+use adit_pool::{Attachment, BootId, FileRef, LocalLocks, Op, Pool, Result, When};
+use adit_sim::{Config, Crash, Failure, History, Report, SimMedium, World, enumerate, replay};
+use common::*;
+
+fn config(name: &str, chunks: u32, states: u64) -> Config {
+    Config {
+        exhaustive: 32,
+        samples: 8,
+        torn: 4,
+        nested_points: 2,
+        nested_images: 2,
+        max_states: states,
+        threads: 2,
+        ..Config::new(name, tiny_size(chunks))
+    }
+}
+
+fn boot_of(world: &World) -> BootId {
+    boot(world.boot_id())
+}
+
+fn open_world(world: &World) -> Result<Arc<Pool<SimMedium>>> {
+    open(world.medium(), &LocalLocks::default(), boot_of(world))
+}
+
+fn create(world: &World) {
+    let options = adit_pool::CreateOptions {
+        boot: boot_of(world),
+        ..options(TINY)
+    };
+    Pool::create(&world.medium(), &options).expect("create");
+}
+
+fn survives(config: &Config, result: std::result::Result<Report, Box<Failure>>) {
+    match result {
+        Ok(report) => {
+            println!("{}: {report}", config.name);
+            assert!(report.states > 20, "{report}");
+        }
+        Err(failure) => panic!("{}: {failure}", config.name),
+    }
+}
+
+/// Recovery as the first process after a crash does it, then a check and the use of every part.
+/// Returns what the base file is then.
+fn recover(world: &World) -> std::result::Result<Vec<u8>, String> {
+    let pool = open_world(world).map_err(|e| format!("open: {e}"))?;
+    let a = pool.attach().map_err(|e| format!("attach: {e}"))?;
+    publish_to_base(&a).map_err(|e| format!("publish: {e}"))?;
+    world.judging();
+    let base = read_base(pool.medium()).map_err(|e| e.to_string())?;
+    let report = pool.check().map_err(|e| format!("check: {e}"))?;
+    if !report.problems.is_empty() {
+        return Err(format!("check found {:?}", report.problems));
+    }
+    if pool
+        .scan()
+        .map_err(|e| e.to_string())?
+        .files
+        .iter()
+        .any(|file| file.records > 0)
+    {
+        return Err("something is left after everything was published".to_owned());
+    }
+    usable(&pool, &a).map_err(|e| format!("the pool does not work afterwards: {e}"))?;
+    Ok(base)
+}
+
+/// All of the pool can be allocated, and a record written and found.
+fn usable(pool: &Pool<SimMedium>, a: &Attachment<SimMedium>) -> Result<()> {
+    let file = a.enter_file(&name(200))?;
+    stage(a, file, 0, b"still works", When::Now)?;
+    let found = pool.scan()?;
+    assert_eq!(replayed(pool, &found, file, b"")?, b"still works");
+    a.forget_file(file)?;
+    a.reclaim(|_, _| true)?;
+    a.release_empty()?;
+    let names = 2; // Chunks that hold names stay.
+    let log = a.log_chunks();
+    let free = pool.free_chunks()?;
+    let all = pool.chunk_count()? - TINY.header_chunks();
+    assert!(
+        free + log + names >= all,
+        "{free} chunks of {all} are free, {log} hold the log"
+    );
+    Ok(())
+}
+
+#[test]
+fn creating() {
+    let config = config("pool-create", 4, 6_000);
+    let workload = |world: &World| {
+        world.begin(1);
+        create(world);
+        world.acknowledge(1);
+    };
+    let judge = |world: &World, history: &History| match open_world(world) {
+        Ok(_) => recover(world).map(|_| ()),
+        Err(adit_pool::Error::Unfinished | adit_pool::Error::Superblock)
+            if !history.is_completed(1) =>
+        {
+            Ok(())
+        }
+        Err(error) => Err(error.to_string()),
+    };
+    survives(&config, enumerate(&config, workload, judge));
+}
+
+/// Bytes of operation `op`: as long as they need to be to tell a torn one.
+fn bytes_of(op: u64) -> Vec<u8> {
+    vec![op as u8; 100 + op as usize]
+}
+
+/// Appends to one file, each operation self-committed.
+fn strict_appends(world: &World, ops: u64, plant: Plant) {
+    let pool = world.setup(|| {
+        create(world);
+        open_world(world).expect("open")
+    });
+    let a = pool.attach().expect("attach");
+    let file = a.enter_file(&name(1)).expect("enter");
+    let mut end = 0;
+    for op in 1..=ops {
+        world.begin(op);
+        append(&pool, &a, file, end, op, plant).expect("append");
+        end += bytes_of(op).len() as u64;
+        world.acknowledge(op);
+    }
+}
+
+/// Bugs planted to show that the enumeration sees them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Plant {
+    None,
+    /// The record says nothing about its data and no fence keeps the data before it.
+    NoDataFence,
+    /// A record that claims to be committed by a later commit that never comes.
+    NotCommitted,
+    /// The record is retired before its bytes were published.
+    RetiredEarly,
+}
+
+fn append(
+    pool: &Pool<SimMedium>,
+    a: &Attachment<SimMedium>,
+    file: FileRef,
+    at: u64,
+    op: u64,
+    plant: Plant,
+) -> Result<()> {
+    let bytes = bytes_of(op);
+    let extent = a.alloc(bytes.len() as u32)?;
+    let crc = Some(crc32c::crc32c(&bytes));
+    let len = bytes.len() as u32;
+    let mut logged = Op::Write {
+        file_offset: at,
+        extent,
+        len,
+        data_crc: crc,
+    };
+    let mut when = When::Now;
+    match plant {
+        Plant::NoDataFence => {
+            // As if the append did not fence the data first: it comes after the record.
+            logged = Op::Write {
+                file_offset: at,
+                extent,
+                len,
+                data_crc: None,
+            };
+            a.lock_file(file)?.append(&logged, when)?;
+            a.fill(extent, 0, &bytes)?;
+            adit_pmem::Medium::fence(pool.medium());
+            return Ok(());
+        }
+        Plant::NotCommitted => when = When::WithCommit,
+        Plant::RetiredEarly | Plant::None => {}
+    }
+    a.fill(extent, 0, &bytes)?;
+    let seq = a.lock_file(file)?.append(&logged, when)?;
+    if plant == Plant::RetiredEarly {
+        a.lock_file(file)?.retire(seq)?;
+    }
+    Ok(())
+}
+
+/// Every acknowledged operation is there, one in flight may be, nothing else.
+fn judge_appends(world: &World, history: &History) -> std::result::Result<(), String> {
+    let found = recover(world)?;
+    let acknowledged = history.completed().len() as u64;
+    let with = |ops: u64| (1..=ops).flat_map(bytes_of).collect::<Vec<u8>>();
+    if found == with(acknowledged)
+        || (!history.in_flight().is_empty() && found == with(acknowledged + 1))
+    {
+        return Ok(());
+    }
+    Err(format!(
+        "{} bytes found after {acknowledged} acknowledged operations",
+        found.len()
+    ))
+}
+
+#[test]
+fn attaching_entering_and_strict_appends() {
+    let config = config("pool-strict", 8, 12_000);
+    let workload = |world: &World| strict_appends(world, 3, Plant::None);
+    survives(&config, enumerate(&config, workload, judge_appends));
+}
+
+#[test]
+fn planted_bugs_are_found() {
+    for plant in [Plant::NoDataFence, Plant::NotCommitted, Plant::RetiredEarly] {
+        let config = config(&format!("pool-planted-{plant:?}"), 8, 12_000);
+        let workload = |world: &World| strict_appends(world, 3, plant);
+        let failure = enumerate(&config, workload, judge_appends).expect_err(&config.name);
+        println!("{plant:?}: {failure}");
+        let again = replay(&config, &failure.replay, workload, judge_appends);
+        assert_eq!(again.expect_err("replay").message, failure.message);
+    }
+}
+
+#[test]
+fn appends_until_a_commit() {
+    // Atomic mode: operations 1 and 2, a commit (3), operation 4 without one.
+    let config = config("pool-atomic", 8, 8_000);
+    let workload = |world: &World| {
+        let pool = world.setup(|| {
+            create(world);
+            open_world(world).expect("open")
+        });
+        let a = pool.attach().expect("attach");
+        let file = a.enter_file(&name(1)).expect("enter");
+        let mut end = 0;
+        for op in [1, 2, 3, 4] {
+            world.begin(op);
+            if op == 3 {
+                a.lock_file(file).expect("lock").commit().expect("commit");
+            } else {
+                stage(&a, file, end, &bytes_of(op), When::WithCommit).expect("append");
+                end += bytes_of(op).len() as u64;
+            }
+            world.acknowledge(op);
+        }
+    };
+    let judge = |world: &World, history: &History| {
+        let found = recover(world)?;
+        let with = |ops: &[u64]| ops.iter().flat_map(|op| bytes_of(*op)).collect::<Vec<u8>>();
+        let mut allowed: Vec<Vec<u8>> = Vec::new();
+        if history.crashes()[0] == Crash::Kill {
+            // Everything acknowledged, and what was in flight or not.
+            let written = |ops: &[u64]| {
+                with(
+                    &ops.iter()
+                        .copied()
+                        .filter(|op| *op != 3)
+                        .collect::<Vec<_>>(),
+                )
+            };
+            let done = history.completed().to_vec();
+            allowed.push(written(&done));
+            allowed.push(written(&[done, history.in_flight()].concat()));
+        }
+        if history.lost_power() {
+            // What was committed. A recovery between a kill and the loss of power may have published
+            // the rest.
+            if history.is_begun(3) {
+                allowed.push(with(&[1, 2]));
+            }
+            if !history.is_completed(3) {
+                allowed.push(with(&[]));
+            }
+        }
+        if allowed.contains(&found) {
+            Ok(())
+        } else {
+            Err(format!(
+                "{} bytes found, allowed {:?}",
+                found.len(),
+                allowed.iter().map(Vec::len).collect::<Vec<_>>()
+            ))
+        }
+    };
+    survives(&config, enumerate(&config, workload, judge));
+}
+
+#[test]
+fn groups() {
+    let config = config("pool-groups", 8, 8_000);
+    let workload = |world: &World| {
+        let pool = world.setup(|| {
+            create(world);
+            open_world(world).expect("open")
+        });
+        let a = pool.attach().expect("attach");
+        let file = a.enter_file(&name(1)).expect("enter");
+        for op in 1..=2_u64 {
+            world.begin(op);
+            let at = (op - 1) * 300;
+            let ops: Vec<Op> = (0..3)
+                .map(|part| fill(&a, at + part * 100, &[op as u8; 100]).expect("fill"))
+                .collect();
+            let mut guard = a.lock_file(file).expect("lock");
+            guard.append_group(&ops, When::Now).expect("group");
+            drop(guard);
+            world.acknowledge(op);
+        }
+    };
+    let judge = |world: &World, history: &History| {
+        let found = recover(world)?;
+        let acknowledged = history.completed().len();
+        let with = |ops: usize| {
+            (1..=ops)
+                .flat_map(|op| vec![op as u8; 300])
+                .collect::<Vec<u8>>()
+        };
+        let in_flight = !history.in_flight().is_empty();
+        if found == with(acknowledged) || (in_flight && found == with(acknowledged + 1)) {
+            return Ok(());
+        }
+        Err(format!(
+            "{} bytes found after {acknowledged} groups",
+            found.len()
+        ))
+    };
+    survives(&config, enumerate(&config, workload, judge));
+}
+
+#[test]
+fn publishing_retiring_and_recycling_the_log() {
+    // One log chunk of 128 records is filled and published, again and again, with a base that is
+    // durable at once. Overlapping writes: a record replayed after a newer one was retired would show.
+    let config = config("pool-recycle", 6, 6_000);
+    let rounds = 5_u64;
+    let workload = |world: &World| {
+        let pool = world.setup(|| {
+            create(world);
+            open_world(world).expect("open")
+        });
+        let a = pool.attach().expect("attach");
+        a.limit_log(1);
+        let file = a.enter_file(&name(1)).expect("enter");
+        world.setup(|| {
+            // Nearly fill the chunk, so that the story passes its end.
+            for _ in 0..110 {
+                a.lock_file(file)
+                    .expect("lock")
+                    .append(&Op::Truncate { size: 0 }, When::Now)
+                    .expect("append");
+            }
+            let seq = a.lock_file(file).expect("lock").next_seq().expect("seq") - 1;
+            a.lock_file(file)
+                .expect("lock")
+                .retire(seq)
+                .expect("retire");
+            a.reclaim(|_, _| true).expect("reclaim");
+        });
+        for op in 1..=rounds {
+            world.begin(op);
+            for part in 0..4 {
+                let bytes = [(op * 10 + part) as u8; 64];
+                while let Err(error) = stage(&a, file, 0, &bytes, When::Now) {
+                    assert!(matches!(error, adit_pool::Error::LogFull { .. }), "{error}");
+                    a.reclaim(|_, _| true).expect("reclaim");
+                    a.limit_log(2);
+                }
+            }
+            world.acknowledge(op);
+            // The publisher: base first, durably, then the mark.
+            let mut guard = a.lock_file(file).expect("lock");
+            let seq = guard.next_seq().expect("seq") - 1;
+            write_base(pool.medium(), &[(op * 10 + 3) as u8; 64]).expect("base");
+            guard.retire(seq).expect("retire");
+            drop(guard);
+            a.reclaim(|_, _| true).expect("reclaim");
+        }
+    };
+    let judge = |world: &World, history: &History| {
+        let found = recover(world)?;
+        if found.iter().any(|byte| *byte != found[0]) {
+            return Err(format!("torn: {found:?}"));
+        }
+        let found = found.first().map_or(0, |byte| u64::from(*byte));
+        let acknowledged = history.completed().iter().max().map_or(0, |op| op * 10 + 3);
+        if found >= acknowledged {
+            return Ok(());
+        }
+        Err(format!("found {found}, acknowledged {acknowledged}"))
+    };
+    survives(&config, enumerate(&config, workload, judge));
+}
+
+#[test]
+fn growing() {
+    let config = config("pool-grow", 2, 6_000);
+    let workload = |world: &World| {
+        let pool = world.setup(|| {
+            create(world);
+            open_world(world).expect("open")
+        });
+        let a = pool.attach().expect("attach");
+        let chunks = pool.chunk_count().expect("chunks");
+        world.medium().grow(tiny_size(8));
+        world.begin(1);
+        a.grow_to(chunks + 6).expect("grow");
+        world.acknowledge(1);
+        let file = a.enter_file(&name(1)).expect("enter");
+        world.begin(2);
+        stage(&a, file, 0, &bytes_of(2), When::Now).expect("stage");
+        world.acknowledge(2);
+    };
+    let judge = |world: &World, history: &History| {
+        let pool = open_world(world).map_err(|e| e.to_string())?;
+        let chunks = pool.chunk_count().map_err(|e| e.to_string())?;
+        let small = TINY.header_chunks() + 2;
+        if chunks != small && chunks != small + 6 || history.is_completed(1) && chunks == small {
+            return Err(format!("{chunks} chunks"));
+        }
+        if chunks == small {
+            // Too small for the use that `recover` makes of it; attaching must work.
+            return pool.attach().map(|_| ()).map_err(|e| e.to_string());
+        }
+        let found = recover(world)?;
+        if found == bytes_of(2) || found.is_empty() && !history.is_completed(2) {
+            return Ok(());
+        }
+        Err(format!("{} bytes found", found.len()))
+    };
+    survives(&config, enumerate(&config, workload, judge));
+}
+
+#[test]
+fn two_attachments_one_dies_and_the_other_recovers_it() {
+    let config = config("pool-two", 10, 8_000);
+    let workload = |world: &World| {
+        let locks = LocalLocks::default();
+        let pool = world.setup(|| {
+            create(world);
+            open(world.medium(), &locks, boot_of(world)).expect("open")
+        });
+        let a = pool.attach().expect("attach");
+        let b = pool.attach().expect("attach");
+        let file = a.enter_file(&name(1)).expect("enter");
+        let mut end = 0;
+        for op in 1..=4_u64 {
+            world.begin(op);
+            let by = if op % 2 == 1 { &a } else { &b };
+            append(&pool, by, file, end, op, Plant::None).expect("append");
+            end += bytes_of(op).len() as u64;
+            world.acknowledge(op);
+        }
+        drop(a); // Without detaching: it died.
+        b.release_orphans().expect("release");
+        world.begin(5);
+        append(&pool, &b, file, end, 5, Plant::None).expect("append");
+        world.acknowledge(5);
+    };
+    survives(&config, enumerate(&config, workload, judge_appends));
+}
