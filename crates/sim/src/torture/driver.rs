@@ -37,7 +37,7 @@ pub fn run(options: &Options) -> Result<Summary, Defeat> {
         run.summary.rounds += 1;
         progress(&run.summary, options.rounds, started);
     }
-    run.end_monitor();
+    run.end_monitor()?;
     Ok(run.summary)
 }
 
@@ -97,9 +97,7 @@ impl Run<'_> {
             fs::write(&file, initial(pattern, nonce))
                 .map_err(|error| Defeat::Setup(format!("{}: {error}", file.display())))?;
         }
-        let ended = self
-            .writers(pattern, jobs, all_die, &mut rng)
-            .map_err(&lost)?;
+        let ended = self.writers(pattern, jobs, all_die, &mut rng, &lost)?;
         self.recover()?;
         verify(pattern, &ended).map_err(&lost)?;
 
@@ -119,37 +117,38 @@ impl Run<'_> {
         jobs: Vec<Job>,
         all_die: bool,
         rng: &mut Rng,
-    ) -> Result<Vec<Ended>, String> {
+        lost: &impl Fn(String) -> Defeat,
+    ) -> Result<Vec<Ended>, Defeat> {
         let mut workers = Workers(Vec::new());
         for job in jobs {
             workers.0.push(self.start(job)?);
         }
         let mut ended = Vec::new();
         if rng.chance(9) {
-            workers.wait_for_work(rng)?;
+            workers.wait_for_work(rng).map_err(lost)?;
         }
         while let Some(victim) = workers.choose(rng) {
             sleep(Duration::from_micros(rng.below(2500)));
             if self.options.monitor.is_empty() || rng.chance(7) {
-                let gone = workers.kill(victim, &mut ended)?;
+                let gone = workers.kill(victim, &mut ended).map_err(lost)?;
                 if pattern == Pattern::Counter && !gone.job.reader && rng.chance(7) {
                     let writer = gone.job.writer + 1;
                     workers.0.push(self.start(Job { writer, ..gone.job })?);
                 }
             } else {
-                self.end_monitor();
-                self.start_monitor().map_err(|error| error.to_string())?;
+                self.end_monitor()?;
+                self.start_monitor()?;
             }
             if !all_die && rng.chance(4) {
                 break;
             }
         }
-        workers.finish(&mut ended)?;
+        workers.finish(&mut ended).map_err(lost)?;
         ended.sort_by_key(|ended| ended.job.writer);
         Ok(ended)
     }
 
-    fn start(&self, job: Job) -> Result<Worker, String> {
+    fn start(&self, job: Job) -> Result<Worker, Defeat> {
         let mut words: Vec<OsString> = self.options.wrap.clone();
         words.push(self.options.program.clone().into());
         words.push("--writer".into());
@@ -169,7 +168,7 @@ impl Run<'_> {
             .stderr(Stdio::piped());
         let child = command
             .spawn()
-            .map_err(|error| format!("cannot start a writer: {error}"))?;
+            .map_err(|error| Defeat::Setup(format!("cannot start a writer: {error}")))?;
         Ok(Worker {
             job,
             child,
@@ -202,12 +201,22 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn end_monitor(&mut self) {
-        if let Some(mut monitor) = self.monitor.take() {
-            let _ = monitor.kill();
-            let _ = monitor.wait();
-            self.summary.monitors_killed += 1;
+    /// Kills the monitor. One that has failed by itself ends the run; one that has left because it
+    /// was not needed is simply started again.
+    fn end_monitor(&mut self) -> Result<(), Defeat> {
+        let Some(mut monitor) = self.monitor.take() else {
+            return Ok(());
+        };
+        if let Ok(Some(status)) = monitor.try_wait() {
+            return match status.success() {
+                true => Ok(()),
+                false => Err(Defeat::Setup(format!("the monitor ended with {status}"))),
+            };
         }
+        let killed = monitor.kill().and_then(|()| monitor.wait());
+        killed.map_err(|error| Defeat::Setup(format!("cannot kill the monitor: {error}")))?;
+        self.summary.monitors_killed += 1;
+        Ok(())
     }
 
     fn kill_monitor_pid(&mut self) {
@@ -224,7 +233,7 @@ impl Run<'_> {
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
-        self.end_monitor();
+        let _ = self.end_monitor();
     }
 }
 
