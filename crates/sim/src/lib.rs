@@ -17,6 +17,7 @@ mod enumerate;
 mod files;
 mod medium;
 mod rng;
+mod sequences;
 pub mod torture;
 mod world;
 
@@ -24,4 +25,5 @@ pub use enumerate::{Config, Failure, Report, enumerate, replay};
 pub use files::SimFile;
 pub use medium::SimMedium;
 pub use rng::Rng;
+pub use sequences::sequences;
 pub use world::{Crash, History, World};

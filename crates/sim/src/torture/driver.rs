@@ -154,7 +154,9 @@ impl Run<'_> {
         words.push("--writer".into());
         words.extend(job.arguments().into_iter().map(OsString::from));
         let mut command = command(&words);
-        if let Some(library) = &self.options.preload {
+        // Now and then one of the writers is an outsider, which Adit's must get on with.
+        let outsider = job.nonce % 4 == job.writer;
+        if let Some(library) = self.options.preload.as_ref().filter(|_| !outsider) {
             command.env("LD_PRELOAD", library);
             default(&mut command, "ADIT_MODE", "posix");
         }
