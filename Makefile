@@ -28,7 +28,7 @@ help:
 
 .PHONY: release
 release:
-	$(call limit,1200) $(CARGO) build --locked --release -p adit-shim -p adit-cli
+	$(call limit,1200) $(CARGO) build --locked --release -p adit-shim -p adit-cli -p adit-oracle
 
 .PHONY: demo
 demo: release
@@ -40,7 +40,7 @@ bench: release
 
 # The cheap checks first: whoever breaks one of them learns it in a second.
 .PHONY: test
-test: test-tidy test-lab-runner test-clippy test-doc test-cargo test-deny
+test: test-tidy test-lab-runner test-clippy test-doc test-cargo test-oracle test-deny
 
 .PHONY: test-tidy
 test-tidy:
@@ -71,6 +71,11 @@ test-cargo:
 	$(call limit,900) $(CARGO) test --locked --workspace --no-run
 	$(call limit,1200) $(CARGO) test --locked --workspace --no-fail-fast
 
+.PHONY: test-oracle
+test-oracle:
+	$(call limit,900) $(CARGO) build --locked --workspace
+	$(call limit,600) tests/oracle $(CARGO_TARGET_DIR)/debug
+
 .PHONY: test-deny
 test-deny:
 	@if $(CARGO) deny --version >/dev/null 2>&1; then \
@@ -79,9 +84,11 @@ test-deny:
 		echo "note: cargo-deny is not installed (cargo install cargo-deny --locked): licences and sources not checked"; \
 	fi
 
+# As users run it, on two media; then with every file adopted at once, on all of them.
 .PHONY: lab
 lab: release
-	$(call limit,780) lab/run
+	$(call limit,400) lab/run --media ram,ext4 --total 360
+	$(call limit,700) lab/run --eager --total 660
 
 .PHONY: install
 install: release

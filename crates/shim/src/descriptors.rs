@@ -8,9 +8,9 @@
 use crate::fds::{self, Kind};
 use crate::ofd::{self, Ofd};
 use crate::real::call_real;
-use crate::{init, process, sys, table};
+use crate::{init, process, signal, sys, table};
 use adit_pmem::MediumKind;
-use adit_store::direct::{Adoption, DirectFile};
+use adit_store::direct::DirectFile;
 use adit_store::registry::FileId;
 use core::ffi::{c_int, c_uint};
 use core::sync::atomic::Ordering;
@@ -122,9 +122,13 @@ fn look_at(fd: c_int, shared: bool, waited: bool) -> Verdict {
     if size < SMALLEST {
         return Verdict::Later(LATER);
     }
-    if !waited && init::adoption_percent() > 0 {
+    let adoption = init::adoption(kind);
+    if !waited && adoption.percent > 0 {
         // One pass over the file, or as much as makes the cost of promotion disappear.
         return Verdict::Later(size.saturating_add(size / 4).min(PATIENCE));
+    }
+    if !signal::ready() {
+        return Verdict::Foreign;
     }
     let append = flags & libc::O_APPEND != 0;
     // A write to a set-id file, or to one with capabilities, must strip them: the kernel does.
@@ -134,9 +138,6 @@ fn look_at(fd: c_int, shared: bool, waited: bool) -> Verdict {
     let me = unsafe { libc::geteuid() };
     let owner = me == 0 || me == stat.st_uid;
     let writable = mode == libc::O_RDWR && !append && !shared && !privileged && owner;
-    let adoption = Adoption {
-        percent: init::adoption_percent(),
-    };
     let Some(file) = DirectFile::new(kind, size, writable, adoption) else {
         return Verdict::Later(LATER);
     };

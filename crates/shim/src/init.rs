@@ -6,6 +6,8 @@
 #![allow(unsafe_code)]
 
 use crate::{data, sys, times};
+use adit_pmem::MediumKind;
+use adit_store::direct::Adoption;
 use adit_store::registry::{Env, Registry};
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -17,7 +19,8 @@ const DEFAULT_CREDIT: u64 = 256 << 10;
 pub(crate) static REGISTRY: Registry = Registry::new();
 
 static CREDIT: AtomicU64 = AtomicU64::new(DEFAULT_CREDIT);
-static PERCENT: AtomicU32 = AtomicU32::new(150);
+const UNSET: u32 = u32::MAX;
+static PERCENT: AtomicU32 = AtomicU32::new(UNSET);
 /// Off until the constructor has found that Adit was asked for, and for ever after `release_all`.
 static PROMOTING: AtomicBool = AtomicBool::new(false);
 
@@ -29,9 +32,12 @@ pub(crate) fn credit() -> Option<u64> {
         .then(|| CREDIT.load(Ordering::Relaxed))
 }
 
-/// See [`adit_store::direct::Adoption`].
-pub(crate) fn adoption_percent() -> u32 {
-    PERCENT.load(Ordering::Relaxed)
+/// How eagerly a file on a medium of this kind is mapped: as the environment says, or as it pays.
+pub(crate) fn adoption(kind: MediumKind) -> Adoption {
+    match PERCENT.load(Ordering::Relaxed) {
+        UNSET => Adoption::for_medium(kind),
+        percent => Adoption { percent },
+    }
 }
 
 /// Promotes nothing any more.
@@ -39,11 +45,13 @@ pub(crate) fn stop_promoting() {
     PROMOTING.store(false, Ordering::SeqCst);
 }
 
+unsafe extern "C" {
+    /// libc's own byte: cleared before the process creates its second thread.
+    pub(crate) static __libc_single_threaded: c_char;
+}
+
 /// Whether this process has only ever had one thread.
 pub(crate) fn single_threaded() -> bool {
-    unsafe extern "C" {
-        static __libc_single_threaded: c_char;
-    }
     // SAFETY: a byte that libc clears before it creates the second thread; read only.
     unsafe { (&raw const __libc_single_threaded).read_volatile() != 0 }
 }
@@ -90,9 +98,7 @@ extern "C" fn start() {
     if limit(libc::RLIMIT_FSIZE).is_some() {
         data::KERNEL_WRITES.store(true, Ordering::Relaxed);
     }
-    if adit_pmem::fault::install().is_ok() {
-        PROMOTING.store(true, Ordering::SeqCst);
-    }
+    PROMOTING.store(true, Ordering::SeqCst);
 }
 
 /// The process is about to end. Other destructors, and libc's flush of stdio, still run after this

@@ -23,6 +23,7 @@ mod init;
 mod ofd;
 mod process;
 mod real;
+mod signal;
 mod stubs;
 mod sys;
 mod table;

@@ -15,7 +15,7 @@
 
 use crate::fds::{self, Kind};
 use crate::real::call_real;
-use crate::{descriptors, init, ofd, sys, table, times};
+use crate::{descriptors, init, ofd, signal, sys, table, times};
 use adit_pmem::copy::guarded_copy;
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long, c_ulong};
@@ -200,6 +200,9 @@ pub(crate) unsafe extern "C" fn vfork() {
 
 /// Before `sendmsg(socket, message, flags)`: descriptors in it get a second owner.
 pub(crate) extern "C" fn before_sendmsg(_socket: c_int, message: *const libc::msghdr) {
+    if !signal::guards() {
+        return share_all();
+    }
     let mut header = core::mem::MaybeUninit::<libc::msghdr>::zeroed();
     // SAFETY: the local has room for a header; the program's pointer may fault.
     let copied = unsafe {
@@ -299,6 +302,14 @@ pub(crate) extern "C" fn before_syscall(
         | libc::SYS_setfsgid => {
             descriptors::release_all();
         }
+        libc::SYS_rt_sigprocmask
+        | libc::SYS_rt_sigsuspend
+        | libc::SYS_ppoll
+        | libc::SYS_pselect6
+        | libc::SYS_epoll_pwait
+        | libc::SYS_epoll_pwait2 => signal::mask::mistrust(),
+        // The fault handlers may be about to be replaced.
+        libc::SYS_rt_sigaction => descriptors::release_all(),
         libc::SYS_prctl => before_prctl(fd),
         libc::SYS_fstat
         | libc::SYS_stat

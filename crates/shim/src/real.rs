@@ -7,7 +7,8 @@
 //! nothing when it finds the name, and libc resets the loader's lock in the child of a fork.
 //!
 //! # Safety
-//! The thunk is assembly: it saves every argument register of the C calling convention, asks
+//! The thunk is assembly: it saves every argument register of the C calling convention, the vector
+//! ones too (`dprintf` passes numbers in them), asks
 //! [`resolve`] for the address and jumps there with the arguments as they came.
 #![allow(unsafe_code)]
 
@@ -82,10 +83,28 @@ pub(crate) unsafe extern "C" fn resolve_and_jump() {
         "push r8",
         "push r9",
         "push rax",
-        ".cfi_adjust_cfa_offset 56",
+        "sub rsp, 128",
+        ".cfi_adjust_cfa_offset 184",
+        "movups [rsp], xmm0",
+        "movups [rsp + 16], xmm1",
+        "movups [rsp + 32], xmm2",
+        "movups [rsp + 48], xmm3",
+        "movups [rsp + 64], xmm4",
+        "movups [rsp + 80], xmm5",
+        "movups [rsp + 96], xmm6",
+        "movups [rsp + 112], xmm7",
         "mov rdi, r11",
         "call {resolve}",
         "mov r11, rax",
+        "movups xmm0, [rsp]",
+        "movups xmm1, [rsp + 16]",
+        "movups xmm2, [rsp + 32]",
+        "movups xmm3, [rsp + 48]",
+        "movups xmm4, [rsp + 64]",
+        "movups xmm5, [rsp + 80]",
+        "movups xmm6, [rsp + 96]",
+        "movups xmm7, [rsp + 112]",
+        "add rsp, 128",
         "pop rax",
         "pop r9",
         "pop r8",
@@ -93,7 +112,7 @@ pub(crate) unsafe extern "C" fn resolve_and_jump() {
         "pop rdx",
         "pop rsi",
         "pop rdi",
-        ".cfi_adjust_cfa_offset -56",
+        ".cfi_adjust_cfa_offset -184",
         "jmp r11",
         ".cfi_endproc",
         resolve = sym resolve,

@@ -11,7 +11,10 @@
 //! | `before_stores` | as `before`, but only while stores await their times |
 //! | `after` | call libc, then the hook with the first three arguments and a non-negative result |
 //! | `around` | for a descriptor with any entry: hook, libc with the first three arguments, hook with a non-negative result |
+//! | `masks` | forget what the thread knows of its mask, call libc, forget again; tail-jump to libc if the named argument is null |
+//! | `forgets` | forget what the thread knows of its mask, then tail-jump to libc; only that if the comparison says equal |
 //! | `replace` | jump to the Rust function, which calls libc itself; never for a cancellation point |
+//! | `alias` | as `replace`, for a second name of what libc has once |
 //!
 //! No Rust frame is on the stack while libc's function runs, except under `replace` and `live`, so
 //! `pthread_cancel` unwinds what it expects (PROTOCOLS F4); `after` has a frame of its own that
@@ -72,7 +75,20 @@ macro_rules! stub {
                 "2:",
                 "jmp qword ptr [rip + {real}]",
                 "3:",
+                // Known to survive a fault, and nobody to be cancelled by: straight on.
+                "mov r11, qword ptr [rip + adit_thread_faults@GOTTPOFF]",
+                "cmp dword ptr fs:[r11], {open}",
+                "jne 5f",
+                "mov r11, qword ptr [rip + {single}@GOTPCREL]",
+                "cmp byte ptr [r11], 0",
+                "je 5f",
+                "6:",
                 "jmp {hook}",
+                "5:",
+                "call {checkpoint}",
+                "test eax, eax",
+                "jne 6b",
+                "jmp qword ptr [rip + {real}]",
                 "4:",
                 "push rdi",
                 "push rsi",
@@ -96,13 +112,16 @@ macro_rules! stub {
                 "je 2b",
                 "test al, {candidate}",
                 "jne 2b",
-                "jmp {hook}",
+                "jmp 3b",
                 ".cfi_endproc",
                 max = const $crate::fds::LIMIT,
                 table = sym $crate::fds::TABLE,
                 candidate = const $crate::fds::CANDIDATE,
                 credit_shift = const $crate::fds::CREDIT_SHIFT,
                 consider = sym $crate::descriptors::consider,
+                open = const $crate::signal::mask::OPEN,
+                single = sym $crate::init::__libc_single_threaded,
+                checkpoint = sym $crate::signal::mask::checkpoint,
                 real = sym REAL,
                 hook = sym $hook,
             )
@@ -289,8 +308,56 @@ macro_rules! stub {
         }
     };
 
+    (masks $name:ident $argument:literal) => {
+        stub!(@common $name);
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                concat!("test ", $argument, ", ", $argument),
+                "je 2f",
+                "sub rsp, 8",
+                ".cfi_adjust_cfa_offset 8",
+                "mov r11, qword ptr [rip + adit_thread_faults@GOTTPOFF]",
+                "mov dword ptr fs:[r11], 0",
+                "call qword ptr [rip + {real}]",
+                "mov r11, qword ptr [rip + adit_thread_faults@GOTTPOFF]",
+                "mov dword ptr fs:[r11], 0",
+                "add rsp, 8",
+                ".cfi_adjust_cfa_offset -8",
+                "ret",
+                "2:",
+                "jmp qword ptr [rip + {real}]",
+                ".cfi_endproc",
+                real = sym REAL,
+            )
+        }
+    };
+
+    (forgets $name:ident $compare:literal) => {
+        stub!(@common $name);
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                $compare,
+                "je 2f",
+                "mov r11, qword ptr [rip + adit_thread_faults@GOTTPOFF]",
+                "mov dword ptr fs:[r11], 0",
+                "2:",
+                "jmp qword ptr [rip + {real}]",
+                real = sym REAL,
+            )
+        }
+    };
+
     (replace $name:ident $hook:path) => {
         stub!(@common $name);
+        stub!(alias $name $hook);
+    };
+
+    (alias $name:ident $hook:path) => {
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name() {

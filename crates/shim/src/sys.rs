@@ -100,7 +100,8 @@ pub(crate) fn thread_word() -> usize {
     word
 }
 
-/// Blocks every signal but those of a fault for the calling thread while `work` runs.
+/// Blocks every signal but those of a fault for the calling thread while `work` runs. If the program
+/// blocked those as well they stay so: one may be pending.
 ///
 /// Hand-over must not be interrupted by a handler on the same thread that waits for it to finish.
 pub(crate) fn with_signals_blocked<T>(work: impl FnOnce() -> T) -> T {
@@ -108,7 +109,7 @@ pub(crate) fn with_signals_blocked<T>(work: impl FnOnce() -> T) -> T {
     let mask: u64 = !FAULTS;
     let mut before: u64 = 0;
     let _ = rt_sigprocmask(
-        libc::SIG_SETMASK as usize,
+        libc::SIG_BLOCK as usize,
         &raw const mask as usize,
         &raw mut before as usize,
         size_of::<u64>(),

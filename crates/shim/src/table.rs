@@ -7,7 +7,7 @@
 #![allow(unsafe_code, non_upper_case_globals, non_snake_case)]
 
 use crate::stubs::stub;
-use crate::{data, descriptors, process, times};
+use crate::{data, descriptors, process, signal as signals, times};
 
 macro_rules! interpose {
     ($($shape:ident $name:ident ($($how:tt)*);)*) => {
@@ -130,23 +130,23 @@ interpose! {
     // Other processes.
     replace fork (process::fork);
     replace _Fork (process::fork_raw);
-    replace vfork (process::vfork);
+    alias vfork (process::vfork);
     before clone (process::before_clone);
-    before posix_spawn (process::share_all);
-    before posix_spawnp (process::share_all);
-    before system (process::share_all);
-    before popen (process::share_all);
-    before wordexp (process::share_all);
+    before posix_spawn (signals::before_program);
+    before posix_spawnp (signals::before_program);
+    before system (signals::before_program);
+    before popen (signals::before_program);
+    before wordexp (signals::before_program);
     before forkpty (process::share_all);
-    before execve (process::share_all);
-    before execv (process::share_all);
-    before execvp (process::share_all);
-    before execvpe (process::share_all);
-    before execl (process::share_all);
-    before execlp (process::share_all);
-    before execle (process::share_all);
-    before fexecve (process::share_all);
-    before execveat (process::share_all);
+    before execve (signals::before_program);
+    before execv (signals::before_program);
+    before execvp (signals::before_program);
+    before execvpe (signals::before_program);
+    before execl (signals::before_program);
+    before execlp (signals::before_program);
+    before execle (signals::before_program);
+    before fexecve (signals::before_program);
+    before execveat (signals::before_program);
     before sendmsg (process::before_sendmsg);
     before sendmmsg (process::before_sendmmsg);
     before io_uring_queue_init (process::share_all_for_good);
@@ -155,6 +155,43 @@ interpose! {
     before _exit (process::before_exit);
     before _Exit (process::before_exit);
     before quick_exit (process::before_exit);
+
+    // Dispositions of signals.
+    replace sigaction (signals::actions::sigaction);
+    alias __sigaction (signals::actions::sigaction);
+    replace signal (signals::actions::signal);
+    alias bsd_signal (signals::actions::signal);
+    alias ssignal (signals::actions::signal);
+    replace sysv_signal (signals::actions::sysv_signal);
+    alias __sysv_signal (signals::actions::sysv_signal);
+    replace sigignore (signals::actions::sigignore);
+    replace sigset (signals::actions::sigset);
+    after siginterrupt (signals::actions::interrupts);
+
+    // The calling thread's signal mask: the register of the new mask, where null leaves it alone, and
+    // the word of a `jmp_buf` that says whether it holds one.
+    masks pthread_sigmask ("rsi");
+    masks sigprocmask ("rsi");
+    masks sigblock ("rsp");
+    masks sigsetmask ("rsp");
+    masks sighold ("rsp");
+    masks sigrelse ("rsp");
+    masks sigsuspend ("rsp");
+    masks __sigsuspend ("rsp");
+    masks sigpause ("rsp");
+    masks __sigpause ("rsp");
+    masks __xpg_sigpause ("rsp");
+    masks pselect ("r9");
+    masks ppoll ("rcx");
+    masks __ppoll_chk ("rcx");
+    masks epoll_pwait ("r8");
+    masks epoll_pwait2 ("r8");
+    forgets setcontext ("test rsp, rsp");
+    forgets swapcontext ("test rsp, rsp");
+    forgets longjmp ("cmp dword ptr [rdi + 64], 0");
+    forgets _longjmp ("cmp dword ptr [rdi + 64], 0");
+    forgets siglongjmp ("cmp dword ptr [rdi + 64], 0");
+    forgets __longjmp_chk ("cmp dword ptr [rdi + 64], 0");
 
     // Identity, limits, sandboxes.
     before setuid (descriptors::release_all);

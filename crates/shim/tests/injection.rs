@@ -17,12 +17,20 @@ fn installed(program: &str) -> bool {
 /// Where cargo puts what it builds for this test run.
 fn artifacts() -> PathBuf {
     let test = env::current_exe().expect("own path");
-    test.ancestors().nth(2).expect("target directory").to_path_buf()
+    test.ancestors()
+        .nth(2)
+        .expect("target directory")
+        .to_path_buf()
 }
 
 fn library() -> PathBuf {
-    let path = env::var_os("ADIT_LIB").map_or_else(|| artifacts().join("libadit.so"), PathBuf::from);
-    assert!(path.exists(), "{} is not built: cargo build -p adit-shim", path.display());
+    let path =
+        env::var_os("ADIT_LIB").map_or_else(|| artifacts().join("libadit.so"), PathBuf::from);
+    assert!(
+        path.exists(),
+        "{} is not built: cargo build -p adit-shim",
+        path.display()
+    );
     path
 }
 
@@ -57,15 +65,22 @@ fn compile(scratch: &Scratch) -> PathBuf {
 /// Runs the program under strace with the library preloaded into the program only.
 fn run(scratch: &Scratch, program: &Path, injection: Option<&str>) -> Output {
     let mut command = Command::new("timeout");
-    command.args(["60", "strace", "-f", "-qq", "-o"]).arg(scratch.0.join("trace"));
+    command
+        .args(["60", "strace", "-f", "-qq", "-o"])
+        .arg(scratch.0.join("trace"));
     command.args(["-e", "trace=all"]);
     if let Some(injection) = injection {
         command.args(["-e", &format!("inject={injection}")]);
     }
-    command.arg("-E").arg(format!("LD_PRELOAD={}", library().display()));
+    command
+        .arg("-E")
+        .arg(format!("LD_PRELOAD={}", library().display()));
     command.args(["-E", "ADIT_MODE=posix", "-E", "ADIT_ADOPT_BYTES=0"]);
     command.args(["-E", "ADIT_ADOPT_PERCENT=0"]);
-    command.arg("-E").arg(format!("ADIT_RUNTIME_DIR={}", scratch.0.join("run").display()));
+    command.arg("-E").arg(format!(
+        "ADIT_RUNTIME_DIR={}",
+        scratch.0.join("run").display()
+    ));
     command.arg(program).arg(scratch.0.join("file"));
     command.output().expect("strace")
 }
@@ -145,8 +160,16 @@ fn the_engines_own_calls_may_fail() {
         let skip = before_the_program(&baseline, name) + usize::from(name == "openat");
         for when in ["+", "+2", "+3"].map(|step| format!("{}{step}", skip + 1)) {
             // The program's own reopening must not fail; it is its last openat.
-            let when = if name == "openat" { format!("{}..{}", skip + 1, skip + 2) } else { when };
-            let output = run(&scratch, &program, Some(&format!("{name}:error={errno}:when={when}")));
+            let when = if name == "openat" {
+                format!("{}..{}", skip + 1, skip + 2)
+            } else {
+                when
+            };
+            let output = run(
+                &scratch,
+                &program,
+                Some(&format!("{name}:error={errno}:when={when}")),
+            );
             reached += trace(&scratch).matches("(INJECTED)").count();
             assert!(
                 output.status.success() && output.stdout == b"0 differences\n",
@@ -168,8 +191,11 @@ fn the_programs_calls_fail_as_the_kernel_says() {
     let program = compile(&scratch);
     // Extending writes are the kernel's, promoted or not: the first 64 calls of the program.
     for errno in ["ENOSPC", "EIO", "EINTR", "EDQUOT", "EFBIG"] {
-        let output =
-            run(&scratch, &program, Some(&format!("pwrite64:error={errno}:when=5")));
+        let output = run(
+            &scratch,
+            &program,
+            Some(&format!("pwrite64:error={errno}:when=5")),
+        );
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(said.starts_with("pwrite of page 4: "), "{errno}: {said}");
         assert!(!output.status.success(), "{errno} went unnoticed");

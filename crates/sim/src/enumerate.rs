@@ -247,10 +247,9 @@ where
 struct Run<'a, J> {
     config: &'a Config,
     points: u64,
-    /// Images that one crash point may cost at the first level.
-    share: u64,
-    /// Nested images that one crash point may cost.
-    nested_share: u64,
+    /// Images at the first level, and nested ones.
+    budget: u64,
+    nested_budget: u64,
     recover_and_judge: &'a J,
     seen: Mutex<HashSet<u64>>,
     failure: Mutex<Option<(u64, Box<Failure>)>>,
@@ -273,8 +272,8 @@ where
         Self {
             config,
             points,
-            share: (config.max_states - nested) / points.max(1),
-            nested_share: nested / points.max(1),
+            budget: config.max_states - nested,
+            nested_budget: nested,
             recover_and_judge,
             seen: Mutex::default(),
             failure: Mutex::default(),
@@ -337,10 +336,14 @@ where
 
     /// When there are more crash points than images, chance decides which are tried.
     fn affordable(&self, point: u64) -> bool {
-        self.share > 0 || {
-            let budget = self.config.max_states.max(1);
-            Rng::at(&[self.config.seed, 5, point]).below(self.points) < budget
-        }
+        self.points <= self.budget
+            || Rng::at(&[self.config.seed, 5, point]).below(self.points) < self.budget
+    }
+
+    /// What is left of a budget, shared fairly among the crash points from `point` on.
+    fn share(&self, budget: u64, spent: &AtomicU64, point: u64) -> u64 {
+        let left = budget.saturating_sub(spent.load(Ordering::Relaxed));
+        left / self.points.saturating_sub(point).max(1)
     }
 
     fn effort(&self, at_most: u64) -> Effort {
@@ -357,8 +360,9 @@ where
     fn point(&self, snapshot: &Snapshot) {
         let units = snapshot.units();
         let mut rng = Rng::at(&[self.config.seed, 6, snapshot.point]);
-        let mut nested_left = self.nested_share;
-        for choice in choices(units.all(), &self.effort(self.share), &mut rng) {
+        let share = self.share(self.budget, &self.states, snapshot.point);
+        let mut nested_left = self.share(self.nested_budget, &self.nested_states, snapshot.point);
+        for choice in choices(units.all(), &self.effort(share), &mut rng) {
             let image = snapshot.crash(choice, &units, self.config.seed);
             let step = Step {
                 point: snapshot.point,

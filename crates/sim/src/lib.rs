@@ -8,7 +8,7 @@
 //! - [`enumerate`]: runs a workload on it, builds the crash images of every crash point, runs
 //!   recovery on each (and crashes inside the recovery too), and asks a judge. A failure prints one
 //!   string that [`replay`] turns back into the same state.
-//! - the `adit-torture` binary: real processes, real files, real `SIGKILL`.
+//! - [`torture`] and the `adit-torture` binary: real processes, real files, real `SIGKILL`.
 
 mod cells;
 mod choice;
@@ -17,10 +17,13 @@ mod enumerate;
 mod files;
 mod medium;
 mod rng;
+mod sequences;
+pub mod torture;
 mod world;
 
 pub use enumerate::{Config, Failure, Report, enumerate, replay};
 pub use files::SimFile;
 pub use medium::SimMedium;
 pub use rng::Rng;
+pub use sequences::sequences;
 pub use world::{Crash, History, World};

@@ -1,6 +1,6 @@
 //! One simulated machine: its medium, its files, what its programs were told, and its crash points.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -39,11 +39,9 @@ impl History {
 
     /// Operations begun but not acknowledged, in the order they began.
     pub fn in_flight(&self) -> Vec<u64> {
-        self.begun
-            .iter()
-            .copied()
-            .filter(|op| !self.completed.contains(op))
-            .collect()
+        let completed: HashSet<u64> = self.completed.iter().copied().collect();
+        let begun = self.begun.iter().copied();
+        begun.filter(|op| !completed.contains(op)).collect()
     }
 
     /// Whether the client was told that `op` succeeded.

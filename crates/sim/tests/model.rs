@@ -493,3 +493,46 @@ fn the_budget_is_kept_and_reported() {
         "{report}"
     );
 }
+
+/// Fails by design; run by the test below in a process of its own.
+#[test]
+#[ignore = "a planted failure"]
+fn planted_failure() {
+    let result = enumerate(
+        &Config::new("planted", 64),
+        |world| {
+            for word in 0..4 {
+                world.medium().store(word * 8, 1).unwrap();
+            }
+        },
+        |world, _| match words(world, [0, 8, 16, 24]) {
+            [0, _, 1, _] => Err(String::from("the third without the first")),
+            _ => Ok(()),
+        },
+    );
+    match result {
+        Ok(report) => println!("survived: {report}"),
+        Err(failure) => println!("failed: {failure}"),
+    }
+}
+
+#[test]
+fn the_printed_string_replays_through_the_environment() {
+    let run = |seed: Option<&str>| {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "planted_failure", "--ignored", "--nocapture"]);
+        command.env_remove("ADIT_SIM_SEED");
+        if let Some(seed) = seed {
+            command.env("ADIT_SIM_SEED", seed);
+        }
+        let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        said.split_once("test result").unwrap().0.to_owned()
+    };
+    let found = run(None);
+    let seed = found.rsplit_once("ADIT_SIM_SEED=").expect(&found).1;
+    let seed = seed.split_whitespace().next().unwrap();
+    assert_eq!(run(Some(seed)), found);
+    assert!(run(Some("planted:1:0.nothing")).contains("survived: 1 crash points"));
+    // Strings of other enumerations do not concern this one.
+    assert_eq!(run(Some("another:1:0.nothing")), found);
+}

@@ -13,8 +13,9 @@
 //! lock or notification is needed to serve files that others may truncate at any time.
 //!
 //! A chunk is mapped only once its use has paid for it: mapping costs more than reading once
-//! (FACTS: 321 + 187 ns against 401), so a chunk's reads through the kernel are counted and it is
-//! mapped when they exceed one and a half times what mapping would populate.
+//! so a chunk's reads through the kernel are counted and it is mapped when they exceed what
+//! [`Adoption`] says. Page tables are then filled by faults, 64 KB at a time: the kernel maps the
+//! pages around a fault for a fraction of what populating a range page by page costs.
 //!
 //! # Safety
 //! Addresses inside the window are only touched by guarded copies, which turn a fault into an error.
@@ -63,9 +64,18 @@ pub struct Adoption {
     pub percent: u32,
 }
 
-impl Default for Adoption {
-    fn default() -> Self {
-        Self { percent: 150 }
+impl Adoption {
+    /// What pays on a medium of this kind (`docs/performance.md`, "Mapping a page").
+    ///
+    /// A page of tmpfs costs 280 ns to fault in and to unmap and saves 214 ns each time it is read,
+    /// so it pays after one and a third passes. A page of the page cache costs 27 ns, so one pass
+    /// through the kernel, which also brings it into memory in the kernel's own way, is enough.
+    pub fn for_medium(kind: MediumKind) -> Self {
+        let percent = match kind {
+            MediumKind::Cached => 110,
+            MediumKind::Dax | MediumKind::Ram | MediumKind::Other => 150,
+        };
+        Self { percent }
     }
 }
 
@@ -308,7 +318,7 @@ impl DirectFile {
         word.store(if mapped { MAPPED } else { NEVER }, Ordering::Release);
     }
 
-    /// Maps one chunk and fills the page table for the part that lies inside the file.
+    /// Maps one chunk.
     fn map_chunk(&self, fd: i32, start: u64, bytes: u64) -> bool {
         // SAFETY: the program called with this descriptor; mmap fails if it is closed meanwhile.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -334,10 +344,12 @@ impl DirectFile {
         {
             return false;
         }
-        // Advice: a refusal costs faults, nothing else.
-        let _ = self
-            .window
-            .populate(offset, bytes.next_multiple_of(PAGE) as usize);
+        if sync {
+            // DAX has no faults around. Advice: a refusal costs faults, nothing else.
+            let _ = self
+                .window
+                .populate(offset, bytes.next_multiple_of(PAGE) as usize);
+        }
         true
     }
 }

@@ -2,7 +2,7 @@
 //! records: the shape of Adit's own loop, in small.
 
 use adit_pmem::{BaseFile, Medium};
-use adit_sim::{Config, History, SimFile, World, enumerate};
+use adit_sim::{Config, History, SimFile, World, enumerate, sequences};
 
 use crate::{assert_found, assert_survives};
 
@@ -204,4 +204,38 @@ fn every_bug_is_found() {
         let config = Config::new(&format!("publish-{bug:?}"), SIZE);
         assert_found(&config, workload(bug), judge(bug));
     }
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Step {
+    Stage,
+    Publish,
+}
+
+#[test]
+fn every_short_sequence_survives() {
+    let mut states = 0;
+    for steps in sequences(&[Step::Stage, Step::Publish], OPS as u32) {
+        let workload = |world: &World| {
+            let file = world.create("dir/file").unwrap();
+            world.sync_directory("dir");
+            let (mut staged, mut published) = (0, 0);
+            for step in &steps {
+                if *step == Step::Stage {
+                    staged += 1;
+                    world.begin(staged);
+                    stage(world, staged, Bug::None);
+                    world.acknowledge(staged);
+                } else {
+                    (published + 1..=staged).for_each(|op| publish(world, &file, op, Bug::None));
+                    published = staged;
+                }
+            }
+        };
+        let mut config = Config::new(&format!("publish-{steps:?}"), SIZE);
+        config.max_states = 2000;
+        let report = enumerate(&config, workload, judge(Bug::None));
+        states += report.unwrap_or_else(|failure| panic!("{failure}")).states;
+    }
+    assert!(states > 1000, "{states}");
 }

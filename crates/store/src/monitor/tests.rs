@@ -7,6 +7,7 @@
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use super::*;
@@ -15,6 +16,21 @@ use crate::testing::{
     Helper, Scratch, argument, eventually, id_of, is_helper, listen, modified, old, open_rw,
     registry, runtime_at, say,
 };
+
+/// Clears the runtime directory when a test fails, so that a monitor which runs beside it in a
+/// thread finds nobody to stay for and the test ends.
+struct Evict<'a>(&'a Scratch);
+
+impl Drop for Evict<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let run = std::fs::read_dir(self.0.path("run"));
+            for entry in run.into_iter().flatten().flatten() {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+}
 
 fn quick() -> Options {
     Options {
@@ -111,6 +127,44 @@ fn living_processes_are_settled_again_and_again() {
     program.go_on();
     program.wait_for("again");
     eventually("the time is advanced again", || is_recent(&path));
+}
+
+#[test]
+fn times_the_program_sets_win_against_a_settlement_under_way() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let path = scratch.old_file("data");
+    let file = open_rw(&path);
+    let registry = registry(&scratch.path("run"));
+    let slot = attach(registry, &file);
+    let options = Options {
+        poll: Duration::from_micros(200),
+        ..quick()
+    };
+    std::thread::scope(|scope| {
+        let _evict = Evict(&scratch);
+        let monitor = scope.spawn(|| run(&dir, &options).expect("run"));
+        // First so short that the program waits for the monitor, then longer than it waits.
+        for (dawdle, rounds, pause) in [(300, 100, 20), (40_000, 5, 2_000)] {
+            times::dawdle::MICROSECONDS.store(dawdle, Ordering::Relaxed);
+            for round in 0..rounds {
+                slot.stored_now();
+                // Any point of the monitor's round.
+                std::thread::sleep(Duration::from_micros(round % 50 * pause));
+                registry.program_sets_times(id_of(&file), Some((1_000_000_000, 0)));
+                file.set_modified(old()).expect("set time");
+                let settling = || listing(&scratch).processes[0].files[0].pending;
+                eventually("the monitor is through", || !settling());
+                assert_eq!(modified(&path), old(), "{dawdle}, round {round}");
+            }
+        }
+        times::dawdle::MICROSECONDS.store(0, Ordering::Relaxed);
+        registry.detach();
+        let Outcome::Idle(work) = monitor.join().expect("monitor") else {
+            panic!("the only monitor");
+        };
+        assert!(work.settled > 10, "the two hardly met: {work:?}");
+    });
 }
 
 #[test]
@@ -259,7 +313,7 @@ fn many_that_start_at_once_agree_on_one() {
             scope.spawn(|| {
                 let outcome = run(&dir, &options).expect("run");
                 let ran = u32::from(outcome != Outcome::AlreadyRunning);
-                running.fetch_add(ran, std::sync::atomic::Ordering::Relaxed);
+                running.fetch_add(ran, Ordering::Relaxed);
             });
         }
         // Much longer than it stays for nobody.
@@ -284,6 +338,7 @@ fn it_stays_for_whoever_joined() {
     let dir = scratch.runtime();
     let program = Helper::start("monitor::tests::helper_sleeps", &[("T_DIR", &scratch.0)]);
     std::thread::scope(|scope| {
+        let _evict = Evict(&scratch);
         let monitor = scope.spawn(|| run(&dir, &quick()).expect("run"));
         eventually("joined", || join(&dir, program.child.id()));
         std::thread::sleep(quick().idle * 3);
@@ -346,6 +401,7 @@ fn rubbish_is_survived_and_cleared_away() {
     let locked = open_rw(&scratch.path("run/proc.1.4"));
     locked.lock().expect("lock");
     std::thread::scope(|scope| {
+        let _evict = Evict(&scratch);
         let monitor = scope.spawn(|| run(&dir, &quick()).expect("run"));
         let gone = |name: &str| !scratch.path("run").join(name).exists();
         eventually("cleared", || {
@@ -391,6 +447,7 @@ fn a_thousand_processes_attach() {
             .all(|process| process.alive && process.files.len() == 1)
     );
     std::thread::scope(|scope| {
+        let _evict = Evict(&scratch);
         let monitor = scope.spawn(|| run(&dir, &quick()).expect("run"));
         let pending = |process: &crate::registry::ProcessStat| process.files[0].pending;
         eventually("all settled", || {
@@ -460,4 +517,291 @@ fn helper_thousand() {
     }
     say("killed");
     listen();
+}
+
+/// A program that appends, in this process, with the monitor in another one.
+struct Appender {
+    path: std::path::PathBuf,
+    file: std::fs::File,
+    registry: &'static Registry,
+    slot: FileSlot,
+}
+
+impl Appender {
+    fn new(scratch: &Scratch) -> Self {
+        scratch.runtime();
+        Self::in_dir(scratch, &scratch.0)
+    }
+
+    fn in_dir(scratch: &Scratch, dir: &Path) -> Self {
+        let path = dir.join("log");
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.create(true).append(true).open(&path).expect("open");
+        let registry = registry(&scratch.path("run"));
+        let slot = attach(registry, &file);
+        Self {
+            path,
+            file,
+            registry,
+            slot,
+        }
+    }
+
+    fn append(&self, byte: u8) {
+        use std::io::Write as _;
+        (&self.file).write_all(&[byte; 5000]).expect("append");
+    }
+
+    fn ask(&self) -> bool {
+        self.registry
+            .reserve_ahead(&self.slot, self.file.as_raw_fd())
+    }
+
+    /// Blocks as a plain run would have them.
+    fn plain_blocks(&self) -> u64 {
+        self.file.metadata().expect("metadata").len().div_ceil(4096) * 8
+    }
+
+    fn blocks(&self) -> u64 {
+        self.file.metadata().expect("metadata").blocks()
+    }
+
+    fn wait_for_blocks(&self) {
+        eventually("blocks are reserved", || {
+            self.append(b'w');
+            std::thread::sleep(Duration::from_millis(2));
+            self.blocks() > self.plain_blocks()
+        });
+    }
+}
+
+#[test]
+fn blocks_are_reserved_ahead_and_freed_at_close() {
+    let scratch = Scratch::new();
+    let appender = Appender::new(&scratch);
+    let _monitor = monitor(&scratch);
+    appender.append(b'a');
+    assert!(appender.ask());
+    assert!(!appender.ask(), "asked once per slot");
+    appender.wait_for_blocks();
+    let shown = listing(&scratch).processes[0].files[0].reserved_to;
+    assert!(shown > appender.file.metadata().expect("metadata").len());
+    for _ in 0..100 {
+        appender.append(b'b');
+    }
+    // Reserving counts as a modification; wait until it is done with.
+    let reserved = || listing(&scratch).processes[0].files[0].reserved_to;
+    eventually("enough is reserved", || {
+        let before = reserved();
+        std::thread::sleep(Duration::from_millis(120));
+        reserved() == before
+    });
+    let before = std::fs::read(&appender.path).expect("read");
+    let time = modified(&appender.path);
+    appender.registry.release(&appender.slot);
+    // At once, unless the machine is so busy that the answer did not come in time.
+    eventually("freed", || appender.blocks() == appender.plain_blocks());
+    assert_eq!(std::fs::read(&appender.path).expect("read"), before);
+    assert_eq!(modified(&appender.path), time);
+    // Nothing is held any more: the kernel grants a lease only to the one open description.
+    let duplicate = open_rw(&appender.path);
+    drop(appender.file);
+    // SAFETY: integers only.
+    let lease = unsafe { libc::fcntl(duplicate.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) };
+    assert_eq!(lease, 0);
+    appender.registry.detach();
+}
+
+#[test]
+fn a_file_that_others_have_open_is_not_reserved_for() {
+    let scratch = Scratch::new();
+    let appender = Appender::new(&scratch);
+    let _monitor = monitor(&scratch);
+    let _other = open_rw(&appender.path);
+    assert!(!appender.ask());
+    appender.registry.release(&appender.slot);
+    appender.registry.detach();
+}
+
+#[test]
+fn an_outsider_that_appends_during_the_release_loses_nothing() {
+    use std::io::Write as _;
+    let scratch = Scratch::new();
+    let appender = Appender::new(&scratch);
+    let _monitor = monitor(&scratch);
+    assert!(appender.ask());
+    appender.wait_for_blocks();
+    let start = appender.file.metadata().expect("metadata").len();
+    let mut options = std::fs::OpenOptions::new();
+    let mut outsider = options.append(true).open(&appender.path).expect("open");
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let written = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut written = 0;
+            while !stop.load(Ordering::Relaxed) {
+                outsider.write_all(&[b'o'; 1000]).expect("append");
+                written += 1000;
+                // Slowly enough that the release falls into what was reserved.
+                let start = Instant::now();
+                while start.elapsed() < Duration::from_micros(20) {
+                    core::hint::spin_loop();
+                }
+            }
+            written
+        });
+        std::thread::sleep(Duration::from_millis(2));
+        appender.registry.release(&appender.slot);
+        std::thread::sleep(Duration::from_millis(2));
+        stop.store(true, Ordering::Relaxed);
+        writer.join().expect("writer")
+    });
+    let bytes = std::fs::read(&appender.path).expect("read");
+    assert_eq!(bytes.len(), start as usize + written);
+    assert!(bytes[start as usize..].iter().all(|byte| *byte == b'o'));
+    appender.registry.detach();
+}
+
+#[test]
+fn what_a_killed_appender_had_reserved_is_freed() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let _monitor = monitor(&scratch);
+    let mut program = Helper::start("monitor::tests::helper_appends", &[("T_DIR", &scratch.0)]);
+    program.wait_for("reserved");
+    let log = scratch.path("log");
+    let meta = || std::fs::metadata(&log).expect("metadata");
+    let plain = meta().len().div_ceil(4096) * 8;
+    assert!(meta().blocks() > plain);
+    program.kill();
+    eventually("freed", || meta().blocks() == plain);
+    assert!(
+        std::fs::read(&log)
+            .expect("read")
+            .iter()
+            .all(|byte| *byte == b'w')
+    );
+}
+
+#[test]
+#[ignore = "a helper process of the tests"]
+fn helper_appends() {
+    if !is_helper() {
+        return;
+    }
+    let dir = argument("T_DIR");
+    let scratch = Scratch(dir.clone());
+    let appender = Appender::in_dir(&scratch, &dir);
+    // The directory is the test's, not ours to remove.
+    std::mem::forget(scratch);
+    assert!(appender.ask());
+    appender.wait_for_blocks();
+    say("reserved");
+    listen();
+}
+
+#[test]
+fn a_stopped_or_killed_monitor_does_not_stop_the_program() {
+    let scratch = Scratch::new();
+    let appender = Appender::new(&scratch);
+    assert!(!appender.ask(), "no monitor");
+    let slot = |appender: &Appender| {
+        appender.slot.close(appender.file.as_raw_fd());
+        attach(appender.registry, &appender.file)
+    };
+    let appender = Appender {
+        slot: slot(&appender),
+        ..appender
+    };
+    let mut monitor = monitor(&scratch);
+    assert!(appender.ask());
+    appender.wait_for_blocks();
+    let pid = monitor.child.id() as i32;
+    // SAFETY: the pid is that of our child.
+    unsafe { libc::kill(pid, libc::SIGSTOP) };
+    let start = Instant::now();
+    appender.registry.release(&appender.slot);
+    assert!(start.elapsed() < Duration::from_secs(2));
+    monitor.kill();
+    appender.append(b'a');
+    let start = Instant::now();
+    appender.registry.release(&appender.slot);
+    assert!(start.elapsed() < Duration::from_millis(100));
+    appender.registry.detach();
+}
+
+#[test]
+fn a_small_file_system_is_left_to_the_program() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let small = scratch.path("small");
+    std::fs::create_dir(&small).expect("mkdir");
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=1m", "none"])
+        .arg(&small)
+        .status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        return;
+    }
+    scratch.runtime();
+    let monitor = monitor(&scratch);
+    let appender = Appender::in_dir(&scratch, &small);
+    assert!(appender.ask());
+    for _ in 0..20 {
+        appender.append(b'a');
+        std::thread::sleep(Duration::from_millis(3));
+        assert_eq!(appender.blocks(), appender.plain_blocks());
+    }
+    appender.registry.release(&appender.slot);
+    appender.registry.detach();
+    drop((appender, monitor));
+    let status = std::process::Command::new("umount").arg(&small).status();
+    assert!(status.expect("umount").success());
+}
+
+#[test]
+fn appends_in_bursts_are_noticed() {
+    let scratch = Scratch::new();
+    let appender = Appender::new(&scratch);
+    let mut noticed = 0;
+    for count in 0..3000u64 {
+        if count.is_multiple_of(64) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        noticed += u32::from(appender.slot.appended(1, count));
+    }
+    assert!(noticed > 0);
+    appender.registry.detach();
+}
+
+#[test]
+fn requests_that_make_no_sense_are_survived() {
+    use rustix::net::SendFlags;
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let _monitor = monitor(&scratch);
+    let fd = dir.open().expect("open");
+    let connect = || {
+        let socket = crate::registry::wire::socket().expect("socket");
+        let address = crate::registry::wire::address(&fd).expect("address");
+        rustix::net::connect(socket.as_fd(), &address).expect("connect");
+        socket
+    };
+    for bytes in [&[][..], &[1], &[0xff; 80], &[2; 80], &[7; 4096]] {
+        let socket = connect();
+        let _ = rustix::net::send(socket.as_fd(), bytes, SendFlags::NOSIGNAL);
+    }
+    let silent: Vec<_> = (0..20).map(|_| connect()).collect();
+    let target = crate::registry::wire::Target {
+        nonce: 1,
+        pid: 1,
+        index: u32::MAX,
+    };
+    eventually("it answers again", || join(&dir, 0));
+    assert_eq!(ask(&fd, Request::Reserve(target), None), Ok(false));
+    let directory = Some(fd.as_fd());
+    assert_eq!(ask(&fd, Request::Reserve(target), directory), Ok(false));
+    assert_eq!(ask(&fd, Request::Release(target), None), Ok(false));
+    drop(silent);
 }

@@ -68,6 +68,8 @@ fn settle_shown(snapshot: &Snapshot, marks: &Marks<'_>, slot: &SlotCopy) -> Sett
         marks.set_pending(1);
         return Settled::Later;
     }
+    #[cfg(test)]
+    dawdle::here();
     let advanced = advance(
         &pin,
         Timespec {
@@ -235,5 +237,18 @@ fn set_times(pin: &Fd, times: &Timestamps) -> Result<(), Errno> {
             rustix::fs::utimensat(CWD, path, times, AtFlags::empty())
         }
         other => other,
+    }
+}
+
+/// Lets a test stretch the moment between taking the mark and advancing the time.
+#[cfg(test)]
+pub(super) mod dawdle {
+    use core::sync::atomic::{AtomicU64, Ordering};
+
+    pub(in crate::monitor) static MICROSECONDS: AtomicU64 = AtomicU64::new(0);
+
+    pub(super) fn here() {
+        let time = MICROSECONDS.load(Ordering::Relaxed);
+        std::thread::sleep(core::time::Duration::from_micros(time));
     }
 }

@@ -433,6 +433,7 @@ fn fill(slot: &Slot, id: FileId, fd: RawFd, stat: &Statx) {
     slot.reserved_to.store(0, Ordering::Relaxed);
     slot.append_position.store(0, Ordering::Relaxed);
     slot.window_at.store(0, Ordering::Relaxed);
+    slot.windows.store(0, Ordering::Relaxed);
     slot.reserving.store(0, Ordering::Relaxed);
     slot.times_set.store(0, Ordering::Relaxed);
     let mut buffer = [0u8; PATH];

@@ -129,10 +129,11 @@ pub struct Slot {
     pub appends: AtomicU64,
     /// When the present window of appends began, nanoseconds since 1970.
     pub window_at: AtomicU64,
-    /// 0: blocks ahead were never asked for; 1: asked for once; 2: the monitor holds a duplicate of
-    /// the description.
+    /// One of the [`reserving`] constants.
     pub reserving: AtomicU32,
-    _pad1: [AtomicU32; 23],
+    /// Windows of appends in a row that looked like bursts.
+    pub windows: AtomicU32,
+    _pad1: [AtomicU64; 11],
     /// Written by the monitor: blocks are reserved up to here.
     pub reserved_to: AtomicU64,
     /// Written by the monitor: reservations made.
@@ -158,6 +159,16 @@ pub mod state {
     pub const MASK: u32 = 0xff;
     /// One generation.
     pub const GENERATION: u32 = 0x100;
+}
+
+/// Values of [`Slot::reserving`].
+pub mod reserving {
+    /// Blocks ahead were never asked for.
+    pub const NEVER: u32 = 0;
+    /// They were asked for, and the monitor holds nothing of the file.
+    pub const ASKED: u32 = 1;
+    /// The monitor holds a duplicate of the description.
+    pub const HELD: u32 = 2;
 }
 
 const _: () = {

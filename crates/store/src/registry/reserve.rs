@@ -7,19 +7,24 @@ use rustix::io::Errno;
 
 use super::attach::Registry;
 use super::dir::RuntimeDir;
+use super::layout::reserving::{ASKED, HELD, NEVER};
 use super::slot::FileSlot;
 use super::sys;
 use super::text::number;
 use super::wire::{Request, Target, ask};
 
 /// Appends between two looks at the clock.
-const WINDOW: u64 = 64;
+const WINDOW: u64 = 256;
 
-/// Appends that follow each other faster than this leave no time to reserve in.
-const FASTEST: u64 = WINDOW * 4_000;
+/// Windows in a row that must look like bursts. Asking and releasing together cost as much as some
+/// hundred appends gain, so a file must have shown that it is worth it.
+const WINDOWS: u32 = 4;
 
-/// Appends that are rarer than this gain nothing worth a request.
-const SLOWEST: u64 = WINDOW * 2_000_000;
+/// A window that took less left no time to reserve in: appending without a pause gains nothing.
+const SHORTEST: u64 = WINDOW * 8_000;
+
+/// A window that took longer holds so few appends that a request is not worth it.
+const LONGEST: u64 = WINDOW * 2_000_000;
 
 impl FileSlot {
     /// Records an append of `bytes` that ended at `position`. `true` now and then, when the program
@@ -38,10 +43,14 @@ impl FileSlot {
 
     #[cold]
     fn in_bursts(&self) -> bool {
+        let slot = self.slot;
         let now = sys::now();
-        let took = now.wrapping_sub(self.slot.window_at.swap(now, Ordering::Relaxed));
-        let asked = self.slot.reserving.load(Ordering::Relaxed) != 0;
-        !asked && (FASTEST..=SLOWEST).contains(&took)
+        let took = now.wrapping_sub(slot.window_at.swap(now, Ordering::Relaxed));
+        let fits = (SHORTEST..=LONGEST).contains(&took);
+        let row = slot.windows.load(Ordering::Relaxed).saturating_add(1);
+        let row = if fits { row } else { 0 };
+        slot.windows.store(row, Ordering::Relaxed);
+        row >= WINDOWS && slot.reserving.load(Ordering::Relaxed) == NEVER
     }
 }
 
@@ -53,14 +62,17 @@ impl Registry {
     /// before close, dup, fork, exec, and passing it to somebody. Asked once per slot.
     pub fn reserve_ahead(&self, slot: &FileSlot, fd: RawFd) -> bool {
         let reserving = &slot.slot.reserving;
-        let first = reserving.compare_exchange(0, ASKED, Ordering::AcqRel, Ordering::Relaxed);
+        // Held from before the request, so that the monitor's word that it has let go comes last.
+        let first = reserving.compare_exchange(NEVER, HELD, Ordering::AcqRel, Ordering::Relaxed);
         if first.is_err() {
             return false;
         }
         let answer = self.ask_monitor(slot, Some(fd), Request::Reserve);
         // No answer may mean that the monitor is stopped and will find the request later.
         let held = matches!(answer, Ok(true) | Err(Errno::TIMEDOUT | Errno::INTR));
-        reserving.store(if held { HELD } else { ASKED }, Ordering::Release);
+        if !held {
+            reserving.store(ASKED, Ordering::Release);
+        }
         answer == Ok(true)
     }
 
@@ -102,10 +114,6 @@ impl Registry {
         ask(&dir, request(target), along)
     }
 }
-
-/// Values of the slot's `reserving` word.
-const ASKED: u32 = 1;
-const HELD: u32 = 2;
 
 fn target(name: &[u8], index: usize) -> Option<Target> {
     let mut parts = name.strip_prefix(b"/proc.")?.split(|byte| *byte == b'.');

@@ -1,0 +1,78 @@
+// fcntl beyond duplicates: flags, locks, leases, sizes.
+#include "t.h"
+int fcntl64(int, int, ...);
+static void child_looks(const char *name, long start, long len) {
+  fflush(stdout);
+  pid_t pid = fork();
+  if (pid == 0) {
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = start, .l_len = len};
+    int fd = open(name, O_RDWR);
+    R(fcntl(fd, F_GETLK, &l));
+    printf("type %d start %ld len %ld\n", l.l_type, (long)l.l_start, (long)l.l_len);
+    fflush(stdout);
+    _exit(0);
+  }
+  ended(pid);
+}
+int main(void) {
+  int a = warm_file("a", O_RDWR);
+  R(fcntl(a, F_GETFL));
+  R(fcntl64(a, F_GETFL));
+  R(fcntl(a, F_GETFD));
+  R(fcntl(a, F_SETFD, FD_CLOEXEC));
+  R(fcntl64(a, F_GETFD));
+  R(lseek(a, 300, SEEK_SET));
+  R(fcntl(a, F_SETFL, O_APPEND | O_NONBLOCK));
+  R(fcntl(a, F_GETFL));
+  R(write(a, "end", 3));
+  R(fcntl(a, F_SETFL, O_DIRECT));
+  R(fcntl64(a, F_SETFL, 0));
+  R(lseek(a, 0, SEEK_CUR));
+  warm(a);
+  // Relative ranges use the offset.
+  R(lseek(a, 5000, SEEK_SET));
+  struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_CUR, .l_start = 10, .l_len = 20};
+  R(fcntl(a, F_SETLK, &l));
+  child_looks("a", 0, 0);
+  child_looks("a", 0, 5000);
+  // Other files come and go; the lock stays.
+  int b = warm_file("b", O_RDWR);
+  close(b);
+  child_looks("a", 5010, 1);
+  // Closing any descriptor of this file drops it.
+  b = open("a", O_RDONLY);
+  warm(b);
+  close(b);
+  child_looks("a", 5010, 1);
+  R(fcntl(a, F_SETLKW, &l));
+  l.l_type = F_UNLCK;
+  R(fcntl(a, F_SETLK, &l));
+  child_looks("a", 5010, 1);
+  struct flock o = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 100};
+  R(fcntl(a, F_OFD_SETLK, &o));
+  b = open("a", O_RDONLY);
+  warm(b);
+  close(b);
+  child_looks("a", 0, 100);
+  o.l_type = F_UNLCK;
+  R(fcntl64(a, F_OFD_SETLKW, &o));
+  child_looks("a", 0, 100);
+  R(fcntl(a, F_GETLEASE));
+  R(fcntl(a, F_SETLEASE, F_WRLCK));
+  R(fcntl(a, F_GETLEASE));
+  R(fcntl(a, F_SETLEASE, F_UNLCK));
+  R(fcntl(a, F_SETOWN, getpid()));
+  IS(fcntl(a, F_GETOWN) == getpid());
+  R(fcntl(a, F_GETSIG));
+  R(fcntl(a, F_ADD_SEALS, F_SEAL_GROW));
+  uint64_t hint = 2;
+  R(fcntl(a, F_SET_RW_HINT, &hint));
+  R(fcntl(a, F_GET_RW_HINT, &hint));
+  R(fcntl(a, 9999));
+  R(fcntl(999, F_GETFL));
+  R(fcntl(a, F_GETLK, (void *)8));
+  R(lseek(a, 0, SEEK_CUR));
+  R(write(a, "still in place", 14));
+  outsider("a");
+  return 0;
+}

@@ -1,0 +1,143 @@
+// stdio on its own and mixed with descriptors.
+#include "t.h"
+#include <wchar.h>
+#include <locale.h>
+static FILE *left_open;
+int main(void) {
+  setlocale(LC_ALL, "C.UTF-8");
+  make("a", SIZE);
+  char buf[20000], *line = NULL;
+  size_t room = 0;
+  FILE *f = fopen("w", "w");
+  for (int i = 0; i < 20000; i++) fprintf(f, "line %d\n", i);
+  R(ftell(f));
+  R(fputs("puts\n", f));
+  R(fputc('c', f));
+  R(putc_unlocked('u', f));
+  R(fputs_unlocked("unlocked\n", f));
+  R(fwrite_unlocked("wu\n", 1, 3, f));
+  R(fflush(f));
+  outsider("w");
+  R(fclose(f));
+  f = fopen64("w", "r+");
+  for (int pass = 0; pass < 4; pass++) {
+    rewind(f);
+    long sum = 0;
+    while (getline(&line, &room, f) > 0) sum += atoi(line + 5);
+    printf("sum %ld\n", sum);
+  }
+  R(fseek(f, 100, SEEK_SET));
+  R(fgetc(f));
+  R(ungetc('U', f));
+  R(getc_unlocked(f));
+  int n = 0;
+  R(fseeko64(f, 0, SEEK_SET));
+  R(fscanf(f, "line %d", &n));
+  R(fseek(f, 0, SEEK_CUR));
+  R(fputs("over", f));
+  R(fseeko(f, -10, SEEK_END));
+  R(fread(buf, 1, 20, f));
+  R(feof(f));
+  // The descriptor below.
+  int fd = fileno(f);
+  R(fseek(f, 5000, SEEK_SET));
+  R(fflush(f));
+  R(lseek(fd, 0, SEEK_CUR));
+  R(pread(fd, buf, 50, 5000));
+  R(pwrite(fd, "through the descriptor", 22, 6000));
+  R(fseek(f, 6000, SEEK_SET));
+  R(fgets(buf, 23, f) != NULL);
+  printf("%s\n", buf);
+  R(fclose(f));
+  // A descriptor that was used heavily before stdio got it.
+  fd = open("a", O_RDWR);
+  warm(fd);
+  R(lseek(fd, 4321, SEEK_SET));
+  f = fdopen(fd, "r+");
+  R(ftell(f));
+  R(fread(buf, 1, 100, f));
+  printf("%016llx\n", (unsigned long long)hash(1, buf, 100));
+  R(fseek(f, 0, SEEK_CUR));
+  R(fwrite("written by stdio", 1, 16, f));
+  R(fflush(f));
+  R(lseek(fd, 0, SEEK_CUR));
+  R(read(fd, buf, 10));
+  R(fclose(f));
+  R(read(fd, buf, 1));
+  // freopen over a used one, and over stdin.
+  f = fopen("a", "r");
+  R(fgetc(f));
+  f = freopen("w", "r", f);
+  R(fgetc(f));
+  f = freopen64("a", "a+", f);
+  R(fputs("appended", f));
+  R(fclose(f));
+  R(freopen("w", "r", stdin) != NULL);
+  R(fgets(buf, 100, stdin) != NULL);
+  R(scanf("line %d", &n));
+  printf("%d\n", n);
+  // Wide characters.
+  f = fopen("wide", "w+");
+  R(fputws(L"grüße\n", f));
+  R(fputwc(L'ü', f));
+  rewind(f);
+  wchar_t wide[50];
+  R(fgetws(wide, 50, f) != NULL);
+  R((long)wcslen(wide));
+  R(fclose(f));
+  // Temporary files, unbuffered, exclusive.
+  f = tmpfile();
+  for (int i = 0; i < 30000; i++) fputs("temporary ", f);
+  rewind(f);
+  for (int pass = 0; pass < 4; pass++) {
+    rewind(f);
+    R(fread(buf, 1, sizeof buf, f));
+  }
+  R(fclose(f));
+  f = tmpfile64();
+  IS(f != NULL);
+  fclose(f);
+  f = fopen("unbuffered", "wx");
+  setvbuf(f, NULL, _IONBF, 0);
+  R(fputs("now", f));
+  outsider("unbuffered");
+  R(fopen("unbuffered", "wx") == NULL);
+  R(fclose(f));
+  // Through descriptors without a stream.
+  fd = open("a", O_RDWR);
+  warm(fd);
+  R(lseek(fd, 7000, SEEK_SET));
+  R(dprintf(fd, "formatted %d %.3f %s", 42, 2.5, "text"));
+  R(lseek(fd, 0, SEEK_CUR));
+  next(fd, "after dprintf");
+  R(close(fd));
+  fd = open("err", O_RDWR | O_CREAT, 0644);
+  int keep = dup(2);
+  dup2(fd, 2);
+  errno = ENOENT;
+  perror("perror");
+  fprintf(stderr, "to stderr\n");
+  psignal(SIGBUS, "psignal");
+  dup2(keep, 2);
+  // Other programs.
+  f = popen("cat; echo done", "w");
+  R(fputs("to cat\n", f));
+  R(pclose(f));
+  f = popen("head -c 8 w", "r");
+  R(fgets(buf, 100, f) != NULL);
+  printf("%s\n", buf);
+  R(pclose(f));
+  R(fclose(fdopen(open("a", O_RDONLY), "r")));
+  R(fdopen(999, "r") == NULL);
+  R(fopen("missing", "r") == NULL);
+  char *mem = NULL;
+  size_t size = 0;
+  f = open_memstream(&mem, &size);
+  fprintf(f, "memory");
+  fclose(f);
+  R((long)size);
+  left_open = fopen("flushed-at-exit", "w");
+  fprintf(left_open, "this was never flushed by the program\n");
+  free(line);
+  return 0;
+}

@@ -1,0 +1,65 @@
+// io_uring through liburing: the kernel uses descriptors and offsets without a call.
+// link: -luring
+// needs: liburing.h
+#include "t.h"
+#include <liburing.h>
+static struct io_uring ring;
+static long go(void) {
+  struct io_uring_cqe *cqe;
+  io_uring_submit(&ring);
+  if (io_uring_wait_cqe(&ring, &cqe) < 0) return -9999;
+  long r = cqe->res;
+  io_uring_cqe_seen(&ring, cqe);
+  return r;
+}
+int main(void) {
+  int a = warm_file("a", O_RDWR);
+  static char buf[20000];
+  R(read(a, buf, 1000));
+  int e = io_uring_queue_init(8, &ring, 0);
+  if (e < 0) SKIP("io_uring is not available");
+  struct io_uring_sqe *s = io_uring_get_sqe(&ring);
+  io_uring_prep_read(s, a, buf, 5000, 100);
+  R(go());
+  printf("%016llx\n", (unsigned long long)hash(1, buf, 5000));
+  s = io_uring_get_sqe(&ring);
+  io_uring_prep_read(s, a, buf, 100, -1);
+  R(go());
+  next(a, "a");
+  s = io_uring_get_sqe(&ring);
+  io_uring_prep_write(s, a, "uring", 5, -1);
+  R(go());
+  next(a, "a");
+  s = io_uring_get_sqe(&ring);
+  io_uring_prep_write(s, a, "place", 5, 50000);
+  R(go());
+  R(pread(a, buf, 5, 50000));
+  printf("%.5s\n", buf);
+  R(pwrite(a, "later", 5, 60000));
+  s = io_uring_get_sqe(&ring);
+  io_uring_prep_read(s, a, buf, 5, 60000);
+  R(go());
+  printf("%.5s\n", buf);
+  // Opened after the ring was set up.
+  int b = warm_file("b", O_RDWR);
+  R(read(b, buf, 700));
+  s = io_uring_get_sqe(&ring);
+  io_uring_prep_read(s, b, buf, 100, -1);
+  R(go());
+  next(b, "b");
+  s = io_uring_get_sqe(&ring);
+  io_uring_prep_openat(s, AT_FDCWD, "b", O_RDWR, 0);
+  int c = (int)go();
+  warm(c);
+  R(pwrite(c, "opened", 6, 5));
+  s = io_uring_get_sqe(&ring);
+  io_uring_prep_close(s, c);
+  R(go());
+  int d = open("a", O_RDONLY);
+  IS(d == c);
+  R(pread(d, buf, 5, 50000));
+  printf("%.5s\n", buf);
+  io_uring_queue_exit(&ring);
+  outsider("a"), outsider("b");
+  return 0;
+}

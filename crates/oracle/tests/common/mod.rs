@@ -1,0 +1,275 @@
+//! Building and running programs, and comparing what they leave.
+// Each test binary uses a part of this.
+#![allow(dead_code, clippy::disallowed_methods, clippy::disallowed_types)]
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// No program may take longer, in seconds.
+const LIMIT: &str = "20";
+
+/// What a run left behind.
+pub(crate) struct Outcome {
+    status: String,
+    output: String,
+    files: BTreeMap<String, String>,
+}
+
+impl Outcome {
+    /// The first thing in which another run differs.
+    pub(crate) fn difference(&self, other: &Self) -> Option<String> {
+        if self.output != other.output {
+            let mut lines = self.output.lines().zip(other.output.lines()).enumerate();
+            let first = lines.find(|(_, (a, b))| a != b);
+            return Some(match first {
+                Some((n, (a, b))) => format!("output line {n}:\n  plain: {a}\n  adit:  {b}"),
+                None => format!(
+                    "output ends differently ({}, {}):\n  plain: {:?}\n  adit:  {:?}",
+                    self.status,
+                    other.status,
+                    self.output.lines().last(),
+                    other.output.lines().last()
+                ),
+            });
+        }
+        if self.status != other.status {
+            return Some(format!("plain: {}, adit: {}", self.status, other.status));
+        }
+        let names: std::collections::BTreeSet<_> =
+            self.files.keys().chain(other.files.keys()).collect();
+        names.into_iter().find_map(|name| {
+            let (a, b) = (self.files.get(name), other.files.get(name));
+            (a != b).then(|| format!("file {name}:\n  plain: {a:?}\n  adit:  {b:?}"))
+        })
+    }
+
+    /// The reason a program gave for not running.
+    pub(crate) fn skipped(&self) -> Option<&str> {
+        self.output.lines().find(|l| l.starts_with("SKIP "))
+    }
+
+    pub(crate) fn output(&self) -> &str {
+        &self.output
+    }
+}
+
+/// The library under test, built once when no one names another.
+pub(crate) fn library() -> PathBuf {
+    static LIB: OnceLock<PathBuf> = OnceLock::new();
+    LIB.get_or_init(|| {
+        if let Some(path) = std::env::var_os("ADIT_LIB") {
+            return path.into();
+        }
+        let built = target_dir().join("libadit.so");
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo
+            .args(["build", "-q", "-p", "adit-shim"])
+            .arg("--manifest-path");
+        cargo.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml"));
+        if !cfg!(debug_assertions) {
+            cargo.arg("--release");
+        }
+        // The target directory may have come by an option, which a second cargo does not see.
+        if let Some(root) = target_dir().parent() {
+            cargo.env("CARGO_TARGET_DIR", root);
+        }
+        assert!(
+            cargo.status().expect("cargo").success(),
+            "the library does not build"
+        );
+        built
+    })
+    .clone()
+}
+
+fn target_dir() -> PathBuf {
+    let mut dir = std::env::current_exe().expect("this test's own path");
+    // target/debug/deps/programs-…
+    dir.pop();
+    dir.pop();
+    dir
+}
+
+pub(crate) fn memory() -> PathBuf {
+    PathBuf::from("/dev/shm")
+}
+
+/// A directory on a disk's file system: the build directory, unless named.
+pub(crate) fn disk() -> PathBuf {
+    std::env::var_os("ADIT_ORACLE_DISK")
+        .map_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from)
+}
+
+/// A fresh directory for one test.
+pub(crate) fn scratch(medium: &Path, name: &str) -> PathBuf {
+    let dir = medium.join(format!("adit-c-{}-{name}", std::process::id()));
+    remove(&dir);
+    std::fs::create_dir_all(&dir).expect("a scratch directory");
+    // Some programs become somebody else.
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).expect("its mode");
+    dir
+}
+
+pub(crate) fn remove(dir: &Path) {
+    let _ = std::fs::remove_dir_all(dir);
+}
+
+pub(crate) fn make_executable(path: &Path) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("a mode");
+}
+
+/// The environment of a run under Adit.
+pub(crate) fn preloaded(lib: &Path, extra: &[(&str, &str)]) -> Vec<(String, String)> {
+    let mut env = vec![
+        ("LD_PRELOAD".to_string(), lib.display().to_string()),
+        ("ADIT_MODE".to_string(), "posix".to_string()),
+    ];
+    env.extend(
+        extra
+            .iter()
+            .map(|(k, v)| ((*k).to_string(), (*v).to_string())),
+    );
+    env
+}
+
+pub(crate) fn system_library(name: &str) -> Option<PathBuf> {
+    [
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+    ]
+    .iter()
+    .map(|d| Path::new(d).join(name))
+    .find(|p| p.exists())
+}
+
+/// Compiles a program of `c/`; `None`, with the reason printed, when something it needs is missing.
+pub(crate) fn compile(name: &str) -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("c")
+        .join(format!("{name}.c"));
+    let text = std::fs::read_to_string(&source).expect("the program's source");
+    let wish = |key: &'static str| {
+        text.lines()
+            .filter_map(move |l| l.strip_prefix(key))
+            .flat_map(str::split_whitespace)
+    };
+    for header in wish("// needs: ") {
+        if !Path::new("/usr/include").join(header).exists() {
+            println!("SKIP {name}: {header} is not installed");
+            return None;
+        }
+    }
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c");
+    std::fs::create_dir_all(&out).expect("a directory for programs");
+    let library = wish("// kind: ").any(|k| k == "library");
+    let target = out.join(if library {
+        format!("{name}.so")
+    } else {
+        name.to_string()
+    });
+    // Two test processes may build the same program; each moves a whole one into place.
+    let own = out.join(format!(
+        "{name}.{}.{:?}",
+        std::process::id(),
+        std::thread::current().id()
+    ));
+    let mut gcc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "gcc".into()));
+    gcc.args(["-O1", "-g", "-D_GNU_SOURCE", "-D_FORTIFY_SOURCE=2", "-w"]);
+    if library {
+        gcc.args(["-shared", "-fPIC"]);
+    }
+    gcc.arg("-o").arg(&own).arg(&source).args(wish("// link: "));
+    let Ok(said) = gcc.stdin(Stdio::null()).output() else {
+        println!("SKIP {name}: there is no C compiler");
+        return None;
+    };
+    assert!(
+        said.status.success(),
+        "{name}: {}",
+        String::from_utf8_lossy(&said.stderr)
+    );
+    std::fs::rename(&own, &target).expect("the program in place");
+    Some(target)
+}
+
+/// Runs a program in a new directory under `dir`, with a time limit.
+pub(crate) fn run(program: &Path, dir: &Path, side: &str, env: &[(String, String)]) -> Outcome {
+    let place = dir.join(side);
+    std::fs::create_dir_all(&place).expect("a directory for the run");
+    let runtime = dir.join(format!("{side}.runtime"));
+    std::fs::create_dir_all(&runtime).expect("a runtime directory");
+    std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o700)).expect("its mode");
+    let mut command = Command::new("timeout");
+    command.args(["-k", "2", LIMIT]);
+    // What is preloaded into the program is not preloaded into its supervisor.
+    command.arg("env");
+    for (k, v) in env {
+        command.arg(format!("{k}={v}"));
+    }
+    command.arg(program).current_dir(&place);
+    for key in [
+        "LD_PRELOAD",
+        "ADIT_MODE",
+        "ADIT_ADOPT_BYTES",
+        "ADIT_ADOPT_PERCENT",
+    ] {
+        command.env_remove(key);
+    }
+    command
+        .env("ADIT_RUNTIME_DIR", &runtime)
+        .stdin(Stdio::null());
+    let said = command.output().expect("timeout(1)");
+    let mut output = String::from_utf8_lossy(&said.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&said.stderr);
+    if !errors.is_empty() {
+        output.push_str("\nstandard error:\n");
+        output.push_str(&errors);
+    }
+    let status = match (said.status.code(), said.status.signal()) {
+        (Some(124 | 137), _) => format!("took longer than {LIMIT} s"),
+        (Some(code), _) => format!("exit {code}"),
+        (None, signal) => format!("signal {signal:?}"),
+    };
+    let mut files = BTreeMap::new();
+    collect(&place, &place, &mut files);
+    remove(&runtime);
+    Outcome {
+        status,
+        output,
+        files,
+    }
+}
+
+/// Everything about the files that must not differ. Times do.
+fn collect(root: &Path, dir: &Path, into: &mut BTreeMap<String, String>) {
+    for entry in std::fs::read_dir(dir).expect("a directory").flatten() {
+        let path = entry.path();
+        let meta = std::fs::symlink_metadata(&path).expect("a file's data");
+        let name = path
+            .strip_prefix(root)
+            .expect("below")
+            .to_string_lossy()
+            .into_owned();
+        let mut about = format!("mode {:o} links {}", meta.mode(), meta.nlink());
+        if meta.is_dir() {
+            collect(root, &path, into);
+        } else if meta.is_symlink() {
+            about += &format!(" to {:?}", std::fs::read_link(&path));
+        } else if meta.is_file() && meta.len() < 64 << 20 {
+            let bytes = std::fs::read(&path).expect("a file");
+            let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
+                (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3)
+            });
+            about += &format!(" size {} sum {sum:016x}", meta.len());
+        } else {
+            about += &format!(" size {}", meta.len());
+        }
+        into.insert(name, about);
+    }
+}

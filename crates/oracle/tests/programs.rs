@@ -1,0 +1,167 @@
+//! Every program in `c/` runs plainly and with `libadit.so` preloaded, in twin directories on tmpfs
+//! and on a disk. Output, exit status and all files must be the same.
+//!
+//! `ADIT_LIB` names the library; without it the one of this workspace is built. Programs use only
+//! relative names and print nothing that may differ between two plain runs.
+// Tests start programs and compare files: that is what the standard library is for.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+mod common;
+
+use common::{Outcome, compile, library, run, scratch};
+use std::path::Path;
+
+/// Runs a program in all its settings and compares each with the plain run on the same medium.
+fn twin(name: &str) {
+    let preload = library();
+    let Some(program) = compile(name) else { return };
+    for (medium, settings) in [
+        (
+            common::memory(),
+            &[&[("ADIT_ADOPT_BYTES", "0")][..], &[][..]][..],
+        ),
+        (common::disk(), &[&[("ADIT_ADOPT_BYTES", "0")][..]][..]),
+    ] {
+        let dir = scratch(&medium, name);
+        let plain = run(&program, &dir, "plain", &[]);
+        if let Some(reason) = plain.skipped() {
+            println!("{name}: on {}: {reason}", medium.display());
+        }
+        for (i, extra) in settings.iter().enumerate() {
+            let env = common::preloaded(&preload, extra);
+            let adit = run(&program, &dir, &format!("adit{i}"), &env);
+            same(
+                &plain,
+                &adit,
+                &format!("{name} on {} with {extra:?}", medium.display()),
+            );
+        }
+        common::remove(&dir);
+    }
+}
+
+#[track_caller]
+fn same(plain: &Outcome, adit: &Outcome, what: &str) {
+    if let Some(difference) = plain.difference(adit) {
+        panic!("{what}: {difference}");
+    }
+}
+
+macro_rules! programs {
+    ($($name:ident)*) => {
+        $(#[test] fn $name() { twin(stringify!($name)); })*
+        const NAMES: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+programs! {
+    open_family close_family dup_family fcntl_family read_family write_family seek_family
+    truncate_family sync_family stat_family stdio_family mmap_family copy_family fork_exec names
+    lock_family aio_family uring passing times_family exit_family signals blocked interrupted jumps
+    cancel identity limits many_files sparse syscall2 notified text_busy directories foreign threads
+    plain
+}
+
+#[test]
+fn every_program_is_run() {
+    let special = ["early"];
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("c");
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).expect("the programs").flatten() {
+        let path = entry.path();
+        if path.extension().is_some_and(|e| e == "c") {
+            found.push(
+                path.file_stem()
+                    .expect("a name")
+                    .to_string_lossy()
+                    .into_owned(),
+            );
+        }
+    }
+    found.sort();
+    let mut known: Vec<String> = NAMES
+        .iter()
+        .chain(&special)
+        .map(|n| (*n).to_string())
+        .collect();
+    known.sort();
+    assert_eq!(found, known);
+}
+
+/// Other libraries are preloaded too: before ours, and after.
+#[test]
+fn preloaded_with_others() {
+    let (lib, early, plain) = (library(), compile("early"), compile("plain"));
+    let (Some(early), Some(plain)) = (early, plain) else {
+        return;
+    };
+    let mut others = vec![early];
+    for name in ["libjemalloc.so.2", "libtcmalloc_minimal.so.4"] {
+        match common::system_library(name) {
+            Some(path) => others.push(path),
+            None => println!("SKIP {name} is not installed"),
+        }
+    }
+    for (i, other) in others.iter().enumerate() {
+        let dir = scratch(&common::memory(), &format!("others{i}"));
+        let alone = [("LD_PRELOAD".to_string(), other.display().to_string())];
+        let expected = run(&plain, &dir, "plain", &alone);
+        for (side, list) in [
+            ("first", format!("{} {}", lib.display(), other.display())),
+            ("last", format!("{}:{}", other.display(), lib.display())),
+        ] {
+            let mut env = common::preloaded(&lib, &[("ADIT_ADOPT_BYTES", "0")]);
+            env.retain(|(k, _)| k != "LD_PRELOAD");
+            env.push(("LD_PRELOAD".into(), list));
+            let got = run(&plain, &dir, side, &env);
+            same(&expected, &got, &format!("{} {side}", other.display()));
+        }
+        common::remove(&dir);
+    }
+}
+
+/// Without ADIT_MODE the library must be inert, whatever else is set.
+#[test]
+fn inert_without_a_mode() {
+    let Some(plain) = compile("plain") else {
+        return;
+    };
+    let dir = scratch(&common::memory(), "inert");
+    let expected = run(&plain, &dir, "plain", &[]);
+    let mut env = common::preloaded(&library(), &[("ADIT_ADOPT_BYTES", "0")]);
+    env.retain(|(k, _)| k != "ADIT_MODE");
+    same(&expected, &run(&plain, &dir, "inert", &env), "inert");
+    common::remove(&dir);
+}
+
+/// The comparison itself must be able to fail, in each of its parts.
+#[test]
+fn differences_are_found() {
+    let dir = scratch(&common::memory(), "differences");
+    let shell = |name: &str, script: &str| {
+        let program = dir.join(format!("{name}.sh"));
+        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("a script");
+        common::make_executable(&program);
+        run(&program, &dir, name, &[])
+    };
+    let good = shell("good", "echo out; echo file >f; exit 3");
+    assert!(
+        good.difference(&shell("again", "echo out; echo file >f; exit 3"))
+            .is_none()
+    );
+    for (name, script) in [
+        ("output", "echo other; echo file >f; exit 3"),
+        ("status", "echo out; echo file >f; exit 4"),
+        ("contents", "echo out; echo fill >f; exit 3"),
+        ("missing", "echo out; exit 3"),
+        ("surplus", "echo out; echo file >f; echo >g; exit 3"),
+        ("mode", "echo out; echo file >f; chmod 600 f; exit 3"),
+        ("signal", "echo out; echo file >f; kill -9 $$"),
+    ] {
+        assert!(
+            good.difference(&shell(name, script)).is_some(),
+            "{name} went unnoticed"
+        );
+    }
+    common::remove(&dir);
+}

@@ -1,0 +1,277 @@
+//! Signals, faults and cancellation: every part of the programs in `signals/` prints the same and
+//! ends the same with and without the library.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests run outside the library"
+)]
+
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Output};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The longest one run may take, in seconds.
+const LIMIT: &str = "30";
+
+/// The built library. Cargo does not build a crate's C library for its tests, so the first test that
+/// asks has it built.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let test = std::env::current_exe().unwrap();
+        let profile = test.parent().unwrap().parent().unwrap();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "adit-shim", "--manifest-path"]);
+        cargo.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
+        cargo.arg("--target-dir").arg(profile.parent().unwrap());
+        if profile.ends_with("release") {
+            cargo.arg("--release");
+        }
+        let built = cargo.status().expect("cargo starts").success();
+        assert!(built, "the library does not build");
+        let library = profile.join("libadit.so");
+        assert!(library.is_file(), "{} was not built", library.display());
+        library
+    })
+}
+
+/// A directory of a test's own in shared memory, which is a medium that is served.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("adit-signal-test-{}-{number}", std::process::id());
+        let dir = Path::new("/dev/shm").join(name);
+        std::fs::DirBuilder::new().mode(0o700).create(&dir).unwrap();
+        Self(dir)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The compiled program of this name.
+fn program(name: &'static str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/signals");
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let status = Command::new("cc")
+        .args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .arg(&built)
+        .arg(source.join(name).with_extension("c"))
+        .status()
+        .expect("a C compiler starts");
+    assert!(status.success(), "{name}.c does not compile");
+    built
+}
+
+fn faults() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| program("faults"))
+}
+
+fn masks() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| program("masks"))
+}
+
+fn interrupts() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| program("interrupts"))
+}
+
+/// Puts a command under the library, which promotes and maps at first use.
+fn preloaded(command: &mut Command, scratch: &Scratch) {
+    command
+        .env("LD_PRELOAD", library())
+        .env("ADIT_MODE", "posix")
+        .env("ADIT_ADOPT_BYTES", "0")
+        .env("ADIT_ADOPT_PERCENT", "0")
+        .env("ADIT_RUNTIME_DIR", &scratch.0);
+}
+
+/// Runs `arguments` with a time limit and no core dumps.
+fn run(arguments: &[&str], scratch: Option<&Scratch>) -> Output {
+    let mut command = Command::new("/bin/sh");
+    command
+        .args(["-c", "ulimit -c 0; exec timeout \"$@\"", "sh", LIMIT])
+        .args(arguments)
+        .env_remove("LD_PRELOAD");
+    if let Some(scratch) = scratch {
+        preloaded(&mut command, scratch);
+    }
+    command.output().expect("a shell starts")
+}
+
+/// How a run ended: what a shell would show.
+fn shown(status: ExitStatus) -> i32 {
+    status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+}
+
+/// The two runs of one part.
+struct Both {
+    plain: Output,
+    under: Output,
+}
+
+fn both(program: &Path, part: &str) -> Both {
+    let scratch = Scratch::new();
+    let file = scratch.0.join("file");
+    let arguments = [program.to_str().unwrap(), part, file.to_str().unwrap()];
+    Both {
+        plain: run(&arguments, None),
+        under: run(&arguments, Some(&scratch)),
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs a part both ways, compares, and checks the shell's status and that the output contains
+/// `expected`, so that two programs which fail alike are not taken for success.
+fn same(program: &Path, part: &str, status: i32, expected: &str) {
+    let Both { plain, under } = both(program, part);
+    let served = text(&under.stderr).contains("served");
+    assert!(served, "{part} was not served: {}", text(&under.stderr));
+    same_output(part, &plain, &under, status, expected);
+}
+
+fn same_output(part: &str, plain: &Output, under: &Output, status: i32, expected: &str) {
+    assert_eq!(text(&plain.stdout), text(&under.stdout), "{part}");
+    assert_eq!(shown(plain.status), status, "{part}, plainly: {plain:?}");
+    assert_eq!(shown(under.status), status, "{part}, preloaded: {under:?}");
+    assert!(
+        text(&under.stdout).contains(expected),
+        "{part}: {expected:?} is missing: {under:?}"
+    );
+}
+
+const SEGV: i32 = 128 + 11;
+const BUS: i32 = 128 + 7;
+
+macro_rules! parts {
+    ($program:ident: $($part:ident $status:expr, $expected:expr;)*) => {$(
+        #[test]
+        fn $part() {
+            same($program(), stringify!($part), $status, $expected);
+        }
+    )*};
+}
+
+parts! { faults:
+    shortened 0, "cut 1000\nbehind 0\n";
+    shortened_write 0, "write 1000\n";
+    own_segv_before 0, "calls 1000\nwhole 65536\ncut 1000\n";
+    own_segv_after 0, "calls 1000\nwhole 65536\ncut 1000\n";
+    own_bus 0, "bus at 528384, code 2\ncalls 1\n";
+    bad_buffers 0, "pread(fd, null, 100, 0) = -1, errno 14\n";
+    alternate_stack 0, "calls 2, ";
+    stack_used 0, "on alternate stack: 0\non alternate stack: 1\n";
+    overflow 0, "survived, calls 1\n";
+    reset_hand SEGV, "handler 11\ndefault 1, flags 84000000\n";
+    killed_default SEGV, "";
+    killed_default_bus BUS, "";
+    killed_ignored SEGV, "alive\n";
+    killed_handled 0, "calls 200\n";
+    null_store SEGV, "";
+    null_call SEGV, "";
+    fault_in_handler SEGV, "handler 11\n";
+    views 0, "after: signal 7 default flags 0 mask 0 restorer 0\n";
+    inherit_exec 0, "SigBlk 40\nSigIgn 400\n";
+    inherit_spawn 0, "alive\n";
+}
+
+parts! { masks:
+    blocked 0, "cut 1000\nblocked: bus 1, segv 1\n";
+    blocked_sequential 0, "read 1000\nwrite 100\nat 524388\n";
+    blocked_thread 0, "thread: bus 1, segv 1\ncut 1000\n";
+    inherited_by_thread 0, "thread: bus 1, segv 1\ncut 1000\n";
+    handler_before 0, "cut 1000\n";
+    handler_after 0, "cut 1000\n";
+    handler_of_segv 0, "cut 1000\nafter: bus 0, segv 0\n";
+    waits_sigsuspend 0, "result -1, errno 4\nafter: bus 0, segv 0\n";
+    waits_ppoll 0, "result -1, errno 4\nafter: bus 0, segv 0\n";
+    waits_pselect 0, "result -1, errno 4\nafter: bus 0, segv 0\n";
+    waits_epoll 0, "result -1, errno 4\nafter: bus 0, segv 0\n";
+    jumped 0, "jumped: bus 1, segv 1\ncut 1000\n";
+    switched 0, "switched: bus 1, segv 1\ncut 1000\n";
+    pending 0, "pending 1 1, calls 0\nwaited for 7, calls 1\n";
+    fault_while_blocked SEGV, "";
+}
+
+parts! { interrupts:
+    write_in_handler 0, "all accounted for\n";
+    jump_out_of_reads 0, "alive\n";
+    cancelled 0, "cancelled 1, cleaned 1\n";
+    cancel_disabled 0, "whole\n";
+}
+
+/// A thread that blocks before anything is promoted is never served, and never dies.
+#[test]
+fn blocked_before() {
+    let Both { plain, under } = both(masks(), "blocked_before");
+    same_output("blocked_before", &plain, &under, 0, "cut 1000\n");
+}
+
+/// The checker can fail: without our handler the same reads are fatal.
+#[test]
+fn sabotaged() {
+    let Both { plain, under } = both(faults(), "sabotaged");
+    assert_eq!(shown(plain.status), 0, "{plain:?}");
+    assert_eq!(shown(under.status), BUS, "{under:?}");
+}
+
+/// Runs a command that brings fault handlers of its own on a file, if it is installed, and compares.
+fn foreign(arguments: &[&str], status: i32, on_stdout: &str, on_stderr: &str) {
+    let scratch = Scratch::new();
+    let version = [arguments[0], "--version"];
+    if !run(&version, None).status.success() {
+        eprintln!("{} is not installed", arguments[0]);
+        return;
+    }
+    let data = scratch.0.join("data");
+    let mut arguments = arguments.to_vec();
+    arguments.push(data.to_str().unwrap());
+    let [plain, under] = [None, Some(&scratch)].map(|scratch| {
+        std::fs::write(&data, vec![7; 1 << 20]).unwrap();
+        run(&arguments, scratch)
+    });
+    same_output(arguments[0], &plain, &under, status, on_stdout);
+    assert!(text(&under.stderr).contains(on_stderr), "{under:?}");
+}
+
+/// Reads the file at `sys.argv[1]` until it is served, then follows a null pointer.
+const CRASH: &str = "import os, sys, ctypes
+f = os.open(sys.argv[1], os.O_RDONLY)
+for i in range(100): assert os.pread(f, 4096, i * 4096) == bytes([7]) * 4096
+print(sys.argv[1] in open('/proc/self/maps').read(), file=sys.stderr, flush=True)
+ctypes.string_at(0)";
+
+#[test]
+fn python_crash() {
+    foreign(&["python3", "-c", CRASH], SEGV, "", "True\n");
+}
+
+#[test]
+fn python_fault_handler() {
+    let arguments = ["python3", "-X", "faulthandler", "-c", CRASH];
+    let message = "True\nFatal Python error: Segmentation fault";
+    foreign(&arguments, SEGV, "", message);
+}
+
+/// Null checks and stack overflows of Java are faults, and its threads take them all the time.
+#[test]
+fn java_faults() {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/signals/Faults.java");
+    foreign(&["java", source], 0, "5000 null, 3 overflows, served ", "");
+}
