@@ -38,8 +38,7 @@ fn note_open(fd: c_int, flags: c_int) {
     if process::in_vfork_child() {
         return;
     }
-    // A word left over means that the descriptor was closed where we could not see it.
-    forget(fd);
+    forget_stale(fd);
     let mode = flags & libc::O_ACCMODE;
     if fd <= fds::LAST_STANDARD
         || mode == libc::O_WRONLY
@@ -60,7 +59,7 @@ fn note_open(fd: c_int, flags: c_int) {
 /// was closed where we could not see it (PROTOCOLS F6).
 pub(crate) extern "C" fn returned(_a: usize, _b: usize, _c: usize, fd: c_int) {
     if !process::in_vfork_child() {
-        forget(fd);
+        forget_stale(fd);
     }
 }
 
@@ -69,8 +68,8 @@ fn returned_pair(result: c_int, pair: *const c_int) -> c_int {
     if result == 0 && !process::in_vfork_child() {
         // SAFETY: libc has just stored both there.
         let [first, second] = unsafe { [pair.read(), pair.add(1).read()] };
-        forget(first);
-        forget(second);
+        forget_stale(first);
+        forget_stale(second);
     }
     result
 }
@@ -228,6 +227,19 @@ fn has_capabilities(fd: c_int) -> bool {
     sys::fgetxattr(fd as usize, c"security.capability".as_ptr() as usize, 0, 0).is_ok()
 }
 
+/// Makes `fd` foreign because its number already means something else: a word left over says that
+/// the old descriptor was closed where we could not see it. The old file's times are left to the
+/// monitor; settling them through this number would touch the new file.
+fn forget_stale(fd: c_int) {
+    let Some(word) = fds::word(fd) else { return };
+    if word.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    if let Kind::Promoted(ofd) = fds::kind(word.swap(0, Ordering::SeqCst)) {
+        ofd.drop_name(-1);
+    }
+}
+
 /// Makes `fd` foreign because its number is about to mean something else.
 pub(crate) fn forget(fd: c_int) {
     let Some(word) = fds::word(fd) else { return };
@@ -336,7 +348,7 @@ fn alias(old: c_int, fd: c_int) {
     if process::in_vfork_child() {
         return;
     }
-    forget(fd);
+    forget_stale(fd);
     if fd <= fds::LAST_STANDARD {
         return process::share(old);
     }
