@@ -468,10 +468,14 @@ fn append_for_ever(a: &Attachment<FileMedium>, place: &Path, id: u64) {
             scope.spawn(move || {
                 let id = id * 2 + thread;
                 let mut notes = fs::File::create(place.join(format!("notes-{id}"))).unwrap();
-                for count in 1_u64.. {
+                let mut count = 1_u64;
+                loop {
                     match append_line(a, file, &line_of(id, count)) {
                         // One write of 8 bytes: noted whole or not at all.
-                        Ok(()) => notes.write_all(&count.to_le_bytes()).unwrap(),
+                        Ok(()) => {
+                            notes.write_all(&count.to_le_bytes()).unwrap();
+                            count += 1;
+                        }
                         Err(Error::LogFull { .. } | Error::Full { .. }) => {
                             a.reclaim(|_, _| true).unwrap();
                             std::thread::sleep(Duration::from_micros(300));
