@@ -34,6 +34,20 @@ int main(void) {
   IS(c == d);
   R(pread(d, buf, 3, 70000));
   printf("%d %d %d\n", (unsigned char)buf[0], (unsigned char)buf[1], (unsigned char)buf[2]);
+  // Neither may what was stored through the old descriptor change the new file's times.
+  int o = open("a", O_RDWR);
+  warm(o);
+  R(pwrite(o, "stored", 6, 9000));
+  struct stat before, after;
+  stat("b", &before);
+  usleep(12000);
+  pwrite(o, "stored", 6, 9000);
+  RAW(close, o, 0, 0, 0);
+  int n = open("b", O_RDONLY);
+  IS(n == o);
+  fstat(n, &after);
+  IS(before.st_mtim.tv_sec == after.st_mtim.tv_sec && before.st_mtim.tv_nsec == after.st_mtim.tv_nsec);
+  R(close(n));
   int e[6];
   for (int i = 0; i < 6; i++) {
     e[i] = open("a", O_RDWR);

@@ -8,7 +8,7 @@
 use crate::fds::{self, Kind};
 use crate::ofd::{self, Ofd};
 use crate::real::call_real;
-use crate::{init, process, signal, sys, table};
+use crate::{data, init, process, signal, sys, table};
 use adit_pmem::MediumKind;
 use adit_store::direct::DirectFile;
 use adit_store::registry::FileId;
@@ -38,8 +38,7 @@ fn note_open(fd: c_int, flags: c_int) {
     if process::in_vfork_child() {
         return;
     }
-    // A word left over means that the descriptor was closed where we could not see it.
-    forget(fd);
+    forget_stale(fd);
     let mode = flags & libc::O_ACCMODE;
     if fd <= fds::LAST_STANDARD
         || mode == libc::O_WRONLY
@@ -54,6 +53,50 @@ fn note_open(fd: c_int, flags: c_int) {
     if process::sharing() {
         process::share(fd);
     }
+}
+
+/// After a call that returns a descriptor which is no file: a word left over means that the number
+/// was closed where we could not see it (PROTOCOLS F6).
+pub(crate) extern "C" fn returned(_a: usize, _b: usize, _c: usize, fd: c_int) {
+    if !process::in_vfork_child() {
+        forget_stale(fd);
+    }
+}
+
+/// As [`returned`] for calls that fill an array of two.
+fn returned_pair(result: c_int, pair: *const c_int) -> c_int {
+    if result == 0 && !process::in_vfork_child() {
+        // SAFETY: libc has just stored both there.
+        let [first, second] = unsafe { [pair.read(), pair.add(1).read()] };
+        forget_stale(first);
+        forget_stale(second);
+    }
+    result
+}
+
+pub(crate) extern "C" fn pipe(pair: *mut c_int) -> c_int {
+    type Function = unsafe extern "C" fn(*mut c_int) -> c_int;
+    // SAFETY: libc's own function with the program's own arguments.
+    returned_pair(unsafe { call_real!(table::pipe, Function)(pair) }, pair)
+}
+
+pub(crate) extern "C" fn pipe2(pair: *mut c_int, flags: c_int) -> c_int {
+    type Function = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
+    // SAFETY: libc's own function with the program's own arguments.
+    let result = unsafe { call_real!(table::pipe2, Function)(pair, flags) };
+    returned_pair(result, pair)
+}
+
+pub(crate) extern "C" fn socketpair(
+    domain: c_int,
+    kind: c_int,
+    protocol: c_int,
+    pair: *mut c_int,
+) -> c_int {
+    type Function = unsafe extern "C" fn(c_int, c_int, c_int, *mut c_int) -> c_int;
+    // SAFETY: libc's own function with the program's own arguments.
+    let result = unsafe { call_real!(table::socketpair, Function)(domain, kind, protocol, pair) };
+    returned_pair(result, pair)
 }
 
 /// A candidate has used up its credit: promote it, let it go, or give it more credit.
@@ -91,7 +134,7 @@ pub(crate) extern "C" fn consider(fd: c_int) {
 const LATER: u64 = 1 << 20;
 /// The most that a large file's reader is made to wait: promotion costs some tens of microseconds,
 /// which two per cent of this many bytes through the kernel exceed.
-const PATIENCE: u64 = 16 << 20;
+const PATIENCE: u64 = 32 << 20;
 /// Below this a file's reads nearly always touch its last page, which is the kernel's.
 const SMALLEST: u64 = 4 * 4096;
 
@@ -124,8 +167,8 @@ fn look_at(fd: c_int, shared: bool, waited: bool) -> Verdict {
     }
     let adoption = init::adoption(kind);
     if !waited && adoption.percent > 0 {
-        // One pass over the file, or as much as makes the cost of promotion disappear.
-        return Verdict::Later(size.saturating_add(size / 4).min(PATIENCE));
+        // A pass over the file in calls of a page, or as much as makes promotion disappear in it.
+        return Verdict::Later(size.saturating_mul(5).div_ceil(2).min(PATIENCE));
     }
     if !signal::ready() {
         return Verdict::Foreign;
@@ -141,13 +184,20 @@ fn look_at(fd: c_int, shared: bool, waited: bool) -> Verdict {
     let Some(file) = DirectFile::new(kind, size, writable, adoption) else {
         return Verdict::Later(LATER);
     };
-    let slot = init::REGISTRY.file(
-        FileId {
-            dev: stat.st_dev,
-            ino: stat.st_ino,
-        },
-        fd,
-    );
+    // Where file sizes are limited, making the registry's own file could exceed the limit, and the
+    // signal for that would be the program's.
+    let limited = data::KERNEL_WRITES.load(Ordering::Relaxed);
+    let slot = (!limited)
+        .then(|| {
+            init::REGISTRY.file(
+                FileId {
+                    dev: stat.st_dev,
+                    ino: stat.st_ino,
+                },
+                fd,
+            )
+        })
+        .flatten();
     match ofd::allocate(file, slot, own_offset(fd, shared || append)) {
         Some(ofd) => Verdict::Promote(ofd),
         None => Verdict::Later(LATER),
@@ -175,6 +225,19 @@ fn regular_file(fd: c_int) -> Option<libc::stat> {
 
 fn has_capabilities(fd: c_int) -> bool {
     sys::fgetxattr(fd as usize, c"security.capability".as_ptr() as usize, 0, 0).is_ok()
+}
+
+/// Makes `fd` foreign because its number already means something else: a word left over says that
+/// the old descriptor was closed where we could not see it. The old file's times are left to the
+/// monitor; settling them through this number would touch the new file.
+fn forget_stale(fd: c_int) {
+    let Some(word) = fds::word(fd) else { return };
+    if word.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    if let Kind::Promoted(ofd) = fds::kind(word.swap(0, Ordering::SeqCst)) {
+        ofd.drop_name(-1);
+    }
 }
 
 /// Makes `fd` foreign because its number is about to mean something else.
@@ -285,7 +348,7 @@ fn alias(old: c_int, fd: c_int) {
     if process::in_vfork_child() {
         return;
     }
-    forget(fd);
+    forget_stale(fd);
     if fd <= fds::LAST_STANDARD {
         return process::share(old);
     }

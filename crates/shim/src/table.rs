@@ -82,6 +82,29 @@ interpose! {
     replace dup (descriptors::dup);
     replace dup2 (descriptors::dup2);
     replace dup3 (descriptors::dup3);
+    // Descriptors that are no files, or that are only written: an old word must not stick to them.
+    after socket (descriptors::returned);
+    after accept (descriptors::returned);
+    after accept4 (descriptors::returned);
+    after eventfd (descriptors::returned);
+    after epoll_create (descriptors::returned);
+    after epoll_create1 (descriptors::returned);
+    after timerfd_create (descriptors::returned);
+    after signalfd (descriptors::returned);
+    after inotify_init (descriptors::returned);
+    after inotify_init1 (descriptors::returned);
+    after fanotify_init (descriptors::returned);
+    after memfd_create (descriptors::returned);
+    after shm_open (descriptors::returned);
+    after mq_open (descriptors::returned);
+    after open_by_handle_at (descriptors::returned);
+    after posix_openpt (descriptors::returned);
+    after pidfd_open (descriptors::returned);
+    after creat (descriptors::returned);
+    after creat64 (descriptors::returned);
+    replace pipe (descriptors::pipe);
+    replace pipe2 (descriptors::pipe2);
+    replace socketpair (descriptors::socketpair);
     around fcntl (descriptors::before_fcntl, descriptors::after_fcntl);
     around fcntl64 (descriptors::before_fcntl, descriptors::after_fcntl);
 
