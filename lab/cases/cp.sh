@@ -39,6 +39,10 @@ dd if=data of=dd.append bs=777 count=10 oflag=append conv=notrunc status=none
 dd if=data of=dd.append bs=777 count=10 oflag=append conv=notrunc,fsync status=none
 dd if=data of=dd.sync bs=5000 count=20 oflag=sync status=none
 dd if=data of=dd.ibs ibs=333 obs=1111 count=50 status=none
+# Direct and buffered calls on one file. Where O_DIRECT is refused it is refused on both sides.
+dd if=data of=dd.direct bs=4096 count=64 oflag=direct status=none 2>/dev/null || echo "no O_DIRECT"
+dd if=data of=dd.direct bs=1000 count=3 seek=9 conv=notrunc status=none
+dd if=dd.direct bs=4096 count=8 iflag=direct status=none 2>/dev/null | md5sum
 dd if=data bs=64k 2>/dev/null | dd of=dd.pipe bs=7k iflag=fullblock status=none
 
 split -b 300000 data piece.

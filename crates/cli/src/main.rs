@@ -21,8 +21,10 @@ mod doctor;
 mod failure;
 mod flush;
 mod generate;
+mod handle;
 mod monitor;
 mod output;
+mod pool;
 mod run;
 mod runtime;
 mod stat;
@@ -33,7 +35,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command};
-use failure::{Failure, Outcome, RUN_FAILED, USAGE};
+use failure::{Outcome, RUN_FAILED, USAGE};
 
 /// Where the C runtime enters.
 #[allow(unsafe_code, reason = "see # Safety: the name must be the C runtime's")]
@@ -83,7 +85,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Monitor(args) => monitor::monitor(&args),
         Command::Man { dir } => generate::man(&dir),
         Command::Completions { shell } => generate::completions(shell),
-        other => Err(Failure::new(format!("not in this version: {other:?}"))),
+        Command::Pool(command) => pool::pool(&command),
     }
 }
 

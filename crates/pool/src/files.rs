@@ -118,9 +118,15 @@ impl<M: Medium> Pool<M> {
         if word == 0 {
             return Ok(None);
         }
+        let count = u64::from(self.chunk_count()?);
         let chunk = checked_value(word, group)
-            .filter(|chunk| *chunk < u64::from(geometry.max_chunks))
+            .filter(|chunk| *chunk >= u64::from(geometry.header_chunks()) && *chunk < count)
             .ok_or_else(|| Error::damaged("name table", offset, "no chunk number"))?;
+        let word = self.chunk_word(chunk as u32)?;
+        if word.is_some_and(|word| word.kind != ChunkKind::Names) {
+            let what = format!("chunk {chunk} holds no names");
+            return Err(Error::damaged("name table", offset, what));
+        }
         let inside = u64::from(index) % geometry.names_per_chunk() * NAME_PAGES * PAGE;
         Ok(Some(geometry.chunk(chunk as u32) + inside))
     }

@@ -174,7 +174,10 @@ impl Superblock {
     /// Whether magic, CRC and geometry are sound (version and ABI are judged apart).
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        self.magic == MAGIC && self.crc == self.expected_crc() && self.geometry().is_valid()
+        self.magic == MAGIC
+            && self.crc == self.expected_crc()
+            && self.geometry().is_valid()
+            && (self.geometry().header_chunks() + 1..=self.max_chunks).contains(&self.chunk_count)
     }
 
     /// The sizes that decide where everything lies.

@@ -134,7 +134,7 @@ pub(crate) extern "C" fn consider(fd: c_int) {
 const LATER: u64 = 1 << 20;
 /// The most that a large file's reader is made to wait: promotion costs some tens of microseconds,
 /// which two per cent of this many bytes through the kernel exceed.
-const PATIENCE: u64 = 16 << 20;
+const PATIENCE: u64 = 32 << 20;
 /// Below this a file's reads nearly always touch its last page, which is the kernel's.
 const SMALLEST: u64 = 4 * 4096;
 
@@ -167,8 +167,8 @@ fn look_at(fd: c_int, shared: bool, waited: bool) -> Verdict {
     }
     let adoption = init::adoption(kind);
     if !waited && adoption.percent > 0 {
-        // One pass over the file, or as much as makes the cost of promotion disappear.
-        return Verdict::Later(size.saturating_add(size / 4).min(PATIENCE));
+        // A pass over the file in calls of a page, or as much as makes promotion disappear in it.
+        return Verdict::Later(size.saturating_mul(5).div_ceil(2).min(PATIENCE));
     }
     if !signal::ready() {
         return Verdict::Foreign;

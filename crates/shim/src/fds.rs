@@ -32,6 +32,10 @@ pub(crate) const WAITED: u64 = 4;
 /// The credit of a candidate starts at this bit.
 pub(crate) const CREDIT_SHIFT: u32 = 8;
 
+/// What a call costs besides its bytes, in bytes: entering the kernel takes about as long as it takes
+/// the kernel to move a page.
+pub(crate) const CALL: u64 = 4096;
+
 /// The table. Zero pages until a descriptor is used.
 pub(crate) static TABLE: [AtomicU64; LIMIT] = [const { AtomicU64::new(0) }; LIMIT];
 

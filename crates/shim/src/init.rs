@@ -12,8 +12,9 @@ use adit_store::registry::{Env, Registry};
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Bytes that a descriptor's calls move through the kernel before it is looked at.
-const DEFAULT_CREDIT: u64 = 256 << 10;
+/// Bytes (and [`fds::CALL`] per call) that a descriptor's calls move through the kernel before it is
+/// looked at.
+const DEFAULT_CREDIT: u64 = 512 << 10;
 
 /// Where this process's files are recorded once one is promoted.
 pub(crate) static REGISTRY: Registry = Registry::new();

@@ -33,19 +33,19 @@ const LOADS: [Load; 5] = [
         name: "16 then 200 us pause",
         burst: 16,
         pause: Duration::from_micros(200),
-        appends: 16_000,
+        appends: 24_000,
     },
     Load {
         name: "32 then 1 ms pause",
         burst: 32,
         pause: Duration::from_millis(1),
-        appends: 16_000,
+        appends: 24_000,
     },
     Load {
         name: "256 then 5 ms pause",
         burst: 256,
         pause: Duration::from_millis(5),
-        appends: 16_000,
+        appends: 24_000,
     },
     Load {
         name: "1 then 50 us pause",

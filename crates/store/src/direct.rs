@@ -302,7 +302,8 @@ impl DirectFile {
             .saturating_sub(start)
             .min(CHUNK);
         let price = (bytes / 64) * u64::from(self.adoption.percent) / 100;
-        let paying = u64::from(paid) + (len as u64).min(CHUNK) / 64 + 1;
+        // A call of a few bytes costs the kernel about as much as one of a page.
+        let paying = u64::from(paid) + (len as u64).clamp(PAGE, CHUNK) / 64;
         if paying < price {
             // A lost race undercounts; the chunk is mapped a call later.
             word.store(paying as u32, Ordering::Relaxed);

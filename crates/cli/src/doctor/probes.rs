@@ -276,29 +276,7 @@ fn exchange_range(first: &File, second: &File) -> Trial {
 }
 
 fn handle(file: &File) -> Trial {
-    #[repr(C, align(8))]
-    struct Handle {
-        len: u32,
-        kind: i32,
-        bytes: [u8; 128],
-    }
-    let mut handle = Handle {
-        len: 128,
-        kind: 0,
-        bytes: [0; 128],
-    };
-    let mut mount = 0i32;
-    // SAFETY: an empty path with AT_EMPTY_PATH, a handle with the room it says, a place for the id.
-    done(unsafe {
-        libc::syscall(
-            libc::SYS_name_to_handle_at,
-            file.as_raw_fd(),
-            c"".as_ptr(),
-            &raw mut handle,
-            &raw mut mount,
-            libc::AT_EMPTY_PATH,
-        )
-    } as libc::c_int)
+    crate::handle::of(file).map(drop).map_err(|e| plain(&e))
 }
 
 fn pagemap_scan() -> Trial {

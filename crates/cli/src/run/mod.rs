@@ -83,6 +83,7 @@ fn check_directories(args: &mut RunArgs) -> Result<(), Failure> {
             );
         };
         *pool = found;
+        crate::pool::usable(pool).map_err(|failure| failure.code(RUN_FAILED))?;
     }
     if let Some(dir) = &mut args.runtime_dir {
         *dir = std::path::absolute(&*dir).map_err(|e| Failure::from(e).code(RUN_FAILED))?;

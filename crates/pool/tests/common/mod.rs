@@ -1,6 +1,8 @@
 //! Small pools on simulated media, and files that live in a dictionary, for the tests.
 #![allow(dead_code, unreachable_pub, reason = "every test binary uses a part")]
 
+pub mod memory;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -764,14 +764,27 @@ fn a_small_file_system_is_left_to_the_program() {
 fn appends_in_bursts_are_noticed() {
     let scratch = Scratch::new();
     let appender = Appender::new(&scratch);
-    let mut noticed = 0;
-    for count in 0..3000u64 {
-        if count.is_multiple_of(64) {
-            std::thread::sleep(Duration::from_millis(2));
+    let noticed = |pause: &dyn Fn(u64)| {
+        let mut noticed = 0;
+        for count in 0..4096u64 {
+            pause(count);
+            noticed += u32::from(appender.slot.appended(1, count));
         }
-        noticed += u32::from(appender.slot.appended(1, count));
-    }
-    assert!(noticed > 0);
+        noticed
+    };
+    let burst = |count: u64| {
+        if count.is_multiple_of(64) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    assert!(noticed(&burst) > 0);
+    // Nothing but pauses is no burst.
+    let single = |count: u64| {
+        if count.is_multiple_of(8) {
+            std::thread::sleep(Duration::from_micros(300));
+        }
+    };
+    assert_eq!(noticed(&single), 0);
     appender.registry.detach();
 }
 

@@ -131,7 +131,7 @@ pub struct Slot {
     pub window_at: AtomicU64,
     /// One of the [`reserving`] constants.
     pub reserving: AtomicU32,
-    /// Windows of appends in a row that looked like bursts.
+    /// Windows of appends judged, and how many of them were fast and slow, one byte each.
     pub windows: AtomicU32,
     _pad1: [AtomicU64; 11],
     /// Written by the monitor: blocks are reserved up to here.

@@ -509,6 +509,17 @@ fn costs() {
     let slot = registry.file(id, fd).expect("slot");
     println!("attach and register: {:?}", start.elapsed());
     slot.close(fd);
+    let others: Vec<_> = (0..100)
+        .map(|_| crate::testing::registry(&scratch.path("run")))
+        .collect();
+    let start = std::time::Instant::now();
+    for other in &others {
+        other.file(id, fd).expect("slot");
+    }
+    println!("attach, directory there: {:?}", start.elapsed() / 100);
+    let start = std::time::Instant::now();
+    others.iter().for_each(|other| other.detach());
+    println!("detach: {:?}", start.elapsed() / 100);
     let start = std::time::Instant::now();
     for _ in 0..1000 {
         registry.file(id, fd).expect("slot").close(fd);

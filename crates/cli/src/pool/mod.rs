@@ -1,0 +1,163 @@
+//! `adit pool`: make, inspect, check, recover and remove pools.
+
+mod recover;
+mod show;
+
+use std::path::{Path, PathBuf};
+
+use adit_pool::layout::Geometry;
+use adit_pool::{Error, PoolFile};
+use serde::Serialize;
+
+use crate::args::{PoolCommand, PoolFile as Named};
+use crate::failure::{Failure, NO, Outcome, words};
+use crate::output::{self, bytes};
+
+/// Does what was asked for.
+pub(crate) fn pool(command: &PoolCommand) -> Outcome {
+    match command {
+        PoolCommand::Create { file, size } => create(file, *size),
+        PoolCommand::Info(named) => info(named),
+        PoolCommand::Check(named) => check(named),
+        PoolCommand::Dump(named) => dump(named),
+        PoolCommand::Recover(named) => recover::recover(named),
+        PoolCommand::Rm { file, force } => remove(file, *force),
+    }
+}
+
+/// An error of the pool, with the file's name. Its words end in what to do next, behind the last
+/// semicolon.
+fn failure(file: &Path, error: &Error) -> Failure {
+    let name = file.display();
+    if let Error::Kernel { call, errno } = error {
+        return Failure::new(format!("{name}: {} ({call})", words(*errno)))
+            .next("check the path and its permissions");
+    }
+    let text = error.to_string();
+    match text.rsplit_once("; ") {
+        Some((what, next)) => Failure::new(format!("{name}: {what}")).next(next),
+        None => Failure::new(format!("{name}: {text}")),
+    }
+}
+
+/// Says, for `adit run --pool`, what is wrong with a pool.
+pub(crate) fn usable(file: &Path) -> Result<(), Failure> {
+    PoolFile::open_read_only(file)
+        .map(drop)
+        .map_err(|e| failure(file, &e))
+}
+
+fn create(file: &Path, size: u64) -> Outcome {
+    if file.symlink_metadata().is_ok() {
+        return Err(
+            Failure::new(format!("{}: there is a file already", file.display()))
+                .next("choose another name, or remove it: adit pool rm FILE"),
+        );
+    }
+    let made = PoolFile::create(file, size, Geometry::default()).map_err(|e| failure(file, &e))?;
+    let info = made.pool().info().map_err(|e| failure(file, &e))?;
+    println!(
+        "{}: pool {} of {} made",
+        file.display(),
+        info.uuid,
+        bytes(info.size)
+    );
+    Ok(0)
+}
+
+fn info(named: &Named) -> Outcome {
+    let pool = PoolFile::open_read_only(&named.file).map_err(|e| failure(&named.file, &e))?;
+    let info = pool.info().map_err(|e| failure(&named.file, &e))?;
+    if named.json {
+        output::json(&info)?;
+    } else {
+        show::info(&named.file, &info);
+    }
+    Ok(0)
+}
+
+/// What `adit pool check` reports, also about a pool that cannot even be opened.
+#[derive(Serialize)]
+struct Checked<'a> {
+    file: &'a Path,
+    sound: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unusable: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    report: Option<adit_pool::CheckReport>,
+}
+
+fn check(named: &Named) -> Outcome {
+    let file = named.file.as_path();
+    let opened = PoolFile::open_read_only(file).and_then(|pool| pool.check());
+    let checked = match opened {
+        Ok(report) => Checked {
+            file,
+            sound: report.is_sound(),
+            unusable: None,
+            report: Some(report),
+        },
+        Err(error) if is_about_the_contents(&error) => Checked {
+            file,
+            sound: false,
+            unusable: Some(error.to_string()),
+            report: None,
+        },
+        Err(error) => return Err(failure(file, &error)),
+    };
+    if named.json {
+        output::json(&checked)?;
+    } else {
+        show::checked(file, checked.unusable.as_deref(), checked.report.as_ref());
+    }
+    Ok(if checked.sound { 0 } else { NO })
+}
+
+/// Whether an error is an answer of the check, and not a reason why there is none.
+fn is_about_the_contents(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::ForeignMagic { .. }
+            | Error::Unfinished
+            | Error::NewerVersion { .. }
+            | Error::OtherAbi { .. }
+            | Error::Truncated { .. }
+            | Error::Superblock
+            | Error::Damaged { .. }
+    )
+}
+
+fn dump(named: &Named) -> Outcome {
+    let pool = PoolFile::open_read_only(&named.file).map_err(|e| failure(&named.file, &e))?;
+    let dump = pool.dump().map_err(|e| failure(&named.file, &e))?;
+    if named.json {
+        output::json(&dump)?;
+    } else {
+        show::dump(&named.file, &dump);
+    }
+    Ok(0)
+}
+
+/// A pool that cannot be opened holds nothing that could be published: with --force it is removed
+/// like any file, if it is this user's.
+fn remove(file: &PathBuf, force: bool) -> Outcome {
+    match PoolFile::open(file) {
+        Ok(opened) => opened.remove(force).map_err(|error| {
+            let failure = failure(file, &error);
+            match error {
+                Error::Unpublished { .. } => failure.next(format!(
+                    "adit pool recover {}; or lose it with --force",
+                    file.display()
+                )),
+                _ => failure,
+            }
+        })?,
+        Err(error) if force && is_about_the_contents(&error) => std::fs::remove_file(file)?,
+        Err(error) if is_about_the_contents(&error) => {
+            return Err(failure(file, &error).next("remove it anyway with --force"));
+        }
+        Err(error) => return Err(failure(file, &error)),
+    }
+    println!("{}: removed", file.display());
+    Ok(0)
+}

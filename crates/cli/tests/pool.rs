@@ -1,0 +1,330 @@
+//! `adit pool` on good pools, on bad ones, and on what dead programs left.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests run outside the library"
+)]
+#![allow(unsafe_code, reason = "file handles have no wrapper without libc")]
+
+mod common;
+
+use std::fs::{self, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use adit_pool::{FileName, Op, PoolFile, When};
+use common::{Finished, Scratch, adit, finish};
+use serde_json::Value;
+
+fn json(done: &Finished) -> Value {
+    serde_json::from_str(&done.out).unwrap_or_else(|e| panic!("{e}: {done:?}"))
+}
+
+fn on<const N: usize>(arguments: [&str; N], file: &Path) -> Finished {
+    finish(adit(arguments).arg(file))
+}
+
+fn new_pool(scratch: &Scratch) -> PathBuf {
+    let pool = scratch.0.join("pool");
+    let done = on(["pool", "create", "--size", "16M"], &pool);
+    assert_eq!(done.code(), Some(0), "{done:?}");
+    pool
+}
+
+#[test]
+fn a_new_pool_is_sound_empty_and_removable() {
+    let scratch = Scratch::new();
+    let pool = new_pool(&scratch);
+    assert_eq!(
+        fs::metadata(&pool).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+    let info = json(&on(["pool", "info", "--json"], &pool));
+    assert_eq!(
+        (info["size"].as_u64(), info["clean"].as_bool()),
+        (Some(16 << 20), Some(true))
+    );
+    let done = on(["pool", "check", "--json"], &pool);
+    assert_eq!(
+        (done.code(), json(&done)["sound"].as_bool()),
+        (Some(0), Some(true)),
+        "{done:?}"
+    );
+    assert!(
+        json(&on(["pool", "dump", "--json"], &pool))["records"]
+            .as_array()
+            .unwrap()
+            .is_empty()
+    );
+    for report in ["info", "check", "dump"] {
+        let done = on(["pool", report], &pool);
+        assert!(
+            done.code() == Some(0) && done.out.contains("pool"),
+            "{done:?}"
+        );
+    }
+    let done = on(["pool", "create"], &pool);
+    assert!(
+        done.code() == Some(3) && done.err.contains("a file already"),
+        "{done:?}"
+    );
+    let done = finish(adit(["run", "--pool"]).arg(&pool).arg("true"));
+    assert_eq!(done.code(), Some(0), "{done:?}");
+    assert_eq!(on(["pool", "rm"], &pool).code(), Some(0));
+    assert!(!pool.exists());
+}
+
+#[test]
+fn bad_arguments() {
+    let scratch = Scratch::new();
+    let file = scratch.0.join("pool");
+    for size in ["0", "5", "4K", "-1", "x", "99999999999999T"] {
+        let done = finish(adit(["pool", "create", "--size", size]).arg(&file));
+        assert!(matches!(done.code(), Some(2 | 3)), "{size}: {done:?}");
+        assert!(!file.exists(), "{size} left a file");
+    }
+    let done = finish(&mut adit(["pool", "create", "/proc/pool"]));
+    assert!(
+        done.code() == Some(3) && done.err.contains("next:"),
+        "{done:?}"
+    );
+    let done = finish(adit(["pool", "create"]).arg(scratch.0.join("no/such/dir/pool")));
+    assert!(
+        done.code() == Some(3) && done.err.contains("next:"),
+        "{done:?}"
+    );
+    assert_eq!(finish(&mut adit(["pool"])).code(), Some(2));
+}
+
+#[test]
+fn what_is_no_pool_is_refused_by_every_command() {
+    let scratch = Scratch::new();
+    let no_pools = [
+        scratch.0.join("missing"),
+        scratch.0.clone(),
+        scratch.file("empty", b"", 0o600),
+        scratch.file(
+            "text",
+            &b"this is not a pool at all, but long enough ".repeat(4000),
+            0o600,
+        ),
+        scratch.file("zeros", &[0; 1 << 20], 0o600),
+        scratch.file("short", b"x", 0o600),
+    ];
+    for file in &no_pools {
+        for command in ["info", "check", "dump", "recover", "rm"] {
+            let done = on(["pool", command], file);
+            assert!(
+                matches!(done.code(), Some(1 | 3)),
+                "{command} {file:?}: {done:?}"
+            );
+            assert!(!(done.out.is_empty() && done.err.is_empty()));
+        }
+        let done = finish(adit(["run", "--pool"]).arg(file).arg("true"));
+        assert_eq!(done.code(), Some(125), "{file:?}: {done:?}");
+    }
+    // None of the attempts removed anything.
+    assert!(no_pools[1..].iter().all(|file| file.exists()));
+    assert_eq!(on(["pool", "rm", "--force"], &no_pools[3]).code(), Some(0));
+}
+
+#[test]
+fn damage_is_found_and_nothing_crashes() {
+    let scratch = Scratch::new();
+    let pool = new_pool(&scratch);
+    let damaged = scratch.0.join("damaged");
+    let damage = |change: &dyn Fn(&fs::File)| {
+        fs::copy(&pool, &damaged).unwrap();
+        change(&OpenOptions::new().write(true).open(&damaged).unwrap());
+        let done = on(["pool", "check", "--json"], &damaged);
+        assert_eq!(
+            (done.code(), json(&done)["sound"].as_bool()),
+            (Some(1), Some(false)),
+            "{done:?}"
+        );
+        for command in ["info", "dump", "recover"] {
+            let done = on(["pool", command], &damaged);
+            assert!(done.code().is_some(), "{command} crashed: {done:?}");
+        }
+    };
+    damage(&|file| file.set_len(3 << 20).unwrap());
+    damage(&|file| file.set_len(5000).unwrap());
+    damage(&|file| {
+        file.write_all_at(&[0xff; 256], 0).unwrap();
+        file.write_all_at(&[0xff; 256], 4096).unwrap();
+    });
+
+    // Others could have put anything into it.
+    fs::copy(&pool, &damaged).unwrap();
+    fs::set_permissions(&damaged, fs::Permissions::from_mode(0o666)).unwrap();
+    let done = on(["pool", "info"], &damaged);
+    assert!(
+        done.code() == Some(3) && done.err.contains("chmod"),
+        "{done:?}"
+    );
+}
+
+/// What the kernel knows the file by.
+fn name_of(path: &Path) -> FileName {
+    #[repr(C, align(8))]
+    struct Raw {
+        len: u32,
+        kind: u32,
+        bytes: [u8; 128],
+    }
+    let mut raw = Raw {
+        len: 128,
+        kind: 0,
+        bytes: [0; 128],
+    };
+    let mut mount = 0i32;
+    let file = fs::File::open(path).unwrap();
+    // SAFETY: an open descriptor, an empty C string, a handle with room, a place for a number.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            &raw mut raw,
+            &raw mut mount,
+            libc::AT_EMPTY_PATH,
+        )
+    };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    FileName {
+        handle_type: raw.kind,
+        handle: raw.bytes[..raw.len as usize].to_vec(),
+        path: path.as_os_str().as_bytes().to_vec(),
+        device: 0,
+    }
+}
+
+/// Stages two writes and a truncation for `file` and goes away like a killed program.
+fn stage_and_die(pool: &Path, file: &Path) {
+    let pool = PoolFile::open(pool).unwrap();
+    let attachment = pool.attach().unwrap();
+    let entry = attachment.enter_file(&name_of(file)).unwrap();
+    for (file_offset, bytes) in [(4u64, vec![b'S'; 9000]), (9000, vec![b'T'; 100])] {
+        let extent = attachment.alloc(bytes.len() as u32).unwrap();
+        attachment.fill(extent, 0, &bytes).unwrap();
+        let op = Op::Write {
+            file_offset,
+            extent,
+            len: bytes.len() as u32,
+            data_crc: None,
+        };
+        attachment
+            .lock_file(entry)
+            .unwrap()
+            .append(&op, When::Now)
+            .unwrap();
+    }
+    let cut = Op::Truncate { size: 9050 };
+    attachment
+        .lock_file(entry)
+        .unwrap()
+        .append(&cut, When::Now)
+        .unwrap();
+    // Dropping without detaching is what death does.
+}
+
+fn expected() -> Vec<u8> {
+    let mut bytes = b"base".to_vec();
+    bytes.resize(9000, b'S');
+    bytes.resize(9050, b'T');
+    bytes
+}
+
+#[test]
+fn recovery_brings_back_what_a_dead_program_staged() {
+    let scratch = Scratch::new();
+    let pool = new_pool(&scratch);
+    let file = scratch.file("file", b"base file", 0o600);
+    stage_and_die(&pool, &file);
+    assert_eq!(fs::read(&file).unwrap(), b"base file");
+
+    let dump = json(&on(["pool", "dump", "--json"], &pool));
+    assert_eq!(dump["records"].as_array().unwrap().len(), 3, "{dump}");
+    let done = on(["pool", "rm"], &pool);
+    assert!(
+        done.code() == Some(3) && done.err.contains("adit pool recover"),
+        "{done:?}"
+    );
+
+    let done = on(["pool", "recover", "--json"], &pool);
+    assert_eq!(done.code(), Some(0), "{done:?}");
+    assert_eq!(json(&done)["files"][0]["records"], 3, "{done:?}");
+    assert!(
+        fs::read(&file).unwrap() == expected(),
+        "the file is not what was staged"
+    );
+
+    // Once is enough, and afterwards nothing is in the way of its removal.
+    fs::write(&file, b"newer").unwrap();
+    let done = on(["pool", "recover"], &pool);
+    assert_eq!(done.code(), Some(0), "{done:?}");
+    assert_eq!(fs::read(&file).unwrap(), b"newer");
+    assert_eq!(on(["pool", "check"], &pool).code(), Some(0));
+    assert_eq!(on(["pool", "rm"], &pool).code(), Some(0));
+}
+
+#[test]
+fn recovery_writes_into_no_other_file() {
+    let scratch = Scratch::new();
+    let pool = new_pool(&scratch);
+    let file = scratch.file("file", b"base file", 0o600);
+    stage_and_die(&pool, &file);
+    // The name belongs to another file now; the first one lives on under another name.
+    let moved = scratch.0.join("moved");
+    fs::rename(&file, &moved).unwrap();
+    fs::write(&file, b"a stranger").unwrap();
+    let done = on(["pool", "recover", "--json"], &pool);
+    assert_eq!(done.code(), Some(1), "{done:?}");
+    let kept = json(&done)["files"][0]["kept"].as_str().unwrap().to_owned();
+    assert!(kept.contains("another file has its name"), "{kept}");
+    assert_eq!(fs::read(&file).unwrap(), b"a stranger");
+
+    // Nothing was lost: with its name back, the file gets its bytes.
+    fs::rename(&moved, &file).unwrap();
+    assert_eq!(on(["pool", "recover"], &pool).code(), Some(0));
+    assert!(
+        fs::read(&file).unwrap() == expected(),
+        "the file is not what was staged"
+    );
+}
+
+#[test]
+fn a_removed_file_can_be_given_up_by_force_only() {
+    let scratch = Scratch::new();
+    let pool = new_pool(&scratch);
+    let file = scratch.file("file", b"base file", 0o600);
+    stage_and_die(&pool, &file);
+    fs::remove_file(&file).unwrap();
+    let done = on(["pool", "recover"], &pool);
+    assert!(
+        done.code() == Some(1) && done.out.contains("STILL IN THE POOL"),
+        "{done:?}"
+    );
+    assert_eq!(on(["pool", "rm"], &pool).code(), Some(3));
+    assert_eq!(on(["pool", "rm", "--force"], &pool).code(), Some(0));
+}
+
+#[test]
+fn a_pool_in_use_is_not_removed() {
+    let scratch = Scratch::new();
+    let pool = new_pool(&scratch);
+    let attachment = PoolFile::open(&pool).unwrap().attach().unwrap();
+    for arguments in [vec!["pool", "rm"], vec!["pool", "rm", "--force"]] {
+        let done = finish(adit([]).args(arguments).arg(&pool));
+        assert!(
+            done.code() == Some(3) && done.err.contains("in use"),
+            "{done:?}"
+        );
+    }
+    let done = on(["pool", "info"], &pool);
+    assert!(done.out.contains("pool"), "{done:?}");
+    attachment.detach().unwrap();
+    assert_eq!(on(["pool", "rm"], &pool).code(), Some(0));
+}

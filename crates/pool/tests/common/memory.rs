@@ -1,0 +1,105 @@
+//! A medium in plain memory that counts accesses outside of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use adit_pmem::{Medium, OutOfRange};
+
+#[derive(Clone)]
+pub struct Memory {
+    words: Arc<[AtomicU64]>,
+    strays: Arc<AtomicU64>,
+}
+
+impl Memory {
+    pub fn new(bytes: &[u8]) -> Self {
+        let words = bytes
+            .chunks_exact(8)
+            .map(|word| AtomicU64::new(u64::from_le_bytes(word.try_into().unwrap())))
+            .collect();
+        Self {
+            words,
+            strays: Arc::default(),
+        }
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        self.words
+            .iter()
+            .flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes())
+            .collect()
+    }
+
+    /// Accesses that were refused.
+    pub fn strays(&self) -> u64 {
+        self.strays.load(Ordering::Relaxed)
+    }
+
+    fn check(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
+        let size = self.size();
+        match offset.checked_add(len) {
+            Some(end) if end <= size => Ok(()),
+            _ => {
+                self.strays.fetch_add(1, Ordering::Relaxed);
+                Err(OutOfRange { offset, len, size })
+            }
+        }
+    }
+
+    fn word(&self, offset: u64) -> Result<&AtomicU64, OutOfRange> {
+        self.check(offset, 8)?;
+        assert_eq!(offset % 8, 0, "an unaligned word");
+        Ok(&self.words[(offset / 8) as usize])
+    }
+}
+
+impl Medium for Memory {
+    fn size(&self) -> u64 {
+        self.words.len() as u64 * 8
+    }
+
+    fn load(&self, offset: u64) -> Result<u64, OutOfRange> {
+        Ok(self.word(offset)?.load(Ordering::Acquire))
+    }
+
+    fn store(&self, offset: u64, value: u64) -> Result<(), OutOfRange> {
+        self.word(offset)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    fn compare_exchange(
+        &self,
+        offset: u64,
+        current: u64,
+        new: u64,
+    ) -> Result<Result<u64, u64>, OutOfRange> {
+        let word = self.word(offset)?;
+        Ok(word.compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst))
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
+        self.check(offset, into.len() as u64)?;
+        for (i, byte) in into.iter_mut().enumerate() {
+            let at = offset as usize + i;
+            *byte = self.words[at / 8].load(Ordering::Acquire).to_le_bytes()[at % 8];
+        }
+        Ok(())
+    }
+
+    fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
+        self.check(offset, from.len() as u64)?;
+        for (i, byte) in from.iter().enumerate() {
+            let at = offset as usize + i;
+            let mut word = self.words[at / 8].load(Ordering::Acquire).to_le_bytes();
+            word[at % 8] = *byte;
+            self.words[at / 8].store(u64::from_le_bytes(word), Ordering::Release);
+        }
+        Ok(())
+    }
+
+    fn flush(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
+        self.check(offset, len)
+    }
+
+    fn fence(&self) {}
+}

@@ -1,0 +1,497 @@
+//! Images that are not what Adit wrote: flipped, spliced, cut, copied over themselves.
+//!
+//! Whatever the bytes are, opening, checking, dumping, walking, attaching, publishing and using the
+//! pool ends soon in success or in a typed error, and nothing outside the medium is touched.
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use adit_pool::layout::{
+    ChunkKind, ChunkWord, FileEntry, MAGIC, NAMES, Record, SHARED, SUPERBLOCK_A, SUPERBLOCK_B,
+    Shared, Superblock, VERSION, checked_word, crc_of_record,
+};
+use adit_pool::{Error, LocalLocks, Op, Pool, Rejection, Result, When};
+use adit_sim::Rng;
+use common::memory::Memory;
+use common::*;
+
+/// A pool with everything in it: committed and uncommitted records, a group, a retired record, a
+/// second file, a dead attachment, a recycled log chunk.
+fn image() -> Vec<u8> {
+    let medium = Memory::new(&vec![0; tiny_size(12) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let locks = LocalLocks::default();
+    let pool = open(medium.clone(), &locks, boot(1)).unwrap();
+    let a = pool.attach().unwrap();
+    let b = pool.attach().unwrap();
+    let one = a.enter_file(&name(1)).unwrap();
+    for _ in 0..130 {
+        a.lock_file(one)
+            .unwrap()
+            .append(&Op::Truncate { size: 9 }, When::WithCommit)
+            .unwrap();
+    }
+    a.lock_file(one).unwrap().retire(129).unwrap();
+    a.reclaim(|_, _| true).unwrap();
+    stage(&a, one, 0, &[1; 300], When::Now).unwrap();
+    stage(&b, one, 200, &[2; 5000], When::WithCommit).unwrap();
+    a.lock_file(one).unwrap().commit().unwrap();
+    stage(&a, one, 900, &[3; 64], When::WithCommit).unwrap();
+    let two = b.enter_file(&name(2)).unwrap();
+    let ops = [
+        fill(&b, 0, b"abc").unwrap(),
+        fill(&b, 3, &[9; 4096]).unwrap(),
+    ];
+    b.lock_file(two)
+        .unwrap()
+        .append_group(&ops, When::Now)
+        .unwrap();
+    b.lock_file(two)
+        .unwrap()
+        .append(
+            &Op::Zero {
+                file_offset: 1,
+                len: 5,
+            },
+            When::Now,
+        )
+        .unwrap();
+    drop((a, b));
+    medium.bytes()
+}
+
+/// Everything one can do with a pool.
+fn use_it(medium: &Memory, boot_number: u64) -> Result<()> {
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(boot_number))?;
+    let report = pool.check()?;
+    for problem in &report.problems {
+        assert!(!problem.to_string().is_empty());
+        assert!(problem.offset <= medium.bytes().len() as u64, "{problem}");
+    }
+    let dump = pool.dump()?;
+    assert!(!dump.to_string().is_empty());
+    pool.info()?;
+    let a = pool.attach()?;
+    publish(&pool, &a)?;
+    let file = a.enter_file(&name(7))?;
+    stage(&a, file, 0, b"after all", When::Now)?;
+    a.lock_file(file)?.commit()?;
+    a.forget_file(file)?;
+    a.detach()
+}
+
+fn publish(pool: &Arc<Pool<Memory>>, a: &adit_pool::Attachment<Memory>) -> Result<()> {
+    let found = pool.scan()?;
+    for file in &found.files {
+        let mut guard = a.lock_file(file.file())?;
+        for replay in found.records(pool, file.file()) {
+            if let adit_pool::ReplayOp::Write {
+                pool_offset, len, ..
+            } = replay?.op
+            {
+                let mut bytes = vec![0; len as usize];
+                adit_pmem::Medium::read(pool.medium(), pool_offset, &mut bytes)?;
+            }
+        }
+        guard.retire(file.last_seq)?;
+    }
+    a.reclaim(|_, _| true)?;
+    a.release_orphans()?;
+    Ok(())
+}
+
+/// Uses the image in both boots; the error, if there was one.
+fn survive(what: &str, bytes: &[u8]) -> Vec<Error> {
+    let mut errors = Vec::new();
+    for boot_number in [1, 2] {
+        let medium = Memory::new(bytes);
+        let started = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| use_it(&medium, boot_number)));
+        let outcome = outcome.unwrap_or_else(|_| panic!("{what}: a panic"));
+        assert!(
+            started.elapsed() < Duration::from_secs(2),
+            "{what}: took too long"
+        );
+        assert_eq!(medium.strays(), 0, "{what}: reached outside the medium");
+        if let Err(error) = outcome {
+            assert!(error.to_string().len() > 10);
+            errors.push(error);
+        }
+    }
+    errors
+}
+
+/// Areas of the image, so that small structures are hit as often as large ones.
+fn areas(len: usize) -> Vec<(usize, usize)> {
+    let chunk = |n: u32| TINY.chunk(TINY.header_chunks() + n) as usize;
+    let mut areas = vec![
+        (0, 128),
+        (4096, 128),
+        (SHARED as usize, Shared::SIZE),
+        (NAMES as usize, 64),
+        (TINY.slot(0) as usize, 256),
+        (TINY.chunk_table() as usize, 8 * TINY.max_chunks as usize),
+        (TINY.file_table() as usize, 4 * FileEntry::SIZE),
+    ];
+    areas.extend((0..12).map(|n| (chunk(n), 8192)));
+    areas.retain(|(start, size)| start + size <= len);
+    areas
+}
+
+fn pick(rng: &mut Rng, areas: &[(usize, usize)]) -> (usize, usize) {
+    let (start, size) = areas[rng.below(areas.len() as u64) as usize];
+    let at = start + rng.below(size as u64) as usize;
+    (at, start + size - at)
+}
+
+#[test]
+fn the_image_is_sound_as_written() {
+    let bytes = image();
+    let pool = open(Memory::new(&bytes), &LocalLocks::default(), boot(1)).unwrap();
+    let report = pool.check().unwrap();
+    assert_eq!(report.problems, []);
+    let found = pool.scan().unwrap();
+    assert_eq!(found.files.len(), 2);
+    assert!(found.counts.live >= 8, "{:?}", found.counts);
+    assert!(survive("as written", &bytes).is_empty());
+}
+
+#[test]
+fn every_bit_of_the_small_structures() {
+    let bytes = image();
+    let mut noticed = 0_u32;
+    for (start, size) in areas(bytes.len()).into_iter().take(7) {
+        // Every bit of the first quarter kilobyte of each, then every 13th.
+        for bit in (0..size * 8).filter(|bit| *bit < 1100 || bit % 13 == 0) {
+            let mut bytes = bytes.clone();
+            bytes[start + bit / 8] ^= 1 << (bit % 8);
+            noticed += survive(&format!("bit {bit} of {start}"), &bytes).len() as u32;
+        }
+    }
+    println!("{noticed} errors");
+}
+
+#[test]
+fn random_damage() {
+    let clean = image();
+    let areas = areas(clean.len());
+    let mut rng = Rng::new(0x5eed);
+    let mut failed = 0;
+    for round in 0..4000 {
+        let mut bytes = clean.clone();
+        for _ in 0..1 + rng.below(4) {
+            let (at, room) = pick(&mut rng, &areas);
+            match rng.below(6) {
+                0 => bytes[at] ^= 1 << rng.below(8),
+                1 => {
+                    let len = (1 + rng.below(64) as usize).min(room);
+                    bytes[at..at + len]
+                        .iter_mut()
+                        .for_each(|byte| *byte = rng.below(256) as u8);
+                }
+                2 => {
+                    // Words that tempt arithmetic.
+                    let at = at / 8 * 8;
+                    let tempting = [0, 1, u64::MAX, 1 << 63, u64::MAX >> 1, 1 << 48, 0xffff_ffff];
+                    let word = tempting[rng.below(7) as usize];
+                    bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+                }
+                3 => {
+                    // One part over another: records duplicated, entries moved.
+                    let (from, from_room) = pick(&mut rng, &areas);
+                    let (at, from) = (at / 64 * 64, from / 64 * 64);
+                    let len = 64.min(room).min(from_room);
+                    bytes.copy_within(from..from + len, at);
+                }
+                4 => {
+                    let len = (rng.below(4096) as usize).min(room);
+                    bytes[at..at + len].fill(0);
+                }
+                _ => {
+                    let len = (rng.below(4096) as usize).min(room);
+                    bytes[at..at + len].fill(0xff);
+                }
+            }
+        }
+        failed += survive(&format!("round {round}"), &bytes).len();
+    }
+    println!("{failed} errors");
+}
+
+/// Damage with all checksums put right again: what a program of the same user could forge.
+#[test]
+fn forged_structures() {
+    let clean = image();
+    let mut rng = Rng::new(0xf0);
+    for round in 0..1500 {
+        let mut bytes = clean.clone();
+        for _ in 0..1 + rng.below(3) {
+            match rng.below(5) {
+                4 => {
+                    let word = checked_word(tempting(&mut rng), 0).to_le_bytes();
+                    bytes[NAMES as usize..NAMES as usize + 8].copy_from_slice(&word);
+                }
+                0 => forge_record(&mut bytes, &mut rng),
+                1 => forge_entry(&mut bytes, &mut rng),
+                2 => forge_chunk_word(&mut bytes, &mut rng),
+                _ => forge_superblock(&mut bytes, &mut rng),
+            }
+        }
+        survive(&format!("forged, round {round}"), &bytes);
+    }
+}
+
+fn tempting(rng: &mut Rng) -> u64 {
+    match rng.below(6) {
+        0 => 0,
+        1 => u64::MAX,
+        2 => rng.below(256),
+        3 => 1 << rng.below(64),
+        4 => (1 << 48) - 1,
+        _ => tiny_size(rng.below(14) as u32) - rng.below(200),
+    }
+}
+
+fn forge_record(bytes: &mut [u8], rng: &mut Rng) {
+    // Some log chunk, some line of its beginning.
+    let logs: Vec<u32> = (0..TINY.header_chunks() + 12)
+        .filter(|chunk| {
+            let at = TINY.chunk_word(*chunk) as usize;
+            let word = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+            ChunkWord::decode(word).is_some_and(|word| word.kind == ChunkKind::Log)
+        })
+        .collect();
+    if logs.is_empty() {
+        return;
+    }
+    let chunk = logs[rng.below(logs.len() as u64) as usize];
+    let position = rng.below(20) as u32;
+    let at = TINY.record(chunk, position) as usize;
+    let mut line: [u8; 64] = bytes[at..at + 64].try_into().unwrap();
+    let field = Record::FIELDS[1 + rng.below(Record::FIELDS.len() as u64 - 1) as usize];
+    let value = tempting(rng).to_le_bytes();
+    line[field.offset..field.offset + field.size].copy_from_slice(&value[..field.size]);
+    let crc = crc_of_record(&line, &UUID, chunk, position);
+    line[..4].copy_from_slice(&crc.to_le_bytes());
+    bytes[at..at + 64].copy_from_slice(&line);
+}
+
+fn forge_entry(bytes: &mut [u8], rng: &mut Rng) {
+    let index = rng.below(4) as u32;
+    let at = TINY.file_entry(index) as usize;
+    let field = FileEntry::FIELDS[rng.below(FileEntry::FIELDS.len() as u64) as usize];
+    let value = tempting(rng).to_le_bytes();
+    let len = field.size.min(8);
+    bytes[at + field.offset..at + field.offset + len].copy_from_slice(&value[..len]);
+    let entry = FileEntry::decode(&bytes[at..at + 128].try_into().unwrap());
+    bytes[at..at + 8].copy_from_slice(&entry.live_state().to_le_bytes());
+}
+
+fn forge_chunk_word(bytes: &mut [u8], rng: &mut Rng) {
+    let at = TINY.chunk_word(rng.below(u64::from(TINY.max_chunks)) as u32) as usize;
+    let word = ChunkWord {
+        kind: ChunkKind::from_byte(rng.below(7) as u8).unwrap(),
+        owner: tempting(rng) as u16,
+        generation: tempting(rng) as u32,
+    };
+    bytes[at..at + 8].copy_from_slice(&word.encode().to_le_bytes());
+}
+
+fn forge_superblock(bytes: &mut [u8], rng: &mut Rng) {
+    let mut superblock = Superblock::decode(&bytes[..128].try_into().unwrap());
+    match rng.below(5) {
+        0 => superblock.chunk_count = tempting(rng) as u32,
+        1 => superblock.max_chunks = tempting(rng) as u32,
+        2 => superblock.slot_count = tempting(rng) as u32,
+        3 => superblock.file_count = tempting(rng) as u32,
+        _ => superblock.chunk_shift = rng.below(70) as u32,
+    }
+    superblock.update += 5;
+    superblock.crc = superblock.expected_crc();
+    bytes[..128].copy_from_slice(&superblock.encode());
+}
+
+#[test]
+fn truncated_images() {
+    let clean = image();
+    for len in (0..clean.len()).step_by(4096).chain([8, 64, 8184]) {
+        let errors = survive(&format!("cut to {len}"), &clean[..len]);
+        assert_eq!(errors.len(), 2, "cut to {len}");
+        assert!(
+            errors
+                .iter()
+                .all(|error| matches!(error, Error::Truncated { .. })),
+            "{errors:?}"
+        );
+    }
+}
+
+fn open_error(change: impl Fn(&mut Superblock), both: bool) -> Option<Error> {
+    let mut bytes = image();
+    for at in [SUPERBLOCK_A as usize, SUPERBLOCK_B as usize] {
+        if both || at == 0 {
+            let mut superblock = Superblock::decode(&bytes[at..at + 128].try_into().unwrap());
+            let crc = superblock.crc;
+            change(&mut superblock);
+            if superblock.crc == crc {
+                superblock.crc = superblock.expected_crc();
+            }
+            bytes[at..at + 128].copy_from_slice(&superblock.encode());
+        }
+    }
+    open(Memory::new(&bytes), &LocalLocks::default(), boot(1)).err()
+}
+
+#[test]
+fn foreign_newer_other_and_damaged_pools_are_told_apart() {
+    let foreign = open_error(|s| s.magic = 0x1234, true);
+    assert!(matches!(
+        foreign,
+        Some(Error::ForeignMagic { found: 0x1234 })
+    ));
+    let newer = open_error(|s| s.version = VERSION + 1, true);
+    assert!(
+        matches!(newer, Some(Error::NewerVersion { .. })),
+        "{newer:?}"
+    );
+    let other = open_error(|s| s.abi ^= 1, true);
+    assert!(matches!(other, Some(Error::OtherAbi { .. })));
+    let damaged = open_error(|s| s.crc ^= 1, true);
+    assert!(matches!(damaged, Some(Error::Superblock)));
+    // One sound copy is enough, and the check names the other.
+    assert!(open_error(|s| s.crc ^= 1, false).is_none());
+    assert!(open_error(|s| s.magic ^= 1, false).is_none());
+    let unfinished = open(Memory::new(&[0; 65536]), &LocalLocks::default(), boot(1)).err();
+    assert!(matches!(unfinished, Some(Error::Unfinished)));
+    assert_eq!(MAGIC.to_le_bytes(), *b"ADITPOOL");
+}
+
+#[test]
+fn a_damaged_superblock_is_named_and_mended() {
+    let mut bytes = image();
+    bytes[40] ^= 4;
+    let pool = open(Memory::new(&bytes), &LocalLocks::default(), boot(1)).unwrap();
+    let report = pool.check().unwrap();
+    assert_eq!(report.problems.len(), 1);
+    assert_eq!(
+        (report.problems[0].structure, report.problems[0].offset),
+        ("superblock", 0)
+    );
+    drop(pool.attach().unwrap());
+    assert!(pool.check().unwrap().is_sound());
+}
+
+/// Torn, stale, duplicated and flipped lines are told from each other and from sound ones.
+#[test]
+fn bad_records_are_told_apart() {
+    let medium = Memory::new(&vec![0; tiny_size(8) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let locks = LocalLocks::default();
+    let pool = open(medium.clone(), &locks, boot(1)).unwrap();
+    let a = pool.attach().unwrap();
+    let file = a.enter_file(&name(1)).unwrap();
+    for op in 0..6 {
+        stage(&a, file, op * 10, &[op as u8; 10], When::Now).unwrap();
+    }
+    drop(a);
+    let clean = medium.bytes();
+    let log = (0..TINY.header_chunks() + 8)
+        .find(|chunk| {
+            pool.chunk_word(*chunk)
+                .unwrap()
+                .is_some_and(|word| word.kind == ChunkKind::Log)
+        })
+        .unwrap();
+    let place = |position| TINY.record(log, position) as usize;
+    let reasons = |bytes: &[u8]| -> Vec<(u64, Rejection)> {
+        let pool = open(Memory::new(bytes), &locks, boot(1)).unwrap();
+        let found = pool.scan().unwrap();
+        found
+            .rejected
+            .into_iter()
+            .map(|rejected| (rejected.offset, rejected.reason))
+            .collect()
+    };
+    assert_eq!(reasons(&clean), []);
+
+    let mut flipped = clean.clone();
+    flipped[place(2) + 30] ^= 0x10;
+    assert_eq!(
+        reasons(&flipped),
+        [(place(2) as u64, Rejection::BitFlip { bit: 244 })]
+    );
+
+    let mut torn = clean.clone();
+    torn[place(5) + 24..place(5) + 64].fill(0);
+    assert_eq!(reasons(&torn), [(place(5) as u64, Rejection::Torn)]);
+
+    let mut unreadable = clean.clone();
+    unreadable[place(3) + 24..place(3) + 64].fill(0);
+    assert_eq!(
+        reasons(&unreadable),
+        [(place(3) as u64, Rejection::Unreadable)]
+    );
+
+    // A copy at another place is not believed, because the place is in its CRC.
+    let mut copied = clean.clone();
+    copied.copy_within(place(1)..place(1) + 64, place(9));
+    assert_eq!(reasons(&copied), [(place(9) as u64, Rejection::Torn)]);
+
+    // The same sequence number, sealed for its place: a duplicate.
+    let mut duplicate = clean.clone();
+    let mut line: [u8; 64] = clean[place(1)..place(1) + 64].try_into().unwrap();
+    let crc = crc_of_record(&line, &UUID, log, 9);
+    line[..4].copy_from_slice(&crc.to_le_bytes());
+    duplicate[place(9)..place(9) + 64].copy_from_slice(&line);
+    assert_eq!(
+        reasons(&duplicate),
+        [(place(9) as u64, Rejection::Duplicate)]
+    );
+
+    // Staged bytes that are not the logged ones.
+    let mut scribbled = clean.clone();
+    let record = Record::decode(&clean[place(4)..place(4) + 64].try_into().unwrap());
+    scribbled[record.pool_offset as usize] ^= 1;
+    assert_eq!(
+        reasons(&scribbled),
+        [(place(4) as u64, Rejection::DataMismatch)]
+    );
+
+    // An older generation is a leftover, no fault; a later one is.
+    for (by, reason) in [(1_u32, None), (u32::MAX, Some(Rejection::Future))] {
+        let mut bytes = clean.clone();
+        let at = TINY.chunk_word(log) as usize;
+        let word = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        let word = ChunkWord::decode(word).unwrap();
+        let word = ChunkWord {
+            generation: word.generation.wrapping_add(by),
+            ..word
+        };
+        bytes[at..at + 8].copy_from_slice(&word.encode().to_le_bytes());
+        let pool = open(Memory::new(&bytes), &locks, boot(1)).unwrap();
+        let found = pool.scan().unwrap();
+        assert!(found.is_empty());
+        match reason {
+            None => assert_eq!((found.counts.stale, found.rejected.len()), (6, 0)),
+            Some(reason) => assert!(found.rejected.iter().all(|r| r.reason == reason)),
+        }
+    }
+
+    // A damaged chunk word hides nothing: the lines of its chunk are believed by themselves.
+    let mut hidden = clean.clone();
+    hidden[TINY.chunk_word(log) as usize] ^= 1;
+    let pool = open(Memory::new(&hidden), &locks, boot(1)).unwrap();
+    assert_eq!(pool.scan().unwrap().counts.live, 6);
+    assert_eq!(pool.check().unwrap().problems.len(), 1);
+    let a = pool.attach().unwrap();
+    assert_eq!(
+        pool.scan().unwrap().counts.live,
+        6,
+        "and the first to attach mends it"
+    );
+    assert!(pool.check().unwrap().is_sound());
+    drop(a);
+}
