@@ -271,6 +271,9 @@ pub(crate) struct DemoArgs {
     /// Run only the cases whose name contains this
     #[arg(long, value_name = "NAME")]
     pub(crate) only: Vec<String>,
+    /// Alternating rounds; each is compared, the medians of the times are shown
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) rounds: u32,
     /// Seconds a case may take on each side
     #[arg(long, default_value_t = 120, value_name = "SECONDS")]
     pub(crate) limit: u64,

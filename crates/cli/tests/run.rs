@@ -366,6 +366,83 @@ fn a_static_program_runs_without_the_library() {
     assert_eq!(done.code(), Some(125), "{done:?}");
 }
 
+/// A file with the headers of a dynamic 64-bit program and nothing to run.
+#[cfg(target_arch = "x86_64")]
+fn headers(interpreter: &[u8], note: &[u8]) -> Vec<u8> {
+    let mut elf = static_program();
+    elf.truncate(64);
+    elf[56] = 2;
+    let mut data = Vec::new();
+    for (kind, bytes) in [(3u32, interpreter), (4, note)] {
+        let offset = 64 + 2 * 56 + data.len() as u64;
+        elf.extend(kind.to_le_bytes());
+        elf.extend(4u32.to_le_bytes());
+        for word in [offset, 0, 0, bytes.len() as u64, bytes.len() as u64, 1] {
+            elf.extend(word.to_le_bytes());
+        }
+        data.extend_from_slice(bytes);
+    }
+    elf.extend(data);
+    elf
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn programs_of_other_worlds_are_named() {
+    let scratch = Scratch::new();
+    let glibc = b"/lib64/ld-linux-x86-64.so.2\0".as_slice();
+    let go_note = b"\x04\0\0\0\x04\0\0\0\x04\0\0\0Go\0\0id..".as_slice();
+    let gnu_note = b"\x04\0\0\0\x04\0\0\0\x01\0\0\0GNU\0....".as_slice();
+    let with_byte = |at: usize, value: u8| {
+        let mut bytes = headers(glibc, gnu_note);
+        bytes[at] = value;
+        bytes
+    };
+    for (name, bytes, expected) in [
+        (
+            "musl",
+            headers(b"/lib/ld-musl-x86_64.so.1\0", gnu_note),
+            "another C library",
+        ),
+        ("go", headers(glibc, go_note), "Go program"),
+        ("32-bit", with_byte(4, 1), "32-bit"),
+        ("arm", with_byte(18, 183), "another processor"),
+        (
+            "cut",
+            headers(glibc, gnu_note)[..90].to_vec(),
+            "format is unknown",
+        ),
+    ] {
+        let program = scratch.file(name, &bytes, 0o755);
+        let done = finish(&mut adit(["run", "--require", program.to_str().unwrap()]));
+        assert_eq!(done.code(), Some(125), "{name}: {done:?}");
+        assert!(done.err.contains(expected), "{name}: {done:?}");
+    }
+    // Nothing speaks against this one: only the kernel finds out that there is nothing to run.
+    let program = scratch.file("plain", &headers(glibc, gnu_note), 0o755);
+    let done = finish(&mut adit(["run", "--require", program.to_str().unwrap()]));
+    assert!(!done.err.contains("cannot run with Adit"), "{done:?}");
+}
+
+#[test]
+fn a_runtime_directory_that_cannot_be_trusted_is_refused() {
+    let scratch = Scratch::new();
+    let file = scratch.file("file", b"", 0o600);
+    for bad in ["/tmp", file.to_str().unwrap(), "/no/such/place/at/all"] {
+        let done = finish(&mut adit(["run", "--runtime-dir", bad, "true"]));
+        assert_eq!(done.code(), Some(125), "{bad}: {done:?}");
+        assert!(done.err.contains("next:"), "{bad}: {done:?}");
+    }
+    let good = scratch.0.join("runtime");
+    let done = finish(&mut adit([
+        "run",
+        "--runtime-dir",
+        good.to_str().unwrap(),
+        "true",
+    ]));
+    assert_eq!(done.code(), Some(0), "{done:?}");
+}
+
 #[test]
 fn programs_that_gain_rights_run_without_the_library() {
     let scratch = Scratch::new();

@@ -170,13 +170,7 @@ fn compare_sides(
         Failure::new(format!("{}: {e}", path.display())).next("name a directory with --dir")
     })?;
     let mut room = Room(path, false);
-    judge(
-        case,
-        &mut row,
-        &room.0,
-        prefix,
-        Duration::from_secs(args.limit),
-    )?;
+    judge(case, &mut row, &room.0, prefix, args)?;
     room.1 = args.keep && row.verdict == Verdict::Differs;
     if room.1 {
         row.notes.push(format!("kept in {}", room.0.display()));
@@ -184,34 +178,57 @@ fn compare_sides(
     Ok(row)
 }
 
+/// Runs both sides in turn, until the rounds are over or something is not the same. The other side
+/// begins in every second round: whoever comes second finds warmer caches.
 fn judge(
     case: &Case,
     row: &mut Row,
     room: &Path,
     prefix: &[&OsStr],
-    limit: Duration,
+    args: &DemoArgs,
 ) -> Result<(), Failure> {
-    let plain = side::run(case, room, "plain", &[], limit)?;
-    if let Some(why) = plain.failed {
-        row.verdict = Verdict::Broken;
-        row.notes.push(format!("even plainly, {why}"));
-        return Ok(());
+    let limit = Duration::from_secs(args.limit);
+    let run_plain = || side::run(case, room, "plain", &[], limit);
+    let run_adit = || side::run(case, room, "adit", prefix, limit);
+    let (mut plain_times, mut adit_times) = (Vec::new(), Vec::new());
+    for round in 0..args.rounds {
+        let (plain, adit) = if round % 2 == 0 {
+            (run_plain()?, None)
+        } else {
+            let adit = run_adit()?;
+            (run_plain()?, Some(adit))
+        };
+        if let Some(why) = plain.failed {
+            row.verdict = Verdict::Broken;
+            row.notes.push(format!("even plainly, {why}"));
+            return Ok(());
+        }
+        let adit = match adit {
+            Some(adit) => adit,
+            None => run_adit()?,
+        };
+        plain_times.push(plain.took);
+        adit_times.push(adit.took);
+        row.notes.extend(adit.failed);
+        if plain.out != adit.out {
+            let lines = first_lines(&plain.out, &adit.out);
+            row.notes.push(format!("the output differs: {lines}"));
+        }
+        row.notes.extend(compare::trees(&plain.tree, &adit.tree));
+        if !row.notes.is_empty() {
+            row.verdict = Verdict::Differs;
+            break;
+        }
     }
-    let adit = side::run(case, room, "adit", prefix, limit)?;
-    row.plain_s = Some(plain.took.as_secs_f64());
-    row.adit_s = Some(adit.took.as_secs_f64());
-    row.notes.extend(adit.failed);
-    if plain.out != adit.out {
-        row.notes.push(format!(
-            "the output differs: {}",
-            first_lines(&plain.out, &adit.out)
-        ));
-    }
-    row.notes.extend(compare::trees(&plain.tree, &adit.tree));
-    if !row.notes.is_empty() {
-        row.verdict = Verdict::Differs;
-    }
+    row.plain_s = middle(plain_times);
+    row.adit_s = middle(adit_times);
     Ok(())
+}
+
+/// The median, in seconds.
+fn middle(mut times: Vec<Duration>) -> Option<f64> {
+    times.sort();
+    times.get(times.len() / 2).map(Duration::as_secs_f64)
 }
 
 /// The first lines that are not the same.
@@ -295,6 +312,7 @@ mod tests {
         let args = DemoArgs {
             dir: Vec::new(),
             only: Vec::new(),
+            rounds: 3,
             limit: 2,
             json: false,
             keep: false,

@@ -24,6 +24,7 @@ use rustix::io::Errno;
 
 use crate::args::{Mode, RunArgs};
 use crate::failure::{Failure, Outcome, RUN_FAILED, RUN_NOT_EXECUTABLE, RUN_NOT_FOUND, words};
+use crate::runtime;
 use environment::Environment;
 use target::{Judgement, Why};
 
@@ -87,6 +88,11 @@ fn check_directories(args: &mut RunArgs) -> Result<(), Failure> {
     }
     if let Some(dir) = &mut args.runtime_dir {
         *dir = std::path::absolute(&*dir).map_err(|e| Failure::from(e).code(RUN_FAILED))?;
+        // One that was asked for must be usable; where none can be had, programs only lose the
+        // monitor.
+        let usable =
+            runtime::directory(Some(dir)).and_then(|dir| dir.create().map_err(runtime::unusable));
+        usable.map_err(|failure| failure.code(RUN_FAILED))?;
     }
     Ok(())
 }
