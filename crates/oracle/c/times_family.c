@@ -1,4 +1,5 @@
 // Times that the program sets must stay, whatever was stored before.
+// run: adit
 #include "t.h"
 #include <sys/time.h>
 #include <utime.h>

@@ -55,15 +55,20 @@ pub(crate) unsafe fn raw(nr: c_long, a: [usize; 6]) -> Ret {
     ret
 }
 
-/// Pads the arguments of a raw system call to six words.
+/// Issues a system call with up to six arguments.
+pub(crate) fn padded(nr: c_long, given: &[usize]) -> Ret {
+    let mut all = [0usize; 6];
+    all[..given.len()].copy_from_slice(given);
+    // SAFETY: see the module's invariants: written memory belongs to an arena or a local.
+    unsafe { raw(nr, all) }
+}
+
+/// A system call whose arguments become words.
 #[macro_export]
 macro_rules! sys {
     ($nr:expr $(, $a:expr)*) => {{
         let given: &[usize] = &[$($a as usize),*];
-        let mut all = [0usize; 6];
-        all[..given.len()].copy_from_slice(given);
-        // SAFETY: see the module's invariants: written memory belongs to an arena or a local.
-        unsafe { $crate::way::raw($nr, all) }
+        $crate::way::padded($nr, given)
     }};
 }
 
@@ -615,7 +620,10 @@ impl Way {
         match self {
             // SAFETY: the offsets are null or locals' addresses.
             Way::Libc => {
-                libc_call(|| unsafe { ffi::splice(inp, off_in, out, off_out, len, flags) as i64 })
+                libc_call(|| {
+                    // SAFETY: as above.
+                    unsafe { ffi::splice(inp, off_in, out, off_out, len, flags) as i64 }
+                })
             }
             Way::Raw => sys!(libc::SYS_splice, inp, off_in, out, off_out, len, flags),
         }
@@ -649,7 +657,10 @@ impl Way {
         match self {
             // SAFETY: the caller owns the mapping.
             Way::Libc => {
-                libc_call(|| unsafe { i64::from(ffi::msync(at as *mut c_void, len, flags)) })
+                libc_call(|| {
+                    // SAFETY: as above.
+                    unsafe { i64::from(ffi::msync(at as *mut c_void, len, flags)) }
+                })
             }
             Way::Raw => sys!(libc::SYS_msync, at, len, flags),
         }
@@ -706,7 +717,10 @@ impl Way {
             (Way::Libc, None) => libc_call(|| unsafe { i64::from(ffi::futimens(fd, t)) }),
             // SAFETY: two times, alive during the call; the path is NUL terminated.
             (Way::Libc, Some(p)) => {
-                libc_call(|| unsafe { i64::from(ffi::utimensat(AT_FDCWD, p.as_ptr(), t, 0)) })
+                libc_call(|| {
+                    // SAFETY: as above.
+                    unsafe { i64::from(ffi::utimensat(AT_FDCWD, p.as_ptr(), t, 0)) }
+                })
             }
             (Way::Raw, None) => sys!(libc::SYS_utimensat, fd, std::ptr::null::<c_char>(), t, 0),
             (Way::Raw, Some(p)) => sys!(libc::SYS_utimensat, AT_FDCWD, p.as_ptr(), t, 0),

@@ -28,7 +28,11 @@ fn twin(name: &str) {
             println!("{name}: on {}: {reason}", medium.display());
         }
         for (i, extra) in settings.iter().enumerate() {
-            let env = common::preloaded(&preload, extra);
+            let mut env = common::preloaded(&preload, extra);
+            if common::wants_monitor(name) {
+                env.retain(|(k, _)| k != "LD_PRELOAD");
+                env.push((common::RUNNER.into(), String::new()));
+            }
             let adit = run(&program, &dir, &format!("adit{i}"), &env);
             same(
                 &plain,

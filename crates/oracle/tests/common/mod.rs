@@ -12,6 +12,9 @@ use std::sync::OnceLock;
 /// No program may take longer, in seconds.
 const LIMIT: &str = "20";
 
+/// In the environment of a run: start it by `adit run`.
+pub(crate) const RUNNER: &str = "run by adit";
+
 /// What a run left behind.
 pub(crate) struct Outcome {
     status: String,
@@ -57,6 +60,34 @@ impl Outcome {
     }
 }
 
+/// `adit run --`, for the programs that need the monitor; built once.
+pub(crate) fn runner() -> PathBuf {
+    static BIN: OnceLock<PathBuf> = OnceLock::new();
+    BIN.get_or_init(|| {
+        if let Some(path) = std::env::var_os("ADIT_BIN") {
+            return path.into();
+        }
+        build("adit-cli");
+        target_dir().join("adit")
+    })
+    .clone()
+}
+
+/// Whether a program asks to be started by `adit run`.
+pub(crate) fn wants_monitor(name: &str) -> bool {
+    source_of(name).contains("// run: adit\n")
+}
+
+fn source_of(name: &str) -> String {
+    std::fs::read_to_string(source_path(name)).expect("the program's source")
+}
+
+fn source_path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("c")
+        .join(format!("{name}.c"))
+}
+
 /// The library under test, built once when no one names another.
 pub(crate) fn library() -> PathBuf {
     static LIB: OnceLock<PathBuf> = OnceLock::new();
@@ -64,26 +95,29 @@ pub(crate) fn library() -> PathBuf {
         if let Some(path) = std::env::var_os("ADIT_LIB") {
             return path.into();
         }
-        let built = target_dir().join("libadit.so");
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo
-            .args(["build", "-q", "-p", "adit-shim"])
-            .arg("--manifest-path");
-        cargo.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml"));
-        if !cfg!(debug_assertions) {
-            cargo.arg("--release");
-        }
-        // The target directory may have come by an option, which a second cargo does not see.
-        if let Some(root) = target_dir().parent() {
-            cargo.env("CARGO_TARGET_DIR", root);
-        }
-        assert!(
-            cargo.status().expect("cargo").success(),
-            "the library does not build"
-        );
-        built
+        build("adit-shim");
+        target_dir().join("libadit.so")
     })
     .clone()
+}
+
+fn build(package: &str) {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo
+        .args(["build", "-q", "-p", package])
+        .arg("--manifest-path");
+    cargo.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml"));
+    if !cfg!(debug_assertions) {
+        cargo.arg("--release");
+    }
+    // The target directory may have come by an option, which a second cargo does not see.
+    if let Some(root) = target_dir().parent() {
+        cargo.env("CARGO_TARGET_DIR", root);
+    }
+    assert!(
+        cargo.status().expect("cargo").success(),
+        "{package} does not build"
+    );
 }
 
 fn target_dir() -> PathBuf {
@@ -150,10 +184,7 @@ pub(crate) fn system_library(name: &str) -> Option<PathBuf> {
 
 /// Compiles a program of `c/`; `None`, with the reason printed, when something it needs is missing.
 pub(crate) fn compile(name: &str) -> Option<PathBuf> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("c")
-        .join(format!("{name}.c"));
-    let text = std::fs::read_to_string(&source).expect("the program's source");
+    let (source, text) = (source_path(name), source_of(name));
     let wish = |key: &'static str| {
         text.lines()
             .filter_map(move |l| l.strip_prefix(key))
@@ -209,8 +240,15 @@ pub(crate) fn run(program: &Path, dir: &Path, side: &str, env: &[(String, String
     command.args(["-k", "2", LIMIT]);
     // What is preloaded into the program is not preloaded into its supervisor.
     command.arg("env");
-    for (k, v) in env {
+    if env.iter().any(|(k, _)| k == RUNNER) {
+        command.args(["-u", "LD_PRELOAD"]);
+    }
+    for (k, v) in env.iter().filter(|(k, _)| k != RUNNER) {
         command.arg(format!("{k}={v}"));
+    }
+    // `adit run` preloads for itself.
+    if env.iter().any(|(k, _)| k == RUNNER) {
+        command.arg(runner()).args(["run", "--"]);
     }
     command.arg(program).current_dir(&place);
     for key in [
