@@ -4,6 +4,8 @@ PLACES = {"ext4": "dax", "xfs": "dax", "tmpfs": "ram"}
 ADIT = "/adit/adit run --require --"
 # Everything is adopted at once: short runs reach the mappings, too.
 EAGER = "ADIT_ADOPT_BYTES=0 ADIT_ADOPT_PERCENT=0"
+# The emulated processor takes clwb and clflushopt of an inaccessible line for no operation, a real one faults.
+EMULATION_DIFFERS = ["write_back_of_inaccessible_lines_faults"]
 
 SQLITE = r"""
 set -e
@@ -26,7 +28,8 @@ for mode in delete wal; do
     {eager} {adit} sqlite3 $dir/adit-$mode <$dir/script >$dir/adit-said
     cmp $dir/plain-said $dir/adit-said
     for side in plain adit; do
-        sqlite3 $dir/$side-$mode 'pragma integrity_check; select count(*), sum(length(v)) from t; .dump' >$dir/$side-dump
+        sqlite3 $dir/$side-$mode 'pragma integrity_check; select count(*), sum(length(v)) from t' >$dir/$side-dump
+        sqlite3 $dir/$side-$mode .dump >>$dir/$side-dump
     done
     cmp $dir/plain-dump $dir/adit-dump
     [ "$(head -n1 $dir/adit-dump)" = ok ]
@@ -83,7 +86,8 @@ def tasks(seeds, operations, tests):
         everything.append((f"sqlite-{place}", 60, SQLITE.format(dir=directory, adit=ADIT, eager=EAGER)))
         everything.append((f"bash-{place}", 60, BASH.format(dir=directory, adit=ADIT, eager=EAGER)))
         for test in tests:
-            everything.append((f"{test}-{place}", 60, f"TMPDIR={directory} /adit/tests/{test} --test-threads 2"))
+            skip = "".join(f" --skip {name}" for name in EMULATION_DIFFERS)
+            everything.append((f"{test}-{place}", 60, f"TMPDIR={directory} /adit/tests/{test} --test-threads 2{skip}"))
     for number, task in enumerate(everything):
         lanes[number % 2].append(task)
     return lanes
