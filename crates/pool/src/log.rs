@@ -251,7 +251,10 @@ impl<M: Medium> Pool<M> {
     }
 
     /// The mark up to which a file's records are in its base file; everything, once it was forgotten.
+    /// It is durable when this returns, also when the publisher who raised it died over it: the caller
+    /// may overwrite the base file then.
     pub fn retired(&self, file: FileRef) -> Result<u64> {
+        self.make_mark_durable(file)?;
         match self.live_entry(file) {
             Ok(entry) => checked_value(entry.retired, file.id)
                 .ok_or_else(|| Error::damaged("file entry", 0, "retired mark")),
@@ -453,12 +456,7 @@ impl<M: Medium> Attachment<M> {
         let file = FileRef { id: record.file_id };
         let retired = match *last {
             Some((same, retired)) if same == file => retired,
-            _ => {
-                // The mark may be a dead publisher's and not durable: what it allows us to reuse is
-                // needed until it is.
-                self.pool.make_mark_durable(file)?;
-                self.pool.retired(file)?
-            }
+            _ => self.pool.retired(file)?,
         };
         *last = Some((file, retired));
         if record.seq > retired {
@@ -536,6 +534,7 @@ impl<M: Medium> FileGuard<'_, M> {
 
     /// What a dead owner may have left: see the module's head.
     fn repair(&self) -> Result<()> {
+        self.pool().make_mark_durable(self.file)?;
         let pending = self.get(at!(FileEntry.pending))?;
         if let Some(place) = pending.checked_sub(1) {
             let place = Place {

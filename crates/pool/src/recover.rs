@@ -1033,6 +1033,17 @@ pub struct Released {
 }
 
 impl<M: Medium> Attachment<M> {
+    /// [`Pool::scan`] for those who act on what they find: publishers and recovery. What a dead
+    /// publisher left visible (a mark, a removed entry) is durable before it is believed; otherwise a
+    /// loss of power could bring back records behind facts that we made durable meanwhile.
+    pub fn scan(&self) -> Result<Recovery> {
+        self.ensure_current()?;
+        let geometry = *self.pool.geometry();
+        let table = u64::from(geometry.file_count) * FileEntry::SIZE as u64;
+        self.pool.make_durable(geometry.file_table(), table)?;
+        self.pool.scan()
+    }
+
     /// Buries dead attachments: their slots become free, their chunks orphans; then frees every orphan
     /// that no record which counts needs. Publish and retire the orphaned files first to free all.
     pub fn release_orphans(&self) -> Result<Released> {
@@ -1059,11 +1070,7 @@ impl<M: Medium> Attachment<M> {
             self.pool.persist(state, Slot::FREE)?;
             released.slots += 1;
         }
-        // A dead publisher's marks may be visible only; what they free must not come back.
-        let geometry = *self.pool.geometry();
-        let table = u64::from(geometry.file_count) * FileEntry::SIZE as u64;
-        self.pool.make_durable(geometry.file_table(), table)?;
-        let needed = self.pool.needed_chunks(&self.pool.scan()?)?;
+        let needed = self.pool.needed_chunks(&self.scan()?)?;
         for chunk in 0..self.pool.chunk_count()? {
             let Some(word) = self.pool.chunk_word(chunk)? else {
                 continue;

@@ -467,3 +467,135 @@ fn two_attachments_one_dies_and_the_other_recovers_it() {
     };
     survives(&config, enumerate(&config, workload, judge_appends));
 }
+
+/// A medium that leaves out what code forgot in other programs: write-backs of some area, or fences.
+#[derive(Clone)]
+struct Careless {
+    medium: SimMedium,
+    forgets: Forgets,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Forgets {
+    Nothing,
+    /// Write-backs of the file table.
+    FlushOfFiles,
+    /// Write-backs of the chunk table.
+    FlushOfChunks,
+    /// Write-backs of the name table.
+    FlushOfNames,
+    /// All fences.
+    Fences,
+}
+
+impl Careless {
+    fn forgets_flush(&self, offset: u64) -> bool {
+        let area = match self.forgets {
+            Forgets::FlushOfFiles => TINY.file_table()..TINY.header_len(),
+            Forgets::FlushOfChunks => TINY.chunk_table()..TINY.file_table(),
+            Forgets::FlushOfNames => adit_pool::layout::NAMES..adit_pool::layout::SLOTS,
+            Forgets::Fences | Forgets::Nothing => 0..0,
+        };
+        area.contains(&offset)
+    }
+}
+
+impl Medium for Careless {
+    fn size(&self) -> u64 {
+        self.medium.size()
+    }
+    fn load(&self, offset: u64) -> std::result::Result<u64, OutOfRange> {
+        self.medium.load(offset)
+    }
+    fn store(&self, offset: u64, value: u64) -> std::result::Result<(), OutOfRange> {
+        self.medium.store(offset, value)
+    }
+    fn compare_exchange(
+        &self,
+        offset: u64,
+        current: u64,
+        new: u64,
+    ) -> std::result::Result<std::result::Result<u64, u64>, OutOfRange> {
+        self.medium.compare_exchange(offset, current, new)
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) -> std::result::Result<(), OutOfRange> {
+        self.medium.read(offset, into)
+    }
+    fn write_streaming(&self, offset: u64, from: &[u8]) -> std::result::Result<(), OutOfRange> {
+        self.medium.write_streaming(offset, from)
+    }
+    fn flush(&self, offset: u64, len: u64) -> std::result::Result<(), OutOfRange> {
+        if self.forgets_flush(offset) {
+            Ok(())
+        } else {
+            self.medium.flush(offset, len)
+        }
+    }
+    fn fence(&self) {
+        if self.forgets != Forgets::Fences {
+            self.medium.fence();
+        }
+    }
+}
+
+/// Writes, publishes, writes over it in the base, writes again: every kind of durable fact matters.
+fn careless_story(world: &World, forgets: Forgets) {
+    world.setup(|| create(world));
+    let medium = Careless {
+        medium: world.medium(),
+        forgets,
+    };
+    let pool = open(medium, &LocalLocks::default(), boot_of(world)).expect("open");
+    let a = pool.attach().expect("attach");
+    let file = a.enter_file(&name(1)).expect("enter");
+    for op in 1..=3_u64 {
+        world.begin(op);
+        stage(&a, file, 0, &[op as u8; 200], When::Now).expect("stage");
+        world.acknowledge(op);
+        if op == 2 {
+            // The base file's own durability is not what is tested: it writes through.
+            let mut guard = a.lock_file(file).expect("lock");
+            let seq = guard.next_seq().expect("seq") - 1;
+            write_base(&world.medium(), &[op as u8; 200]).expect("base");
+            guard.retire(seq).expect("retire");
+            drop(guard);
+            a.reclaim(|_, _| true).expect("reclaim");
+            // Nothing is staged any more: an overwrite in place, durable at once.
+            world.begin(100);
+            write_base(&world.medium(), &[100; 200]).expect("base");
+            world.acknowledge(100);
+        }
+    }
+}
+
+fn judge_careless(world: &World, history: &History) -> std::result::Result<(), String> {
+    let found = recover(world)?;
+    let value = found.first().copied().unwrap_or(0);
+    if found.iter().any(|byte| *byte != value) && !history.in_flight().contains(&100) {
+        return Err("torn".to_owned());
+    }
+    let last = history.completed().last().copied().unwrap_or(0);
+    let allowed: Vec<u64> = std::iter::once(last).chain(history.in_flight()).collect();
+    if allowed.contains(&u64::from(value)) || history.in_flight().contains(&100) {
+        return Ok(());
+    }
+    Err(format!("found {value}, allowed {allowed:?}"))
+}
+
+#[test]
+fn every_forgotten_write_back_and_fence_is_found() {
+    let sound = config("pool-careful", 8, 6_000);
+    let story = |world: &World| careless_story(world, Forgets::Nothing);
+    survives(&sound, enumerate(&sound, story, judge_careless));
+    for forgets in [
+        Forgets::FlushOfFiles,
+        Forgets::FlushOfChunks,
+        Forgets::FlushOfNames,
+        Forgets::Fences,
+    ] {
+        let config = config(&format!("pool-{forgets:?}"), 8, 6_000);
+        let story = |world: &World| careless_story(world, forgets);
+        let failure = enumerate(&config, story, judge_careless).expect_err(&config.name);
+        println!("{forgets:?}: {failure}");
+    }
+}

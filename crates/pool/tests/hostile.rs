@@ -164,8 +164,8 @@ fn every_bit_of_the_small_structures() {
     let bytes = image();
     let mut noticed = 0_u32;
     for (start, size) in areas(bytes.len()).into_iter().take(7) {
-        // Every bit of the first quarter kilobyte of each, then every 13th.
-        for bit in (0..size * 8).filter(|bit| *bit < 1100 || bit % 13 == 0) {
+        // Every bit of the first 65 bytes of each, then every 29th.
+        for bit in (0..size * 8).filter(|bit| *bit < 520 || bit % 29 == 0) {
             let mut bytes = bytes.clone();
             bytes[start + bit / 8] ^= 1 << (bit % 8);
             noticed += survive(&format!("bit {bit} of {start}"), &bytes).len() as u32;
@@ -180,7 +180,7 @@ fn random_damage() {
     let areas = areas(clean.len());
     let mut rng = Rng::new(0x5eed);
     let mut failed = 0;
-    for round in 0..4000 {
+    for round in 0..2500 {
         let mut bytes = clean.clone();
         for _ in 0..1 + rng.below(4) {
             let (at, room) = pick(&mut rng, &areas);
@@ -226,7 +226,7 @@ fn random_damage() {
 fn forged_structures() {
     let clean = image();
     let mut rng = Rng::new(0xf0);
-    for round in 0..1500 {
+    for round in 0..1000 {
         let mut bytes = clean.clone();
         for _ in 0..1 + rng.below(3) {
             match rng.below(5) {

@@ -462,6 +462,7 @@ fn append_line(a: &Attachment<FileMedium>, file: FileRef, line: &[u8]) -> adit_p
 fn append_for_ever(a: &Attachment<FileMedium>, place: &Path, id: u64) {
     let file = a.pool().find_file(&name(1)).unwrap().unwrap();
     let file = a.enter_file(&a.pool().file_name(file).unwrap()).unwrap();
+    a.limit_log(2);
     tell("slot", a.slot());
     std::thread::scope(|scope| {
         for thread in 0..2 {
@@ -491,7 +492,7 @@ fn append_for_ever(a: &Attachment<FileMedium>, place: &Path, id: u64) {
 /// Publishes what all logs hold into `base`.
 fn publish(a: &Attachment<FileMedium>, file: FileRef, base: &mut Vec<u8>) -> u64 {
     let mut guard = a.lock_file(file).unwrap();
-    let found = a.pool().scan().unwrap();
+    let found = a.scan().unwrap();
     let rejected: Vec<_> = found
         .rejected
         .iter()
@@ -528,9 +529,9 @@ fn appenders_killed_at_random_lose_nothing_acknowledged() {
             parts.push(Part::start(&format!("append:{next_id}"), &place));
             next_id += 1;
         }
-        std::thread::sleep(Duration::from_micros(500 + rng.below(30_000)));
+        std::thread::sleep(Duration::from_micros(500 + rng.below(20_000)));
         published += publish(&a, file, &mut base);
-        if rng.below(3) == 0 {
+        if rng.below(3) != 0 {
             let nth = rng.below(3) as usize;
             let mut part = parts.swap_remove(nth);
             if rng.below(2) == 0 {
@@ -589,7 +590,7 @@ fn appenders_killed_at_random_lose_nothing_acknowledged() {
     }
     assert!(seen.is_empty());
     assert!(
-        kills > 10 && acknowledged > 5_000,
+        kills >= 5 && acknowledged > 5_000,
         "{kills} kills, {acknowledged} lines"
     );
     println!("{kills} kills, {acknowledged} acknowledged lines, {published} records published");

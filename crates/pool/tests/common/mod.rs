@@ -160,7 +160,7 @@ pub fn write_base(medium: &impl Medium, bytes: &[u8]) -> Result<()> {
 /// retires it.
 pub fn publish_to_base<M: Medium>(attachment: &Attachment<M>) -> Result<()> {
     let pool = attachment.pool();
-    let recovery = pool.scan()?;
+    let recovery = attachment.scan()?;
     for file in &recovery.files {
         let mut guard = attachment.lock_file(file.file())?;
         let base = read_base(pool.medium())?;
@@ -178,7 +178,7 @@ pub fn publish_to_base<M: Medium>(attachment: &Attachment<M>) -> Result<()> {
 /// Publishes everything that was found into the dictionary and retires it.
 pub fn publish_all<M: Medium>(attachment: &Attachment<M>, bases: &mut Bases) -> Result<()> {
     let pool = attachment.pool();
-    let recovery = pool.scan()?;
+    let recovery = attachment.scan()?;
     for file in &recovery.files {
         let mut guard = attachment.lock_file(file.file())?;
         let base = bases
