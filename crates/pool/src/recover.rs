@@ -140,6 +140,10 @@ pub struct RecoveredFile {
     pub name_error: Option<String>,
     /// Records that count.
     pub records: u64,
+    /// How many of them count in this boot only. They must be committed ([`crate::FileGuard::commit`])
+    /// before they are published: a base file half-written with bytes that a loss of power then takes
+    /// back is neither old nor new.
+    pub uncommitted: u64,
     /// First sequence number that counts.
     pub first_seq: u64,
     /// What to retire when all is published: the last sequence number seen, counting or not.
@@ -617,6 +621,7 @@ impl<M: Medium> Pool<M> {
             name: None,
             name_error: None,
             records: 0,
+            uncommitted: 0,
             first_seq: 0,
             last_seq: found.items[start..end]
                 .iter()
@@ -625,13 +630,15 @@ impl<M: Medium> Pool<M> {
                 .unwrap_or(0),
             orphaned: false,
         };
-        for (i, state) in complete.iter().copied().zip(verdict.states) {
+        let fates = verdict.states.into_iter().zip(verdict.committed);
+        for (i, (state, committed)) in complete.iter().copied().zip(fates) {
             let item = &mut found.items[i];
             item.state = state;
             if state == State::Live {
                 found.counts.live += 1;
                 if item.kind != RecordKind::Commit {
                     summary.records += 1;
+                    summary.uncommitted += u64::from(!committed);
                     if summary.first_seq == 0 {
                         summary.first_seq = item.seq;
                     }
@@ -688,23 +695,18 @@ impl<M: Medium> Pool<M> {
             .map(|(i, item)| (item.seq, i))
             .collect();
         let boot = self.boot().tag();
-        let mut closed = vec![false; items.len()];
-        let mut committed: Vec<bool> = items
-            .iter()
-            .map(|item| item.flags & Record::COMMITTED != 0)
-            .collect();
-        for (i, end) in items
-            .iter()
-            .enumerate()
-            .filter(|(_, item)| item.is_group_end())
-        {
-            match self.group_of(end, &items, &by_seq) {
+        // For members and ends of complete groups: the group's end.
+        let mut group_end: Vec<Option<usize>> = vec![None; items.len()];
+        for (i, end) in items.iter().enumerate() {
+            if !end.is_group_end() {
+                continue;
+            }
+            match group_of(end, &items, &by_seq, &group_end) {
                 Ok(members) => {
-                    closed[i] = true;
-                    for member in members {
-                        closed[member] = true;
-                        committed[member] |= committed[i];
-                    }
+                    group_end[i] = Some(i);
+                    members
+                        .into_iter()
+                        .for_each(|member| group_end[member] = Some(i));
                 }
                 Err(missing) => {
                     let at = self.geometry().record(end.place.chunk, end.place.position);
@@ -715,38 +717,36 @@ impl<M: Medium> Pool<M> {
                 }
             }
         }
-        for commit in items
+        let mut committed: Vec<bool> = items
             .iter()
-            .filter(|item| item.is_commit() && item.boot != boot)
-        {
-            match covered(commit, &items, &by_seq, retired) {
-                Ok(covered) => covered.into_iter().for_each(|i| committed[i] = true),
+            .map(|item| item.flags & Record::COMMITTED != 0)
+            .collect();
+        let mut walked = vec![false; items.len()];
+        for commit in items.iter().filter(|item| item.is_commit()) {
+            match covered(commit, &items, &by_seq, retired, &walked) {
+                Ok(covered) => {
+                    for i in covered {
+                        walked[i] = true;
+                        committed[i] = true;
+                    }
+                }
+                // In this boot a record that was written while we walked may be missing here only.
+                Err(_) if commit.boot == boot => {}
                 Err(missing) => {
-                    let at = self
-                        .geometry()
-                        .record(commit.place.chunk, commit.place.position);
-                    verdict.broken.push((at, missing));
+                    let Place { chunk, position } = commit.place;
+                    verdict
+                        .broken
+                        .push((self.geometry().record(chunk, position), missing));
                 }
             }
         }
-        // A group whose end a commit covers is committed with it.
-        for (i, end) in items
-            .iter()
-            .enumerate()
-            .filter(|(_, item)| item.is_group_end())
-        {
-            if committed[i]
-                && closed[i]
-                && let Ok(members) = self.group_of(end, &items, &by_seq)
-            {
-                members
-                    .into_iter()
-                    .for_each(|member| committed[member] = true);
-            }
+        // A group is committed with its end.
+        for i in 0..items.len() {
+            committed[i] |= group_end[i].is_some_and(|end| committed[end]);
         }
         for (i, item) in items.iter().enumerate() {
             let in_group = item.is_member() || item.is_group_end();
-            verdict.states.push(if in_group && !closed[i] {
+            verdict.states.push(if in_group && group_end[i].is_none() {
                 verdict.unclosed += 1;
                 State::Dropped
             } else if item.boot != boot && !committed[i] && !item.is_commit() {
@@ -755,40 +755,43 @@ impl<M: Medium> Pool<M> {
             } else {
                 State::Live
             });
+            verdict.committed.push(committed[i]);
         }
         verdict
     }
-
-    /// The members of the group that `end` closes, or the sequence number of one that is missing.
-    fn group_of(
-        &self,
-        end: &Item,
-        items: &[Item],
-        by_seq: &HashMap<u64, usize>,
-    ) -> Result<Vec<usize>, u64> {
-        let mut members = Vec::new();
-        let mut next = end.prev;
-        for _ in 0..end.count {
-            let Some(i) = by_seq.get(&next).copied() else {
-                return Err(next);
-            };
-            if !items[i].is_member() || items[i].boot != end.boot {
-                return Err(next);
-            }
-            members.push(i);
-            next = items[i].prev;
-        }
-        Ok(members)
-    }
 }
 
-/// The records that a commit covers: down the chain to the commit before it. The chain falls with
-/// every step, so it ends.
+/// The members of the group that `end` closes, or the sequence number of one that is missing. A record
+/// is a member of one group only, so all groups together take one walk over the records.
+fn group_of(
+    end: &Item,
+    items: &[Item],
+    by_seq: &HashMap<u64, usize>,
+    group_end: &[Option<usize>],
+) -> Result<Vec<usize>, u64> {
+    let mut members = Vec::new();
+    let mut next = end.prev;
+    for _ in 0..end.count {
+        let Some(i) = by_seq.get(&next).copied() else {
+            return Err(next);
+        };
+        if !items[i].is_member() || items[i].boot != end.boot || group_end[i].is_some() {
+            return Err(next);
+        }
+        members.push(i);
+        next = items[i].prev;
+    }
+    Ok(members)
+}
+
+/// The records that a commit covers: down the chain to the commit before it, or to where another
+/// commit's walk came by. The chain falls with every step, so it ends.
 fn covered(
     commit: &Item,
     items: &[Item],
     by_seq: &HashMap<u64, usize>,
     retired: u64,
+    walked: &[bool],
 ) -> Result<Vec<usize>, u64> {
     let mut members = Vec::new();
     let mut next = commit.prev;
@@ -796,7 +799,7 @@ fn covered(
         let Some(i) = by_seq.get(&next).copied() else {
             return Err(next);
         };
-        if items[i].is_commit() || items[i].boot != commit.boot {
+        if items[i].is_commit() || items[i].boot != commit.boot || walked[i] {
             break;
         }
         members.push(i);
@@ -809,6 +812,7 @@ fn covered(
 #[derive(Default)]
 struct Verdict {
     states: Vec<State>,
+    committed: Vec<bool>,
     unclosed: u64,
     uncommitted: u64,
     /// Commit records whose chain is broken: offset, and the missing sequence number.

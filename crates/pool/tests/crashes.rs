@@ -9,6 +9,7 @@ mod common;
 
 use std::sync::Arc;
 
+use adit_pmem::{Medium, OutOfRange};
 use adit_pool::{Attachment, BootId, FileRef, LocalLocks, Op, Pool, Result, When};
 use adit_sim::{Config, Crash, Failure, History, Report, SimMedium, World, enumerate, replay};
 use common::*;

@@ -503,8 +503,13 @@ fn publish(a: &Attachment<FileMedium>, file: FileRef, base: &mut Vec<u8>) -> u64
     let Some(of_file) = found.files.iter().find(|f| f.file_id == file.id()) else {
         return 0;
     };
+    let committed = if of_file.uncommitted > 0 {
+        guard.commit().unwrap()
+    } else {
+        0
+    };
     *base = replayed(a.pool(), &found, file, base).unwrap();
-    guard.retire(of_file.last_seq).unwrap();
+    guard.retire(of_file.last_seq.max(committed)).unwrap();
     of_file.records
 }
 

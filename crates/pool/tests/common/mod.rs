@@ -163,12 +163,17 @@ pub fn publish_to_base<M: Medium>(attachment: &Attachment<M>) -> Result<()> {
     let recovery = attachment.scan()?;
     for file in &recovery.files {
         let mut guard = attachment.lock_file(file.file())?;
+        let committed = if file.uncommitted > 0 {
+            guard.commit()?
+        } else {
+            0
+        };
         let base = read_base(pool.medium())?;
         write_base(
             pool.medium(),
             &replayed(pool, &recovery, file.file(), &base)?,
         )?;
-        guard.retire(file.last_seq)?;
+        guard.retire(file.last_seq.max(committed))?;
     }
     attachment.reclaim(|_, _| true)?;
     attachment.release_orphans()?;
@@ -181,11 +186,16 @@ pub fn publish_all<M: Medium>(attachment: &Attachment<M>, bases: &mut Bases) -> 
     let recovery = attachment.scan()?;
     for file in &recovery.files {
         let mut guard = attachment.lock_file(file.file())?;
+        let committed = if file.uncommitted > 0 {
+            guard.commit()?
+        } else {
+            0
+        };
         let base = bases
             .entry(file.name.as_ref().expect("a name").path.clone())
             .or_default();
         *base = replayed(pool, &recovery, file.file(), base)?;
-        guard.retire(file.last_seq)?;
+        guard.retire(file.last_seq.max(committed))?;
     }
     attachment.reclaim(|_, _| true)?;
     attachment.release_orphans()?;
