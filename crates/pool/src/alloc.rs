@@ -43,6 +43,15 @@ impl Footprint {
     }
 }
 
+impl Footprint {
+    fn lines(self) -> u32 {
+        match self {
+            Self::Lines(lines) => lines,
+            Self::Pages(pages) => pages * 64,
+        }
+    }
+}
+
 /// What a chunk is to this attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
@@ -62,6 +71,10 @@ pub(crate) struct ChunkMap {
     next: AtomicU32,
     /// Where the last search ended.
     hint: AtomicU32,
+    /// Data: the fewest lines that a search did not find since something was last given back.
+    fails_from: AtomicU32,
+    /// The chunk's word while it is leased.
+    word: AtomicU64,
     /// Log: positions whose records are retired or were never written.
     pub(crate) settled: AtomicU32,
 }
@@ -73,6 +86,8 @@ impl ChunkMap {
             role: AtomicU32::new(Role::None as u32),
             next: AtomicU32::new(0),
             hint: AtomicU32::new(0),
+            fails_from: AtomicU32::new(u32::MAX),
+            word: AtomicU64::new(0),
             settled: AtomicU32::new(0),
         }
     }
@@ -81,7 +96,14 @@ impl ChunkMap {
         self.role.load(Ordering::Acquire) == role as u32
     }
 
-    fn begin(&self, role: Role) {
+    /// Whether `word` is still the one under which the chunk was leased.
+    pub(crate) fn has_word(&self, word: u64) -> bool {
+        self.word.load(Ordering::Relaxed) == word
+    }
+
+    fn begin(&self, role: Role, word: u64) {
+        self.word.store(word, Ordering::Relaxed);
+        self.fails_from.store(u32::MAX, Ordering::Relaxed);
         let value = if role == Role::Data { u64::MAX } else { 0 };
         self.bits
             .iter()
@@ -103,6 +125,24 @@ impl ChunkMap {
         self.bits
             .iter()
             .all(|word| word.load(Ordering::Acquire) == want)
+    }
+
+    /// Takes room for an extent; the index of its first line.
+    fn take(&self, footprint: Footprint) -> Option<u32> {
+        if !self.is(Role::Data) || footprint.lines() >= self.fails_from.load(Ordering::Relaxed) {
+            return None;
+        }
+        let first = match footprint {
+            Footprint::Lines(lines) => self.take_lines(lines),
+            Footprint::Pages(pages) => self.take_pages(pages),
+        };
+        if first.is_none() {
+            // Something may be given back at this instant and not be found before the next is: another
+            // chunk serves meanwhile.
+            self.fails_from
+                .fetch_min(footprint.lines(), Ordering::Relaxed);
+        }
+        first
     }
 
     /// Takes `lines` adjacent lines of one page; the index of the first.
@@ -184,6 +224,7 @@ impl ChunkMap {
                 }
             }
         }
+        self.fails_from.store(u32::MAX, Ordering::Relaxed);
     }
 }
 
@@ -327,7 +368,8 @@ impl<M: Medium> Attachment<M> {
         let Some(slot) = self.maps.get(chunk as usize) else {
             return Err(Error::Invalid("chunk beyond the table"));
         };
-        slot.get_or_init(|| ChunkMap::new(words)).begin(role);
+        let word = self.pool.load(self.pool.geometry().chunk_word(chunk))?;
+        slot.get_or_init(|| ChunkMap::new(words)).begin(role, word);
         if fresh {
             self.chain(chunk);
         }
@@ -375,12 +417,12 @@ impl<M: Medium> Attachment<M> {
         let footprint = Footprint::of(len);
         // A chunk leased below may be emptied by other threads at once; give up after some rounds.
         for _ in 0..64 {
-            for (chunk, map) in self.leased().filter(|(_, map)| map.is(Role::Data)) {
-                let first = match footprint {
-                    Footprint::Lines(lines) => map.take_lines(lines),
-                    Footprint::Pages(pages) => map.take_pages(pages),
-                };
-                if let Some(first) = first {
+            // Where room was found last, then everywhere.
+            let last = self.state.current.load(Ordering::Relaxed);
+            let last = self.map(last).map(|map| (last, map));
+            for (chunk, map) in last.into_iter().chain(self.leased()) {
+                if let Some(first) = map.take(footprint) {
+                    self.state.current.store(chunk, Ordering::Relaxed);
                     let offset = self.pool.geometry().record(chunk, first);
                     return Ok(Extent { offset, len });
                 }
@@ -420,13 +462,9 @@ impl<M: Medium> Attachment<M> {
             return kept;
         };
         let first = ((extent.offset & (geometry.chunk_size() - 1)) / LINE) as u32;
-        let lines_of = |footprint| match footprint {
-            Footprint::Lines(lines) => lines,
-            Footprint::Pages(pages) => pages * 64,
-        };
         let (keep, had) = (
-            lines_of(Footprint::of(used)),
-            lines_of(Footprint::of(extent.len)),
+            Footprint::of(used).lines(),
+            Footprint::of(extent.len).lines(),
         );
         let mut at = first + keep;
         while at < first + had {

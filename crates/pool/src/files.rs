@@ -93,6 +93,21 @@ impl<M: Medium> Pool<M> {
         Ok(FileEntry::decode(&bytes))
     }
 
+    /// Fails when the file is no longer in the table. Cheap: nothing else of the entry is looked at.
+    pub(crate) fn ensure_live(&self, file: FileRef) -> Result<()> {
+        if file.index() >= self.geometry().file_count {
+            return Err(Error::Forgotten);
+        }
+        let offset = self.geometry().file_entry(file.index());
+        let state = self.load(offset + at!(FileEntry.state))?;
+        let id = self.load(offset + at!(FileEntry.file_id))?;
+        if state as u8 == FileEntry::LIVE && id == file.id {
+            Ok(())
+        } else {
+            Err(Error::Forgotten)
+        }
+    }
+
     /// The entry of a file that is still in the table.
     pub(crate) fn live_entry(&self, file: FileRef) -> Result<FileEntry> {
         if file.index() >= self.geometry().file_count {
@@ -287,7 +302,7 @@ impl<M: Medium> Attachment<M> {
             name_len: bytes.len() as u32,
             name_crc: crc32c::crc32c(&bytes),
             device: name.device,
-            boot: pool.boot().tag(),
+            boot: pool.boot_tag(),
             reserved: [0; 20],
             retired: 0,
             sealed: 0,

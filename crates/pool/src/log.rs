@@ -17,8 +17,7 @@ use crate::alloc::{Extent, Role};
 use crate::error::{Error, Result};
 use crate::files::{END_UNKNOWN, FileRef};
 use crate::layout::{
-    ChunkKind, ChunkWord, FileEntry, Record, RecordKind, at, checked_value, checked_word,
-    crc_of_record,
+    ChunkKind, FileEntry, Record, RecordKind, at, checked_value, checked_word, crc_of_record,
 };
 use crate::lock::{Acquired, Locked, PATIENCE};
 use crate::pool::{Attachment, Pool};
@@ -344,11 +343,13 @@ impl<M: Medium> Attachment<M> {
 
     /// Writes a record to its place: one line, streamed.
     fn write_record(&self, place: Place, record: &Record) -> Result<()> {
-        let word = self.pool.chunk_word(place.chunk)?;
-        let mine =
-            |word: &ChunkWord| word.kind == ChunkKind::Log && word.owner == self.owner_field();
-        let Some(word) = word.filter(mine) else {
-            let offset = self.pool.geometry().chunk_word(place.chunk);
+        let geometry = *self.pool.geometry();
+        let word = self.pool.load(geometry.chunk_word(place.chunk))?;
+        let map = self
+            .map(place.chunk)
+            .filter(|map| map.is(Role::Log) && map.has_word(word));
+        let Some(map) = map else {
+            let offset = geometry.chunk_word(place.chunk);
             return Err(Error::damaged(
                 "chunk word",
                 offset,
@@ -356,19 +357,16 @@ impl<M: Medium> Attachment<M> {
             ));
         };
         let record = Record {
-            generation: word.generation,
-            boot: self.pool.boot().tag(),
+            generation: (word >> 32) as u32,
+            boot: self.pool.boot_tag(),
             ..*record
         };
         let mut line = record.encode();
         let crc = crc_of_record(&line, self.pool.uuid(), place.chunk, place.position);
         line[..4].copy_from_slice(&crc.to_le_bytes());
-        if let Some(map) = self.map(place.chunk) {
-            // Set before the record exists: a record that is there is never forgotten.
-            let bit = 1 << (place.position % 64);
-            if let Some(word) = map.bits.get((place.position / 64) as usize) {
-                word.fetch_or(bit, Ordering::AcqRel);
-            }
+        // Set before the record exists: a record that is there is never forgotten.
+        if let Some(word) = map.bits.get((place.position / 64) as usize) {
+            word.fetch_or(1 << (place.position % 64), Ordering::AcqRel);
         }
         let offset = self.pool.geometry().record(place.chunk, place.position);
         Ok(self.pool.medium().write_streaming(offset, &line)?)
@@ -393,7 +391,7 @@ impl<M: Medium> Attachment<M> {
     /// Locks a file: sequence numbers, end and log of the file are the caller's until it is dropped.
     pub fn lock_file(&self, file: FileRef) -> Result<FileGuard<'_, M>> {
         self.ensure_current()?;
-        self.pool.live_entry(file)?;
+        self.pool.ensure_live(file)?;
         let entry = self.pool.geometry().file_entry(file.index());
         let offset = entry + at!(FileEntry.lock);
         let acquired = self
@@ -407,7 +405,7 @@ impl<M: Medium> Attachment<M> {
             _lock: lock,
         };
         // It may have been forgotten, and its entry reused, while we waited.
-        self.pool.live_entry(file)?;
+        self.pool.ensure_live(file)?;
         if acquired == Acquired::OwnerDied {
             guard.repair()?;
         }

@@ -46,6 +46,7 @@ pub struct Pool<M: Medium> {
     boot: BootId,
     locks: Box<dyn SlotLocks>,
     opened_chunks: u32,
+    boot_tag: u32,
 }
 
 impl<M: Medium> std::fmt::Debug for Pool<M> {
@@ -134,6 +135,7 @@ impl<M: Medium> Pool<M> {
             boot,
             locks,
             opened_chunks: superblock.chunk_count,
+            boot_tag: boot.tag(),
         }))
     }
 
@@ -158,6 +160,11 @@ impl<M: Medium> Pool<M> {
     #[must_use]
     pub fn boot(&self) -> BootId {
         self.boot
+    }
+
+    /// Tag of the boot this process runs in, as records carry it.
+    pub(crate) fn boot_tag(&self) -> u32 {
+        self.boot_tag
     }
 
     pub(crate) fn locks(&self) -> &dyn SlotLocks {
@@ -426,6 +433,8 @@ pub(crate) struct AttachmentState {
     pub(crate) log: std::sync::atomic::AtomicU64,
     /// First of the chain of data chunks, plus one.
     pub(crate) data: std::sync::atomic::AtomicU32,
+    /// Data chunk in which room was found last.
+    pub(crate) current: std::sync::atomic::AtomicU32,
     /// Where the search for free chunks begins.
     pub(crate) hint: std::sync::atomic::AtomicU32,
     /// Log chunks held at most; 0 for the default.

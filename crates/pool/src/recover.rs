@@ -694,7 +694,7 @@ impl<M: Medium> Pool<M> {
             .enumerate()
             .map(|(i, item)| (item.seq, i))
             .collect();
-        let boot = self.boot().tag();
+        let boot = self.boot_tag();
         // For members and ends of complete groups: the group's end.
         let mut group_end: Vec<Option<usize>> = vec![None; items.len()];
         for (i, end) in items.iter().enumerate() {
@@ -997,7 +997,7 @@ impl<M: Medium> Pool<M> {
                 .map_or(0, |item| item.seq)
                 .max(marks[0])
                 .max(marks[1]);
-            let boot = self.boot().tag();
+            let boot = self.boot_tag();
             let chain = items
                 .iter()
                 .rev()

@@ -270,3 +270,54 @@ fn sizes_that_cannot_be_are_refused() {
     assert!(Geometry::default().is_valid());
     assert_eq!(Geometry::default().header_chunks(), 1);
 }
+
+/// Threads allocate, mark, look and give back at once: no two ever hold the same line.
+#[test]
+fn threads_never_share_an_extent() {
+    let memory = memory::Memory::new(&vec![0; tiny_size(10) as usize]);
+    Pool::create(&memory, &options(TINY)).unwrap();
+    let pool = open(memory.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let a = pool.attach().unwrap();
+    std::thread::scope(|scope| {
+        for thread in 1..=4_u64 {
+            let (a, memory) = (&a, &memory);
+            scope.spawn(move || {
+                let mut rng = adit_sim::Rng::new(thread);
+                let mut held = Vec::new();
+                let marks = |extent: adit_pool::Extent| {
+                    (0..u64::from(extent.len) / 64).map(move |line| extent.offset + line * 64)
+                };
+                for round in 0..20_000_u64 {
+                    let lines = [1, 1, 2, 7, 63, 64, 100, 128][rng.below(8) as usize];
+                    if held.len() < 6
+                        && let Ok(extent) = a.alloc(lines * 64)
+                    {
+                        let mark = thread << 32 | round;
+                        for at in marks(extent) {
+                            // Swapped from zero: who finds another's mark shares its line.
+                            let swapped = adit_pmem::Medium::compare_exchange(memory, at, 0, mark);
+                            assert_eq!(swapped.unwrap(), Ok(0), "line {at} is held twice");
+                        }
+                        held.push((extent, mark));
+                    } else if !held.is_empty() {
+                        let (extent, mark) =
+                            held.swap_remove(rng.below(held.len() as u64) as usize);
+                        for at in marks(extent) {
+                            let swapped = adit_pmem::Medium::compare_exchange(memory, at, mark, 0);
+                            assert_eq!(swapped.unwrap(), Ok(mark), "line {at} was taken from us");
+                        }
+                        a.free(extent).unwrap();
+                    }
+                }
+                for (extent, mark) in held {
+                    for at in marks(extent) {
+                        let swapped = adit_pmem::Medium::compare_exchange(memory, at, mark, 0);
+                        assert_eq!(swapped.unwrap(), Ok(mark));
+                    }
+                    a.free(extent).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(a.release_empty().unwrap(), 10, "all lines came back");
+}
