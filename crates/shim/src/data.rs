@@ -64,6 +64,40 @@ fn noted(ofd: &Ofd, served: Served, count: impl Fn(&FileSlot, usize)) -> Option<
     served.ok()
 }
 
+/// The mapping's answer or, without one, the kernel's; what the kernel moved tells how far the file
+/// reaches by now.
+#[inline]
+fn or_kernel(
+    ofd: &Ofd,
+    at: u64,
+    served: Option<usize>,
+    kernel: impl FnOnce() -> sys::Result,
+) -> sys::Result {
+    if let Some(done) = served {
+        return Ok(done);
+    }
+    let moved = kernel()?;
+    if moved > 0 {
+        ofd.file().reaches(at.saturating_add(moved as u64));
+    }
+    Ok(moved)
+}
+
+/// A call at a position of its own.
+#[inline]
+fn positional(
+    fd: i32,
+    at: i64,
+    served: impl FnOnce(&Ofd, u64) -> Option<usize>,
+    kernel: impl FnOnce() -> sys::Result,
+) -> isize {
+    let result = match (u64::try_from(at), fds::promoted(fd)) {
+        (Ok(at), Some(ofd)) => or_kernel(&ofd, at, served(&ofd, at), kernel),
+        _ => kernel(),
+    };
+    sys::to_libc(result)
+}
+
 /// A sequential read of `len` bytes: `attempt` reads at a position without moving any offset,
 /// `kernel` reads at the kernel's offset and moves it.
 #[inline]
@@ -121,22 +155,22 @@ pub(crate) extern "C" fn read(fd: i32, into: *mut c_void, len: usize) -> isize {
     };
     sequential_read(
         &ofd,
-        |at| match served_read(&ofd, fd, at, into, len) {
-            Some(got) => Ok(got),
-            None => sys::pread(fd as usize, into as usize, len, at as usize),
+        |at| {
+            or_kernel(&ofd, at, served_read(&ofd, fd, at, into, len), || {
+                sys::pread(fd as usize, into as usize, len, at as usize)
+            })
         },
         kernel,
     )
 }
 
 pub(crate) extern "C" fn pread(fd: i32, into: *mut c_void, len: usize, at: i64) -> isize {
-    if at >= 0
-        && let Some(ofd) = fds::promoted(fd)
-        && let Some(got) = served_read(&ofd, fd, at as u64, into, len)
-    {
-        return got as isize;
-    }
-    sys::to_libc(sys::pread(fd as usize, into as usize, len, at as usize))
+    positional(
+        fd,
+        at,
+        |ofd, at| served_read(ofd, fd, at, into, len),
+        || sys::pread(fd as usize, into as usize, len, at as usize),
+    )
 }
 
 pub(crate) extern "C" fn write(fd: i32, from: *const c_void, len: usize) -> isize {
@@ -147,22 +181,22 @@ pub(crate) extern "C" fn write(fd: i32, from: *const c_void, len: usize) -> isiz
     sequential_write(
         &ofd,
         len,
-        |at| match served_overwrite(&ofd, fd, at, from, len) {
-            Some(done) => Ok(done),
-            None => sys::pwrite(fd as usize, from as usize, len, at as usize),
+        |at| {
+            or_kernel(&ofd, at, served_overwrite(&ofd, fd, at, from, len), || {
+                sys::pwrite(fd as usize, from as usize, len, at as usize)
+            })
         },
         kernel,
     )
 }
 
 pub(crate) extern "C" fn pwrite(fd: i32, from: *const c_void, len: usize, at: i64) -> isize {
-    if at >= 0
-        && let Some(ofd) = fds::promoted(fd)
-        && let Some(done) = served_overwrite(&ofd, fd, at as u64, from, len)
-    {
-        return done as isize;
-    }
-    sys::to_libc(sys::pwrite(fd as usize, from as usize, len, at as usize))
+    positional(
+        fd,
+        at,
+        |ofd, at| served_overwrite(ofd, fd, at, from, len),
+        || sys::pwrite(fd as usize, from as usize, len, at as usize),
+    )
 }
 
 /// A program's vector, copied so that it cannot change under us. Longer ones go to the kernel.
@@ -260,9 +294,11 @@ pub(crate) extern "C" fn readv(fd: i32, iov: *const libc::iovec, count: i32) -> 
     let vector = Vector::copy(iov, count);
     sequential_read(
         &ofd,
-        |at| match vector.as_ref().and_then(|vector| vector.read(&ofd, fd, at)) {
-            Some(got) => Ok(got),
-            None => kernel_preadv(fd, iov, count, at as i64, 0),
+        |at| {
+            let served = vector.as_ref().and_then(|vector| vector.read(&ofd, fd, at));
+            or_kernel(&ofd, at, served, || {
+                kernel_preadv(fd, iov, count, at as i64, 0)
+            })
         },
         kernel,
     )
@@ -280,40 +316,40 @@ pub(crate) extern "C" fn writev(fd: i32, iov: *const libc::iovec, count: i32) ->
     sequential_write(
         &ofd,
         vector.total,
-        |at| match vector.overwrite(&ofd, fd, at) {
-            Some(done) => Ok(done),
-            None => kernel_pwritev(fd, iov, count, at as i64, 0),
+        |at| {
+            let served = vector.overwrite(&ofd, fd, at);
+            or_kernel(&ofd, at, served, || {
+                kernel_pwritev(fd, iov, count, at as i64, 0)
+            })
         },
         kernel,
     )
 }
 
 pub(crate) extern "C" fn preadv(fd: i32, iov: *const libc::iovec, count: i32, at: i64) -> isize {
-    if at >= 0
-        && let Some(ofd) = fds::promoted(fd)
-        && let Some(vector) = Vector::copy(iov, count)
-        && let Some(got) = vector.read(&ofd, fd, at as u64)
-    {
-        return got as isize;
-    }
     if at < 0 {
+        // To the kernel's newer call, which stands in for the old one here, -1 is a position.
         return sys::to_libc(Err(libc::EINVAL));
     }
-    sys::to_libc(kernel_preadv(fd, iov, count, at, 0))
+    positional(
+        fd,
+        at,
+        |ofd, at| Vector::copy(iov, count)?.read(ofd, fd, at),
+        || kernel_preadv(fd, iov, count, at, 0),
+    )
 }
 
 pub(crate) extern "C" fn pwritev(fd: i32, iov: *const libc::iovec, count: i32, at: i64) -> isize {
-    if at >= 0
-        && let Some(ofd) = fds::promoted(fd)
-        && let Some(vector) = Vector::copy(iov, count)
-        && let Some(done) = vector.overwrite(&ofd, fd, at as u64)
-    {
-        return done as isize;
-    }
     if at < 0 {
+        // To the kernel's newer call, which stands in for the old one here, -1 is a position.
         return sys::to_libc(Err(libc::EINVAL));
     }
-    sys::to_libc(kernel_pwritev(fd, iov, count, at, 0))
+    positional(
+        fd,
+        at,
+        |ofd, at| Vector::copy(iov, count)?.overwrite(ofd, fd, at),
+        || kernel_pwritev(fd, iov, count, at, 0),
+    )
 }
 
 /// Position -1 means the description's own offset; flags are promises only the kernel can make.

@@ -254,7 +254,6 @@ impl DirectFile {
             return Err(Reason::Small);
         }
         if behind >= self.size.load(Ordering::Relaxed) {
-            self.near_the_end(fd, behind);
             return Err(Reason::Eof);
         }
         for index in offset / CHUNK..=behind / CHUNK {
@@ -267,13 +266,11 @@ impl DirectFile {
         Ok(behind)
     }
 
-    /// A range reached the size last seen. The file may have grown; look now and then.
-    #[cold]
-    fn near_the_end(&self, fd: i32, behind: u64) {
-        // Only ranges wholly behind the remembered size say that it is out of date; the last page
-        // itself is read through the kernel as a matter of course.
-        if behind >= self.size.load(Ordering::Relaxed) + PAGE {
-            self.look_again(fd);
+    /// The kernel moved bytes up to `end`, so the file reaches at least there.
+    #[inline]
+    pub fn reaches(&self, end: u64) {
+        if self.size.load(Ordering::Relaxed) < end {
+            self.size.fetch_max(end, Ordering::Relaxed);
         }
     }
 
@@ -476,7 +473,9 @@ mod tests {
     fn a_growing_file_is_followed() {
         let fd = file();
         let file = DirectFile::new(MediumKind::Ram, 4096 * 4, true, EAGER).expect("window");
-        let _ = (read(&file, &fd, 1 << 20, 8), read(&file, &fd, 1 << 20, 8));
+        assert_eq!(read(&file, &fd, 1 << 20, 8), Err(Reason::Eof));
+        file.reaches(2 << 20);
+        assert_eq!(read(&file, &fd, 1 << 20, 8), Err(Reason::Unmapped));
         let words = read(&file, &fd, 1 << 20, 8).expect("beyond the first size");
         assert_eq!(words, (1u64 << 20).to_le_bytes());
     }

@@ -1,0 +1,166 @@
+//! Operation after operation, each acknowledged when its last call has returned.
+
+use crate::kinds::{FILE, Kind, Place};
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+/// The operation before which the writer says whether Adit serves its file.
+const LOOK: u64 = 40;
+
+/// A bug on purpose, which the checker has to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Plant {
+    /// Acknowledges before it does the operation.
+    Early,
+    /// Leaves out the fsync.
+    NoFsync,
+}
+
+impl Plant {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        match text {
+            "early" => Some(Self::Early),
+            "no-fsync" => Some(Self::NoFsync),
+            _ => None,
+        }
+    }
+}
+
+/// Writes until the power is cut.
+pub(crate) fn run(
+    place: &Place,
+    port: &str,
+    tag: &str,
+    plant: Option<Plant>,
+) -> Result<String, String> {
+    let failed = |what: &str| {
+        let what = format!("{tag}: {what}");
+        move |e: std::io::Error| format!("{what}: {e}")
+    };
+    prepare(place).map_err(failed("preparing"))?;
+    let port = OpenOptions::new()
+        .write(true)
+        .open(port)
+        .map_err(failed("opening the serial line"))?;
+    let mut writer = Writer::new(place, plant).map_err(failed("opening"))?;
+    for operation in 1.. {
+        if operation == LOOK {
+            let served = served(place).map_err(failed("looking at the mappings"))?;
+            send(&port, &format!("{tag} served {served}")).map_err(failed("reporting"))?;
+        }
+        let acknowledgement = format!("{tag} {operation}");
+        if plant == Some(Plant::Early) {
+            send(&port, &acknowledgement).map_err(failed("acknowledging"))?;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        writer
+            .operation(operation)
+            .map_err(failed(&format!("operation {operation}")))?;
+        if plant != Some(Plant::Early) {
+            send(&port, &acknowledgement).map_err(failed("acknowledging"))?;
+        }
+    }
+    Ok(format!("{tag}: no more numbers"))
+}
+
+/// One write per line: the kernel keeps lines of several writers apart.
+fn send(mut port: &File, line: &str) -> std::io::Result<()> {
+    port.write_all(format!("{line}\n").as_bytes())
+}
+
+/// Makes what the operations start from, durable with its name.
+fn prepare(place: &Place) -> std::io::Result<()> {
+    let file = match place.kind {
+        Kind::Overwrite => {
+            let mut file = File::create(place.file())?;
+            file.write_all(&place.bytes(0, 0, FILE))?;
+            file
+        }
+        // The runner has reserved the blocks.
+        Kind::Unwritten => File::open(place.file())?,
+        Kind::Append => File::create(place.file())?,
+        Kind::Replace => return File::open(&place.dir)?.sync_all(),
+    };
+    file.sync_all()?;
+    File::open(&place.dir)?.sync_all()
+}
+
+/// Whether this process has the file mapped: on a DAX file system Adit overwrites nothing otherwise.
+fn served(place: &Place) -> std::io::Result<&'static str> {
+    let name = place.file();
+    let name = name.to_string_lossy();
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let mapped = maps.lines().any(|l| l.ends_with(&*name));
+    Ok(if mapped { "yes" } else { "no" })
+}
+
+struct Writer<'a> {
+    place: &'a Place,
+    file: Option<File>,
+    fsync: bool,
+}
+
+impl<'a> Writer<'a> {
+    fn new(place: &'a Place, plant: Option<Plant>) -> std::io::Result<Self> {
+        // Half of the appenders leave the offset to the kernel.
+        let mut options = OpenOptions::new();
+        match place.kind {
+            Kind::Append if place.seed.is_multiple_of(2) => options.append(true),
+            _ => options.read(true).write(true),
+        };
+        let file = match place.kind {
+            Kind::Replace => None,
+            _ => Some(options.open(place.file())?),
+        };
+        Ok(Self {
+            place,
+            file,
+            fsync: plant != Some(Plant::NoFsync),
+        })
+    }
+
+    fn operation(&mut self, operation: u64) -> std::io::Result<()> {
+        match &self.file {
+            None => self.replace(operation),
+            Some(file) if self.place.kind == Kind::Append => self.append(file, operation),
+            Some(file) => {
+                let (offset, len) = self.place.range(operation);
+                file.write_all_at(&self.place.bytes(operation, offset, len), offset)
+            }
+        }
+    }
+
+    fn append(&self, file: &File, operation: u64) -> std::io::Result<()> {
+        self.pieces(file, operation)?;
+        match operation % 2 {
+            _ if !self.fsync => Ok(()),
+            0 => file.sync_all(),
+            _ => file.sync_data(),
+        }
+    }
+
+    fn replace(&self, operation: u64) -> std::io::Result<()> {
+        let file = File::create(self.place.fresh())?;
+        self.pieces(&file, operation)?;
+        if self.fsync {
+            file.sync_all()?;
+        }
+        std::fs::rename(self.place.fresh(), self.place.file())?;
+        if self.fsync {
+            File::open(&self.place.dir)?.sync_all()?;
+        }
+        Ok(())
+    }
+
+    /// A record in up to three writes.
+    fn pieces(&self, mut file: &File, operation: u64) -> std::io::Result<()> {
+        let record = self.place.record(operation);
+        let parts = 1 + self.place.draw(operation, 6) as usize % 3;
+        for piece in record.chunks(record.len().div_ceil(parts)) {
+            file.write_all(piece)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,88 @@
+"""What runs inside the machine: programs of the host's packages, and what this repository builds."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from kernel import Missing
+
+ROOT = Path(__file__).resolve().parents[2]
+# Program: the Debian package that brings it.
+HOST = {
+    "bash": "bash",
+    "e2fsck": "e2fsprogs",
+    "mkfs.ext4": "e2fsprogs",
+    "mkfs.xfs": "xfsprogs",
+    "ndctl": "ndctl",
+    "sqlite3": "sqlite3",
+    "xfs_repair": "xfsprogs",
+}
+EMULATOR = {"qemu-system-x86_64": "qemu-system-x86"}
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def find(name):
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
+
+
+def static_busybox():
+    """busybox must be the static one: it runs before any library is in place."""
+    path = find("busybox")
+    if not path:
+        return None
+    done = subprocess.run(["ldd", path], capture_output=True, text=True, timeout=30, check=False)
+    static = "statically linked" in done.stdout or "not a dynamic executable" in done.stdout + done.stderr
+    return path if static else None
+
+
+def missing_packages():
+    absent = {package for name, package in {**HOST, **EMULATOR}.items() if not find(name)}
+    return absent if static_busybox() else absent | {"busybox-static"}
+
+
+def install(say):
+    """Installs what is missing when that is allowed; else says what to do."""
+    packages = sorted(missing_packages())
+    if not packages:
+        return
+    names = " ".join(packages)
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        raise Missing(f"packages are missing; as root: apt-get install --no-install-recommends {names}")
+    say(f"installing {names}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+    for command in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
+        done = subprocess.run(
+            ["apt-get", "-qq", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, timeout=300, env=environment, check=False)
+    if missing_packages():
+        raise Missing(f"apt-get could not install {names}: {done.stdout.strip()[-800:]}")
+
+
+def cargo(arguments, target, cwd=ROOT):
+    command = [os.environ.get("CARGO", "cargo"), *arguments, "--locked", "-j2"]
+    done = subprocess.run(
+        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=900, check=False,
+        env={**os.environ, "CARGO_TARGET_DIR": str(target), "CARGO_TERM_COLOR": "never"})
+    if done.returncode:
+        raise SystemExit(f"lab/vm: {' '.join(command)} failed:\n{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def built(target, say):
+    """Builds what is under test: {path inside the machine: path here}."""
+    say("building")
+    release = target / "release"
+    # As `make release` does, so that nothing is built twice.
+    cargo(["build", "--release", "-p", "adit-shim", "-p", "adit-cli"], target)
+    cargo(["build", "--release", "-p", "adit-oracle"], target)
+    cargo(["build", "--release"], target / "powercut", ROOT / "lab" / "vm" / "powercut")
+    files = {f"/adit/{name}": release / name for name in ("adit", "libadit.so", "adit-oracle")}
+    files["/adit/powercut"] = target / "powercut" / "release" / "powercut"
+    for line in cargo(["test", "-p", "adit-pmem", "--no-run", "--message-format=json"], target).splitlines():
+        message = json.loads(line)
+        # The copies touch no medium, and all their sizes and places take minutes in emulation.
+        if message.get("executable") and message["target"]["name"] in ("adit_pmem", "media", "faults"):
+            files[f"/adit/tests/pmem-{message['target']['name']}"] = Path(message["executable"])
+    return files
