@@ -55,6 +55,9 @@ struct Args {
     /// Damages twin A on purpose half way through.
     #[arg(long, value_enum)]
     plant: Option<Plant>,
+    /// Compares all contents after every operation: slow, but names the one that went wrong.
+    #[arg(long)]
+    compare_always: bool,
     /// Holes and block counts must agree, too.
     #[arg(long)]
     exact_holes: bool,
@@ -124,7 +127,10 @@ fn single(args: &Args, dir: &Path) -> Result<String, String> {
             continue;
         }
         ran += 1;
-        let result = twins.step(step, args.plant.is_some() && i >= steps.len() / 2);
+        let mut result = twins.step(step, args.plant.is_some() && i >= steps.len() / 2);
+        if args.compare_always {
+            result = result.and_then(|said| twins.compare_all().map(|()| said));
+        }
         let line = format!("{i}: {:?} alt {} look {}", step.op, step.alt, step.look);
         match result {
             Ok(said) => {

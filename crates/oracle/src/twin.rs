@@ -47,6 +47,9 @@ struct Side {
     maps: [Option<Map>; MAPS],
     arena: Arena,
     pipe: [i32; 2],
+    /// Whether bad buffers may be written from. XFS (Linux 6.18) shows what was in memory before when
+    /// a buffer ends in the middle of a page that it is writing to a hole, differently each time.
+    bad_sources: bool,
 }
 
 /// What an operation answered.
@@ -133,6 +136,9 @@ fn make_side(dir: &Path, name: &str, way: Way) -> std::io::Result<Side> {
         maps: [None; MAPS],
         arena: Arena::new(),
         pipe,
+        bad_sources: crate::way::shows_bad_sources_exactly(&CString::new(
+            dir.as_os_str().as_encoded_bytes(),
+        )?),
     })
 }
 
@@ -1001,8 +1007,17 @@ impl Side {
         }
     }
 
+    /// The buffer to write from.
+    fn source_mem(&self, mem: Mem) -> Mem {
+        if self.bad_sources || matches!(mem, Mem::Good(_)) {
+            mem
+        } else {
+            Mem::Good(0)
+        }
+    }
+
     fn source(&mut self, mem: Mem, len: usize, seed: u64) -> *const u8 {
-        let at = self.arena.address(mem, 0);
+        let at = self.arena.address(self.source_mem(mem), 0);
         // An absurd length is about the error, not about gigabytes of pattern.
         self.arena.fill(at, len.min(4 << 20), seed);
         at as *const u8
@@ -1021,6 +1036,7 @@ impl Side {
             .iter()
             .enumerate()
             .map(|(i, &(mem, len))| {
+                let mem = if write { self.source_mem(mem) } else { mem };
                 let at = self.arena.address(mem, i);
                 if write {
                     self.arena.fill(at, len, s.bytes.wrapping_add(i as u64));

@@ -739,11 +739,21 @@ impl Way {
     }
 }
 
-/// Whether a directory lies on tmpfs, where block counts are exact.
-pub(crate) fn is_tmpfs(dir: &CStr) -> bool {
+fn file_system(dir: &CStr) -> Option<i64> {
     // SAFETY: plain numbers; all zeroes is a value.
     let mut s: libc::statfs = unsafe { std::mem::zeroed() };
-    sys!(libc::SYS_statfs, dir.as_ptr(), &raw mut s) == 0 && s.f_type == libc::TMPFS_MAGIC
+    (sys!(libc::SYS_statfs, dir.as_ptr(), &raw mut s) == 0).then_some(s.f_type)
+}
+
+/// Whether a directory lies on tmpfs, where block counts are exact.
+pub(crate) fn is_tmpfs(dir: &CStr) -> bool {
+    file_system(dir) == Some(libc::TMPFS_MAGIC)
+}
+
+/// Whether a write from a bad buffer leaves the same bytes each time.
+pub(crate) fn shows_bad_sources_exactly(dir: &CStr) -> bool {
+    let exact = [libc::TMPFS_MAGIC, libc::EXT4_SUPER_MAGIC];
+    file_system(dir).is_some_and(|f| exact.contains(&f))
 }
 
 /// What a path names, with its time of birth.

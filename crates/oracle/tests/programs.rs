@@ -15,6 +15,14 @@ use std::path::Path;
 fn twin(name: &str) {
     let preload = library();
     let Some(program) = compile(name) else { return };
+    let mount: Vec<(String, String)> = common::wants_mount(name)
+        .map(|o| (common::MOUNT.to_string(), o))
+        .into_iter()
+        .collect();
+    if !mount.is_empty() && !common::may_mount() {
+        println!("SKIP {name}: may not mount");
+        return;
+    }
     for (medium, settings) in [
         (
             common::memory(),
@@ -23,12 +31,13 @@ fn twin(name: &str) {
         (common::disk(), &[&[("ADIT_ADOPT_BYTES", "0")][..]][..]),
     ] {
         let dir = scratch(&medium, name);
-        let plain = run(&program, &dir, "plain", &[]);
+        let plain = run(&program, &dir, "plain", &mount);
         if let Some(reason) = plain.skipped() {
             println!("{name}: on {}: {reason}", medium.display());
         }
         for (i, extra) in settings.iter().enumerate() {
             let mut env = common::preloaded(&preload, extra);
+            env.extend(mount.iter().cloned());
             if common::wants_monitor(name) {
                 env.retain(|(k, _)| k != "LD_PRELOAD");
                 env.push((common::RUNNER.into(), String::new()));
@@ -63,7 +72,7 @@ programs! {
     truncate_family sync_family stat_family stdio_family mmap_family copy_family fork_exec names
     lock_family aio_family uring passing times_family exit_family signals blocked interrupted jumps
     cancel identity limits many_files sparse syscall2 notified text_busy directories foreign threads
-    plain
+    plain full
 }
 
 #[test]

@@ -161,6 +161,12 @@ fn look_at(fd: c_int, shared: bool, waited: bool) -> Verdict {
     if kind == MediumKind::Other {
         return Verdict::Foreign;
     }
+    // Huge pages of tmpfs are mapped whole across the end of the file, so the probe behind a range
+    // would find a page where there is no file (the kernel keeps it so on purpose). tmpfs tells by
+    // its preferred block size that it uses them.
+    if kind == MediumKind::Ram && stat.st_blksize > 4096 {
+        return Verdict::Foreign;
+    }
     let size = stat.st_size as u64;
     if size < SMALLEST {
         return Verdict::Later(LATER);

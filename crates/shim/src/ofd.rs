@@ -193,8 +193,20 @@ impl Ofd {
             if let Some(slot) = self.slot() {
                 slot.close(fd);
             }
-            self.closing.store(1, Ordering::SeqCst);
-            self.retire_if_idle();
+            self.end();
+        }
+    }
+
+    /// Ends the mapping. Who left a copy by `siglongjmp` out of a signal handler, or was cancelled in
+    /// it, stays counted as a user for ever; so the file is not waited for: where anybody is still
+    /// counted, only the addresses stay, and a copy under way faults and is redone by the kernel.
+    fn end(&self) {
+        // Counted itself, so that nobody gives the addresses back meanwhile.
+        let own = self.enter();
+        self.closing.store(1, Ordering::SeqCst);
+        let counted = |shard: &Shard| shard.0.load(Ordering::SeqCst);
+        if self.users.iter().map(counted).sum::<u32>() > 1 {
+            own.file().revoke();
         }
     }
 

@@ -172,6 +172,13 @@ impl DirectFile {
         })
     }
 
+    /// Lets go of the file at once, while copies may still be under way: they fault, and their calls
+    /// are done by the kernel. The addresses stay reserved until the value is dropped.
+    pub fn revoke(&self) {
+        // A refusal leaves the mapping until then, as if this had not been tried.
+        let _ = self.window.unmap(0, self.window.len());
+    }
+
     /// Whether overwrites are served.
     #[inline]
     pub fn overwrites(&self) -> bool {

@@ -15,6 +15,9 @@ const LIMIT: &str = "20";
 /// In the environment of a run: start it by `adit run`.
 pub(crate) const RUNNER: &str = "run by adit";
 
+/// In the environment of a run: on a tmpfs of its own with these options.
+pub(crate) const MOUNT: &str = "mounted on tmpfs";
+
 /// What a run left behind.
 pub(crate) struct Outcome {
     status: String,
@@ -76,6 +79,22 @@ pub(crate) fn runner() -> PathBuf {
 /// Whether a program asks to be started by `adit run`.
 pub(crate) fn wants_monitor(name: &str) -> bool {
     source_of(name).contains("// run: adit\n")
+}
+
+/// The options of the tmpfs on which a program wants to run.
+pub(crate) fn wants_mount(name: &str) -> Option<String> {
+    let text = source_of(name);
+    text.lines()
+        .find_map(|l| l.strip_prefix("// mount: tmpfs "))
+        .map(str::to_string)
+}
+
+/// Whether this process may mount, in a mount namespace of its own.
+pub(crate) fn may_mount() -> bool {
+    let tried = Command::new("unshare")
+        .args(["-m", "mount", "-t", "tmpfs", "none", "/mnt"])
+        .output();
+    tried.is_ok_and(|said| said.status.success())
 }
 
 fn source_of(name: &str) -> String {
@@ -238,12 +257,16 @@ pub(crate) fn run(program: &Path, dir: &Path, side: &str, env: &[(String, String
     std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o700)).expect("its mode");
     let mut command = Command::new("timeout");
     command.args(["-k", "2", LIMIT]);
+    if let Some((_, size)) = env.iter().find(|(k, _)| k == MOUNT) {
+        let script = format!("mount -t tmpfs -o {size} none . && cd \"$PWD\" && exec \"$@\"");
+        command.args(["unshare", "-m", "sh", "-c", &script, "sh"]);
+    }
     // What is preloaded into the program is not preloaded into its supervisor.
     command.arg("env");
     if env.iter().any(|(k, _)| k == RUNNER) {
         command.args(["-u", "LD_PRELOAD"]);
     }
-    for (k, v) in env.iter().filter(|(k, _)| k != RUNNER) {
+    for (k, v) in env.iter().filter(|(k, _)| k != RUNNER && k != MOUNT) {
         command.arg(format!("{k}={v}"));
     }
     // `adit run` preloads for itself.
