@@ -10,7 +10,8 @@ start() {
     redis-server --port 0 --unixsocket "$socket" --appendonly yes --appendfsync "$1" --save '' \
         --dir "$PWD" --daemonize no --auto-aof-rewrite-percentage 0 --logfile "$PWD/redis.log" &
     server=$!
-    wait_until 20 redis-cli -s "$socket" ping
+    # It answers before it has loaded its data; only then is the answer PONG.
+    wait_until 20 sh -c "redis-cli -s '$socket' ping | grep -qx PONG"
 }
 crash() {
     kill -9 "$server"

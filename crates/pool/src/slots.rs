@@ -1,6 +1,6 @@
 //! Who is alive: the seam between the pool and the locks that tell.
 //!
-//! On a real pool these are OFD locks on the pool file ([`crate::FileLocks`]); on a simulated or
+//! On a real pool these are OFD locks on the pool file ([`crate::ofd::FileLocks`]); on a simulated or
 //! private medium they are [`LocalLocks`].
 
 use std::collections::BTreeSet;

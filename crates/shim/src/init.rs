@@ -12,7 +12,7 @@ use adit_store::registry::{Env, Registry};
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Bytes (and [`fds::CALL`] per call) that a descriptor's calls move through the kernel before it is
+/// Bytes (and [`crate::fds::CALL`] per call) that a descriptor's calls move through the kernel before it is
 /// looked at.
 const DEFAULT_CREDIT: u64 = 512 << 10;
 

@@ -5,7 +5,7 @@
 //! - [`SimMedium`] and [`World`]: a simulated medium that keeps what programs see apart from what a
 //!   crash would leave, exactly as `docs/crash-model.md` says.
 //! - [`SimFile`]: the files of a base file system on the same machine, volatile until synced.
-//! - [`enumerate`]: runs a workload on it, builds the crash images of every crash point, runs
+//! - [`mod@enumerate`]: runs a workload on it, builds the crash images of every crash point, runs
 //!   recovery on each (and crashes inside the recovery too), and asks a judge. A failure prints one
 //!   string that [`replay`] turns back into the same state.
 //! - [`torture`] and the `adit-torture` binary: real processes, real files, real `SIGKILL`.
