@@ -52,7 +52,18 @@ fn main() -> Result<()> {
 }
 
 fn measure(pool: &PoolFile) -> Result<()> {
+    let started = Instant::now();
     let a = pool.attach()?;
+    println!(
+        "first attach: {:.1} ms",
+        started.elapsed().as_secs_f64() * 1e3
+    );
+    let started = Instant::now();
+    pool.attach()?.detach()?;
+    println!(
+        "attach and detach beside it: {:.1} ms",
+        started.elapsed().as_secs_f64() * 1e3
+    );
     let name = FileName {
         handle_type: 1,
         handle: vec![1; 12],

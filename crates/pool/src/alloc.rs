@@ -355,7 +355,7 @@ impl<M: Medium> Attachment<M> {
     }
 
     pub(crate) fn map(&self, chunk: u32) -> Option<&ChunkMap> {
-        self.maps.get(chunk as usize)?.get()
+        self.maps.get(chunk as usize)?.get().map(Box::as_ref)
     }
 
     /// Leases a chunk and sets up its map.
@@ -369,7 +369,8 @@ impl<M: Medium> Attachment<M> {
             return Err(Error::Invalid("chunk beyond the table"));
         };
         let word = self.pool.load(self.pool.geometry().chunk_word(chunk))?;
-        slot.get_or_init(|| ChunkMap::new(words)).begin(role, word);
+        slot.get_or_init(|| Box::new(ChunkMap::new(words)))
+            .begin(role, word);
         if fresh {
             self.chain(chunk);
         }

@@ -450,7 +450,7 @@ pub struct Attachment<M: Medium> {
     pub(crate) owner: Owner,
     pub(crate) epoch: u64,
     hold: Option<Box<dyn Hold>>,
-    pub(crate) maps: Box<[std::sync::OnceLock<ChunkMap>]>,
+    pub(crate) maps: Box<[std::sync::OnceLock<Box<ChunkMap>>]>,
     pub(crate) state: AttachmentState,
     recovery: Option<Recovery>,
 }
