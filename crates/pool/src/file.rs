@@ -1,5 +1,7 @@
 //! The pool as a file: made private, checked before it is believed, grown and shrunk.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -144,7 +146,7 @@ impl PoolFile {
         let mode = Mode::RUSR | Mode::WUSR;
         let directory = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY;
         let parent_fd =
-            rustix::fs::open(parent, directory, Mode::empty()).map_err(kernel("open"))?;
+            rustix::fs::open(bytes(parent), directory, Mode::empty()).map_err(kernel("open"))?;
         check_file_system(&parent_fd)?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&parent_fd, ".", flags, mode).map_err(kernel("open"))?;
@@ -174,7 +176,7 @@ impl PoolFile {
             rustix::fs::CWD,
             link,
             &parent_fd,
-            name,
+            bytes(name),
             AtFlags::SYMLINK_FOLLOW,
         )
         .map_err(kernel("link"))?;
@@ -269,7 +271,7 @@ impl PoolFile {
         if waiting > 0 && !force {
             return Err(Error::Unpublished { files: waiting });
         }
-        rustix::fs::unlink(&self.path).map_err(kernel("unlink"))?;
+        rustix::fs::unlink(bytes(&self.path)).map_err(kernel("unlink"))?;
         drop(exclusive);
         Ok(())
     }
@@ -287,7 +289,7 @@ fn read_only(fd: &OwnedFd) -> Result<ReadOnlyMedium> {
 /// Opens the file and refuses what cannot be this user's own pool.
 fn open_checked(path: &Path, access: OFlags) -> Result<OwnedFd> {
     let fd = match rustix::fs::open(
-        path,
+        bytes(path),
         access | OFlags::CLOEXEC | OFlags::NONBLOCK,
         Mode::empty(),
     ) {
@@ -324,7 +326,7 @@ fn open_checked(path: &Path, access: OFlags) -> Result<OwnedFd> {
 
 fn why_not_writable(path: &Path) -> Error {
     let user = rustix::process::geteuid().as_raw();
-    match rustix::fs::stat(path) {
+    match rustix::fs::stat(bytes(path)) {
         Ok(stat) if stat.st_uid != user => Error::NotYours {
             owner: stat.st_uid,
             user,
@@ -386,4 +388,10 @@ pub fn boot_id() -> Result<BootId> {
         *byte = (high << 4 | low) as u8;
     }
     Ok(BootId(id))
+}
+
+/// A path as the kernel takes it. rustix takes paths themselves only with its feature `std`, which
+/// would make its descriptors close through libc: under the preloaded library, through ourselves.
+pub(crate) fn bytes<P: AsRef<OsStr> + ?Sized>(path: &P) -> &[u8] {
+    path.as_ref().as_bytes()
 }

@@ -24,6 +24,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result, kernel};
+use crate::file::bytes;
 use crate::slots::{Hold, SlotLocks};
 
 /// Bytes that are locked lie far behind the end of any pool.
@@ -125,7 +126,8 @@ impl FileLocks {
 
     pub(crate) fn open(&self) -> Result<OwnedFd> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(&self.path, flags, Mode::empty()).map_err(kernel("open"))?;
+        let fd =
+            rustix::fs::open(bytes(&self.path), flags, Mode::empty()).map_err(kernel("open"))?;
         if identity(&fd)? != self.identity {
             return Err(Error::Invalid("the pool was replaced by another file"));
         }

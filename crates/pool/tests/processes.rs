@@ -234,7 +234,7 @@ fn a_slot_ends_with_exec_while_a_forked_child_lives() {
     let pool = place.create(8 * MB);
     rustix::fs::mknodat(
         rustix::fs::CWD,
-        place.0.join("go"),
+        place.0.join("go").into_os_string().into_encoded_bytes(),
         rustix::fs::FileType::Fifo,
         rustix::fs::Mode::from_raw_mode(0o600),
         0,
