@@ -74,5 +74,23 @@ int main(void) {
   R(lseek(a, 0, SEEK_CUR));
   R(write(a, "still in place", 14));
   outsider("a");
+  // Another process that shares the description changes its flags: even pwrite appends then.
+  for (int how = 0; how < 2; how++) {
+    int c = warm_file("c", O_RDWR);
+    fflush(stdout);
+    pid_t pid = how ? vfork() : fork();
+    if (pid == 0) {
+      fcntl(c, F_SETFL, O_APPEND);
+      _exit(0);
+    }
+    ended(pid);
+    R(pwrite(c, "appended", 8, 100));
+    R(lseek(c, 0, SEEK_END));
+    R(fcntl(c, F_SETFL, 0));
+    warm(c);
+    R(pwrite(c, "in place", 8, 100));
+    outsider("c");
+    close(c);
+  }
   return 0;
 }

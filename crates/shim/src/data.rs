@@ -43,6 +43,8 @@ fn served_overwrite(ofd: &Ofd, fd: i32, at: u64, from: *const c_void, len: usize
     let slot = ofd.slot()?;
     let served = if len > LONGEST || KERNEL_WRITES.load(Ordering::Relaxed) {
         Err(Reason::Limit)
+    } else if ofd.appends(fd) {
+        Err(Reason::Flags)
     } else {
         // SAFETY: the buffer is the program's, for the kernel or us to read.
         unsafe { ofd.file().overwrite(fd, at, from.cast(), len) }

@@ -44,6 +44,8 @@ pub(crate) struct Ofd {
     names: AtomicU32,
     /// Set while mapped stores have not reached the file's times.
     stored: AtomicU32,
+    /// Set once another process may have the description, and change its flags.
+    shared: AtomicU32,
     /// Set once the last name is gone; whoever leaves last unmaps.
     closing: AtomicU32,
     next_free: AtomicU32,
@@ -152,6 +154,21 @@ impl Ofd {
                 }
             }
         });
+    }
+
+    /// Notes that another process is about to have the description.
+    pub(crate) fn share(&self, fd: i32) {
+        self.shared.store(1, Ordering::SeqCst);
+        self.hand_over(fd);
+    }
+
+    /// Whether another process has made positional writes append, too. Our own `fcntl` releases the
+    /// description; theirs is seen by nobody, so it is asked.
+    #[inline]
+    pub(crate) fn appends(&self, fd: i32) -> bool {
+        self.shared.load(Ordering::Relaxed) != 0
+            && sys::fcntl(fd as usize, libc::F_GETFL as usize, 0)
+                .is_ok_and(|flags| flags & libc::O_APPEND as usize != 0)
     }
 
     /// Where the registry records this file, if it does.
@@ -293,6 +310,7 @@ pub(crate) fn allocate(
             .store(offset.map_or(HANDED, |at| at as i64), Ordering::SeqCst);
         (*cell).names.store(1, Ordering::SeqCst);
         (*cell).stored.store(0, Ordering::SeqCst);
+        (*cell).shared.store(0, Ordering::SeqCst);
         (*cell).closing.store(0, Ordering::SeqCst);
         Some(&*cell)
     }

@@ -36,7 +36,7 @@ pub(crate) fn share(fd: c_int) {
         let seen = word.load(Ordering::SeqCst);
         match fds::kind(seen) {
             Kind::Foreign => return,
-            Kind::Promoted(ofd) => return ofd.hand_over(fd),
+            Kind::Promoted(ofd) => return ofd.share(fd),
             Kind::Candidate => {
                 let shared = seen | fds::SHARED;
                 if word
