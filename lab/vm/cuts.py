@@ -52,16 +52,17 @@ def writers(number, base_seed):
 
 def planted(base_seed):
     """Bugs that a power cut must show, beside two writers that are right. The file systems are mounted without
-    DAX, so that overwrites without fsync stay in the page cache."""
+    DAX, so that overwrites without fsync stay in the page cache. What leaves out its fsync has a file system where
+    nobody else calls it: that would make everything durable."""
     found = []
-    for place in ("ext4", "xfs"):
-        for kind, plant, doomed in (
-            ("overwrite", "", True), ("overwrite", "early", True), ("append", "no-fsync", True),
-            ("replace", "no-fsync", True), ("append", "", False), ("replace", "", False),
-        ):
-            tag = f"{place}.{kind}.{plant or 'plain'}"
-            directory = f"/mnt/{place}/plants/{kind}.{plant or 'plain'}"
-            found.append(Writer(tag, kind, directory, base_seed * 1000 + 999, plant, doomed))
+    for place, kind, plant, doomed in (
+        ("ext4", "overwrite", "", True), ("ext4", "overwrite", "early", True),
+        ("ext4", "append", "", False), ("ext4", "replace", "", False),
+        ("xfs", "overwrite", "", True), ("xfs", "append", "no-fsync", True), ("xfs", "replace", "no-fsync", True),
+    ):
+        name = f"{kind}.{plant or 'plain'}"
+        directory = f"/mnt/{place}/plants/{name}"
+        found.append(Writer(f"{place}.{name}", kind, directory, base_seed * 1000 + 999, plant, doomed))
     return found
 
 
@@ -106,11 +107,11 @@ def read_acknowledgements(acks, running):
             raise Failed(f"the serial line is disturbed: {line!r}")
 
 
-def cut(machine, running, chance, limit):
-    """Lets the writers run for a random time, and kills the machine."""
+def cut(machine, running, chance, limit, early):
+    """Lets the writers run for a random time, and kills the machine. An early cut comes while some of them still
+    make their files."""
     machine.until("@@writing", limit)
-    # Some cuts come while the files are still being made.
-    if chance.random() > 0.25:
+    if not early:
         end = time.monotonic() + limit
         while True:
             read_acknowledgements(machine.acks, running)
@@ -121,7 +122,7 @@ def cut(machine, running, chance, limit):
                 machine.drain()
                 raise Failed(f"no acknowledgements from {', '.join(silent)}:\n{machine.tail()}")
             time.sleep(0.02)
-    time.sleep(chance.uniform(0.05, 2.0))
+    time.sleep(chance.uniform(0.1, 2.0))
     machine.kill()
     machine.drain()
     read_acknowledgements(machine.acks, running)
@@ -138,9 +139,9 @@ def judge(report, machine, before, label):
         status, output = checks.get(f"check-{writer.tag}", (None, []))
         report.checks += 1
         if writer.doomed:
-            report.wanted_plants.add(writer.tag.split(".", 1)[1])
+            report.wanted_plants.add(writer.tag)
             if status == 1 and any(line.startswith("FAILED") for line in output):
-                report.found_plants.add(writer.tag.split(".", 1)[1])
+                report.found_plants.add(writer.tag)
         elif status != 0:
             report.failures.append((f"{label}: {writer.tag} seed {writer.seed}, {writer.acknowledged} acknowledged",
                                     output))
@@ -161,7 +162,7 @@ def series(boot, number_of_cuts, seed, plants, say):
             if last:
                 machine.until("@@end", 120)
             else:
-                cut(machine, after, chance, 120)
+                cut(machine, after, chance, 120, early=number > 0 and chance.random() < 0.25)
             if before:
                 judge(report, machine, before, label)
         if after:

@@ -41,7 +41,7 @@ class Machine:
             "-machine", "q35,nvdimm=on", "-m", "1G,slots=4,maxmem=8G",
             "-display", "none", "-serial", "stdio", "-serial", f"file:{self.acks}",
             "-kernel", str(kernel.image), "-initrd", str(initrd),
-            "-append", "console=ttyS0 panic=-1 loglevel=5 random.trust_cpu=on",
+            "-append", "console=ttyS0 panic=-1 loglevel=3 random.trust_cpu=on",
             *extra,
         ]
         for number, (name, image) in enumerate(images.items()):
