@@ -79,7 +79,8 @@ def built(target, say):
     cargo(["build", "--release", "-p", "adit-oracle"], target)
     cargo(["build", "--release"], target / "powercut", ROOT / "lab" / "vm" / "powercut")
     files = {f"/adit/{name}": release / name for name in ("adit", "libadit.so", "adit-oracle")}
-    files["/adit/powercut"] = target / "powercut" / "release" / "powercut"
+    for name in ("powercut", "path-lengths"):
+        files[f"/adit/{name}"] = target / "powercut" / "release" / name
     for line in cargo(["test", "-p", "adit-pmem", "--no-run", "--message-format=json"], target).splitlines():
         message = json.loads(line)
         # The copies touch no medium, and all their sizes and places take minutes in emulation.

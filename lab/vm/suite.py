@@ -110,3 +110,34 @@ def job(lanes):
     for lane in lanes:
         text += "{\n" + "".join(f"task {n} {s} {quote(c)}\n" for n, s, c in lane) + "} &\n"
     return text + "wait\n"
+
+
+def paths_job():
+    """Counts the instructions of single calls, plainly and under Adit."""
+    text = "format\n"
+    for place in PLACES:
+        for side, run in (("plain", ""), ("adit", f"{EAGER} {ADIT}")):
+            text += f"task {place}-{side} 120 {quote(f'{run} /adit/path-lengths /mnt/{place}')}\n"
+    return text
+
+
+def paths_table(results):
+    """Lines of the table, and what failed."""
+    counts, failures = {}, []
+    for name, status, _, output in results:
+        if status != 0:
+            failures.append((f"{name} ended with {status}", output))
+        for word in (line.split() for line in output):
+            if len(word) == 3 and word[0] == "path":
+                counts.setdefault(word[1], {})[name] = int(word[2])
+    lines = ["instructions per call".ljust(22) + "".join(f"{p + ', plain':>14}{'adit':>9}{'ratio':>7}" for p in PLACES)]
+    for call, found in counts.items():
+        line = call.ljust(22)
+        for place in PLACES:
+            plain, adit = found.get(f"{place}-plain"), found.get(f"{place}-adit")
+            if plain is None or adit is None:
+                failures.append((f"{call} on {place} was not counted", []))
+                continue
+            line += f"{plain:14}{adit:9}{adit / plain:7.2f}"
+        lines.append(line)
+    return lines, failures
