@@ -2,6 +2,8 @@
 
 PLACES = {"ext4": "dax", "xfs": "dax", "tmpfs": "ram"}
 ADIT = "/adit/adit run --require --"
+# How often the kill -9 driver kills.
+TORTURE_ROUNDS = 12
 # Everything is adopted at once: short runs reach the mappings, too.
 EAGER = "ADIT_ADOPT_BYTES=0 ADIT_ADOPT_PERCENT=0"
 # The emulated processor takes clwb and clflushopt of an inaccessible line for no operation, a real one faults.
@@ -95,6 +97,8 @@ def tasks(seeds, operations, tests):
                 everything.append((name, 60, ORACLE.format(
                     name=name, environment=f"{environment} {ADIT}", seed=seed, operations=operations,
                     dir=directory, options="--expect-served" if how else "")))
+        everything.append((f"torture-{place}", 90, f"{EAGER} /adit/adit-torture --dir {directory} --seed {seeds[0]} "
+                                                   f"--rounds {TORTURE_ROUNDS} -- {ADIT}"))
         everything.append((f"sqlite-{place}", 60, SQLITE.format(dir=directory, adit=ADIT, eager=EAGER)))
         everything.append((f"bash-{place}", 60, BASH.format(dir=directory, adit=ADIT, eager=EAGER)))
         for test in tests:
