@@ -77,9 +77,11 @@ def built(target, say):
     # As `make release` does, so that nothing is built twice.
     cargo(["build", "--release", "-p", "adit-shim", "-p", "adit-cli"], target)
     cargo(["build", "--release", "-p", "adit-oracle"], target)
+    cargo(["build", "--release", "-p", "adit-sim", "--bin", "adit-torture"], target)
     cargo(["build", "--release"], target / "powercut", ROOT / "lab" / "vm" / "powercut")
-    files = {f"/adit/{name}": release / name for name in ("adit", "libadit.so", "adit-oracle")}
-    files["/adit/powercut"] = target / "powercut" / "release" / "powercut"
+    files = {f"/adit/{name}": release / name for name in ("adit", "libadit.so", "adit-oracle", "adit-torture")}
+    for name in ("powercut", "path-lengths"):
+        files[f"/adit/{name}"] = target / "powercut" / "release" / name
     for line in cargo(["test", "-p", "adit-pmem", "--no-run", "--message-format=json"], target).splitlines():
         message = json.loads(line)
         # The copies touch no medium, and all their sizes and places take minutes in emulation.

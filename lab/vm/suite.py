@@ -2,6 +2,8 @@
 
 PLACES = {"ext4": "dax", "xfs": "dax", "tmpfs": "ram"}
 ADIT = "/adit/adit run --require --"
+# How often the kill -9 driver kills.
+TORTURE_ROUNDS = 12
 # Everything is adopted at once: short runs reach the mappings, too.
 EAGER = "ADIT_ADOPT_BYTES=0 ADIT_ADOPT_PERCENT=0"
 # The emulated processor takes clwb and clflushopt of an inaccessible line for no operation, a real one faults.
@@ -95,6 +97,8 @@ def tasks(seeds, operations, tests):
                 everything.append((name, 60, ORACLE.format(
                     name=name, environment=f"{environment} {ADIT}", seed=seed, operations=operations,
                     dir=directory, options="--expect-served" if how else "")))
+        everything.append((f"torture-{place}", 90, f"{EAGER} /adit/adit-torture --dir {directory} --seed {seeds[0]} "
+                                                   f"--rounds {TORTURE_ROUNDS} -- {ADIT}"))
         everything.append((f"sqlite-{place}", 60, SQLITE.format(dir=directory, adit=ADIT, eager=EAGER)))
         everything.append((f"bash-{place}", 60, BASH.format(dir=directory, adit=ADIT, eager=EAGER)))
         for test in tests:
@@ -110,3 +114,34 @@ def job(lanes):
     for lane in lanes:
         text += "{\n" + "".join(f"task {n} {s} {quote(c)}\n" for n, s, c in lane) + "} &\n"
     return text + "wait\n"
+
+
+def paths_job():
+    """Counts the instructions of single calls, plainly and under Adit."""
+    text = "format\n"
+    for place in PLACES:
+        for side, run in (("plain", ""), ("adit", f"{EAGER} {ADIT}")):
+            text += f"task {place}-{side} 120 {quote(f'{run} /adit/path-lengths /mnt/{place}')}\n"
+    return text
+
+
+def paths_table(results):
+    """Lines of the table, and what failed."""
+    counts, failures = {}, []
+    for name, status, _, output in results:
+        if status != 0:
+            failures.append((f"{name} ended with {status}", output))
+        for word in (line.split() for line in output):
+            if len(word) == 3 and word[0] == "path":
+                counts.setdefault(word[1], {})[name] = int(word[2])
+    lines = ["instructions per call".ljust(22) + "".join(f"{p + ', plain':>14}{'adit':>9}{'ratio':>7}" for p in PLACES)]
+    for call, found in counts.items():
+        line = call.ljust(22)
+        for place in PLACES:
+            plain, adit = found.get(f"{place}-plain"), found.get(f"{place}-adit")
+            if plain is None or adit is None:
+                failures.append((f"{call} on {place} was not counted", []))
+                continue
+            line += f"{plain:14}{adit:9}{adit / plain:7.2f}"
+        lines.append(line)
+    return lines, failures
