@@ -323,6 +323,14 @@ impl Window {
         Ok(())
     }
 
+    /// Asks for small pages in a mapped part. Best effort.
+    pub fn avoid_huge(&self, offset: usize, len: usize) -> Result<(), MapError> {
+        let at = part(self.base, self.len, offset, len)?;
+        // SAFETY: advice on our own range; it changes no contents.
+        let _ = unsafe { madvise(at.cast(), len, Advice::LinuxNoHugepage) };
+        Ok(())
+    }
+
     /// Gives the addresses back and says whether the kernel took them. Nobody may be copying to or
     /// from the window any more: the addresses may soon mean something else.
     pub fn release(self) -> Result<(), MapError> {

@@ -14,7 +14,7 @@ use crate::ofd::{Ofd, Offset};
 use crate::real::call_real;
 use crate::{fds, sys, table};
 use adit_pmem::copy::guarded_copy;
-use adit_store::direct::Served;
+use adit_store::direct::{DirectFile, Served};
 use adit_store::registry::{FileSlot, Reason};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -74,16 +74,20 @@ fn or_kernel(
     at: u64,
     served: Option<usize>,
     kernel: impl FnOnce() -> sys::Result,
+    moved: Moved,
 ) -> sys::Result {
     if let Some(done) = served {
         return Ok(done);
     }
-    let moved = kernel()?;
-    if moved > 0 {
-        ofd.file().reaches(at.saturating_add(moved as u64));
+    let bytes = kernel()?;
+    if bytes > 0 {
+        moved(ofd.file(), at, at.saturating_add(bytes as u64));
     }
-    Ok(moved)
+    Ok(bytes)
 }
+
+/// Tells the file what the kernel moved: [`DirectFile::saw`] or [`DirectFile::wrote`].
+type Moved = fn(&DirectFile, u64, u64);
 
 /// A call at a position of its own.
 #[inline]
@@ -92,9 +96,10 @@ fn positional(
     at: i64,
     served: impl FnOnce(&Ofd, u64) -> Option<usize>,
     kernel: impl FnOnce() -> sys::Result,
+    moved: Moved,
 ) -> isize {
     let result = match (u64::try_from(at), fds::promoted(fd)) {
-        (Ok(at), Some(ofd)) => or_kernel(&ofd, at, served(&ofd, at), kernel),
+        (Ok(at), Some(ofd)) => or_kernel(&ofd, at, served(&ofd, at), kernel, moved),
         _ => kernel(),
     };
     sys::to_libc(result)
@@ -158,9 +163,13 @@ pub(crate) extern "C" fn read(fd: i32, into: *mut c_void, len: usize) -> isize {
     sequential_read(
         &ofd,
         |at| {
-            or_kernel(&ofd, at, served_read(&ofd, fd, at, into, len), || {
-                sys::pread(fd as usize, into as usize, len, at as usize)
-            })
+            or_kernel(
+                &ofd,
+                at,
+                served_read(&ofd, fd, at, into, len),
+                || sys::pread(fd as usize, into as usize, len, at as usize),
+                DirectFile::saw,
+            )
         },
         kernel,
     )
@@ -172,6 +181,7 @@ pub(crate) extern "C" fn pread(fd: i32, into: *mut c_void, len: usize, at: i64) 
         at,
         |ofd, at| served_read(ofd, fd, at, into, len),
         || sys::pread(fd as usize, into as usize, len, at as usize),
+        DirectFile::saw,
     )
 }
 
@@ -184,9 +194,13 @@ pub(crate) extern "C" fn write(fd: i32, from: *const c_void, len: usize) -> isiz
         &ofd,
         len,
         |at| {
-            or_kernel(&ofd, at, served_overwrite(&ofd, fd, at, from, len), || {
-                sys::pwrite(fd as usize, from as usize, len, at as usize)
-            })
+            or_kernel(
+                &ofd,
+                at,
+                served_overwrite(&ofd, fd, at, from, len),
+                || sys::pwrite(fd as usize, from as usize, len, at as usize),
+                DirectFile::wrote,
+            )
         },
         kernel,
     )
@@ -198,6 +212,7 @@ pub(crate) extern "C" fn pwrite(fd: i32, from: *const c_void, len: usize, at: i6
         at,
         |ofd, at| served_overwrite(ofd, fd, at, from, len),
         || sys::pwrite(fd as usize, from as usize, len, at as usize),
+        DirectFile::wrote,
     )
 }
 
@@ -298,9 +313,13 @@ pub(crate) extern "C" fn readv(fd: i32, iov: *const libc::iovec, count: i32) -> 
         &ofd,
         |at| {
             let served = vector.as_ref().and_then(|vector| vector.read(&ofd, fd, at));
-            or_kernel(&ofd, at, served, || {
-                kernel_preadv(fd, iov, count, at as i64, 0)
-            })
+            or_kernel(
+                &ofd,
+                at,
+                served,
+                || kernel_preadv(fd, iov, count, at as i64, 0),
+                DirectFile::saw,
+            )
         },
         kernel,
     )
@@ -320,9 +339,13 @@ pub(crate) extern "C" fn writev(fd: i32, iov: *const libc::iovec, count: i32) ->
         vector.total,
         |at| {
             let served = vector.overwrite(&ofd, fd, at);
-            or_kernel(&ofd, at, served, || {
-                kernel_pwritev(fd, iov, count, at as i64, 0)
-            })
+            or_kernel(
+                &ofd,
+                at,
+                served,
+                || kernel_pwritev(fd, iov, count, at as i64, 0),
+                DirectFile::wrote,
+            )
         },
         kernel,
     )
@@ -338,6 +361,7 @@ pub(crate) extern "C" fn preadv(fd: i32, iov: *const libc::iovec, count: i32, at
         at,
         |ofd, at| Vector::copy(iov, count)?.read(ofd, fd, at),
         || kernel_preadv(fd, iov, count, at, 0),
+        DirectFile::saw,
     )
 }
 
@@ -351,6 +375,7 @@ pub(crate) extern "C" fn pwritev(fd: i32, iov: *const libc::iovec, count: i32, a
         at,
         |ofd, at| Vector::copy(iov, count)?.overwrite(ofd, fd, at),
         || kernel_pwritev(fd, iov, count, at, 0),
+        DirectFile::wrote,
     )
 }
 

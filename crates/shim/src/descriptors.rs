@@ -290,6 +290,18 @@ pub(crate) extern "C" fn release_all() {
     }
 }
 
+/// Before a call that may leave holes in the file of `fd`.
+pub(crate) extern "C" fn before_holes(fd: c_int) {
+    if let Some(ofd) = fds::promoted(fd) {
+        ofd.file().holes_from(0);
+    }
+}
+
+/// Before `truncate`, which names its file by path: any of ours may be meant.
+pub(crate) extern "C" fn before_holes_somewhere() {
+    ofd::each_promoted(|fd, _| before_holes(fd));
+}
+
 /// The kernel is about to use the offset of `fd`.
 pub(crate) extern "C" fn hand_over(fd: c_int) {
     if let Some(ofd) = fds::promoted(fd) {

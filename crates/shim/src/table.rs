@@ -114,6 +114,14 @@ interpose! {
     before daemon (descriptors::release_standard);
     before login_tty (descriptors::release_standard_and);
 
+    // Holes may follow.
+    before_served ftruncate (descriptors::before_holes);
+    before_served ftruncate64 (descriptors::before_holes);
+    before_served fallocate (descriptors::before_holes);
+    before_served fallocate64 (descriptors::before_holes);
+    before truncate (descriptors::before_holes_somewhere);
+    before truncate64 (descriptors::before_holes_somewhere);
+
     // Times.
     before_stores stat (times::settle_all);
     before_stores stat64 (times::settle_all);

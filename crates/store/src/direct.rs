@@ -273,11 +273,42 @@ impl DirectFile {
         Ok(behind)
     }
 
-    /// The kernel moved bytes up to `end`, so the file reaches at least there.
+    /// The kernel wrote `at..end`, so the file reaches at least there. A write behind the end leaves a
+    /// hole before it.
     #[inline]
-    pub fn reaches(&self, end: u64) {
-        if self.size.load(Ordering::Relaxed) < end {
+    pub fn wrote(&self, at: u64, end: u64) {
+        let known = self.size.load(Ordering::Relaxed);
+        if known < end {
+            if known < at {
+                self.holes_from(known);
+            }
             self.size.fetch_max(end, Ordering::Relaxed);
+        }
+    }
+
+    /// The kernel read up to `end`, so the file reaches at least there: somebody else made it grow,
+    /// and we cannot know how.
+    #[inline]
+    pub fn saw(&self, _at: u64, end: u64) {
+        let known = self.size.load(Ordering::Relaxed);
+        if known < end {
+            self.holes_from(known);
+            self.size.fetch_max(end, Ordering::Relaxed);
+        }
+    }
+
+    /// There may be holes from `offset` on. On tmpfs a hole that is read through a mapping is filled
+    /// (PROTOCOLS F8), so what is mapped there is looked at anew once its use has paid again.
+    #[cold]
+    pub fn holes_from(&self, offset: u64) {
+        if self.kind != MediumKind::Ram {
+            return;
+        }
+        let end = self.size.load(Ordering::Relaxed).max(offset);
+        for index in offset / CHUNK..=end / CHUNK {
+            if let Some(chunk) = self.chunks.get(index) {
+                let _ = chunk.compare_exchange(MAPPED, 0, Ordering::AcqRel, Ordering::Relaxed);
+            }
         }
     }
 
@@ -319,21 +350,21 @@ impl DirectFile {
         {
             return;
         }
-        let mapped = self.map_chunk(fd, start, bytes);
-        word.store(if mapped { MAPPED } else { NEVER }, Ordering::Release);
+        let state = self.map_chunk(fd, start, bytes);
+        word.store(state, Ordering::Release);
     }
 
-    /// Maps one chunk.
-    fn map_chunk(&self, fd: i32, start: u64, bytes: u64) -> bool {
+    /// Maps one chunk if it can be; says what it is now.
+    fn map_chunk(&self, fd: i32, start: u64, bytes: u64) -> u32 {
         // SAFETY: the program called with this descriptor; mmap fails if it is closed meanwhile.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let Ok(stat) = rustix::fs::fstat(fd) else {
-            return false;
+            return NEVER;
         };
         let sparse = (stat.st_blocks.max(0) as u64) < (stat.st_size.max(0) as u64).div_ceil(512);
         if sparse && self.kind == MediumKind::Ram {
-            // Reading a hole of tmpfs through a mapping allocates it (PROTOCOLS F8).
-            return false;
+            // Nothing paid: the hole may be gone by the next time.
+            return 0;
         }
         let access = if self.writable {
             Access::ReadWrite
@@ -347,7 +378,11 @@ impl DirectFile {
             .map(offset, fd, start, CHUNK as usize, access, sync)
             .is_err()
         {
-            return false;
+            return NEVER;
+        }
+        if self.kind == MediumKind::Ram {
+            // Huge pages of tmpfs reach beyond the end of the file, where the probe must fault.
+            let _ = self.window.avoid_huge(offset, CHUNK as usize);
         }
         if sync {
             // DAX has no faults around. Advice: a refusal costs faults, nothing else.
@@ -355,7 +390,7 @@ impl DirectFile {
                 .window
                 .populate(offset, bytes.next_multiple_of(PAGE) as usize);
         }
-        true
+        MAPPED
     }
 }
 
@@ -477,11 +512,39 @@ mod tests {
     }
 
     #[test]
+    fn holes_that_appear_later_are_not_filled() {
+        let (fd, file) = (file(), direct(EAGER));
+        let blocks = || rustix::fs::fstat(&fd).expect("stat").st_blocks;
+        let _ = read(&file, &fd, 0, 8);
+        assert!(read(&file, &fd, 0, 8).is_ok(), "mapped");
+
+        ftruncate(&fd, 0).expect("truncate");
+        file.holes_from(0);
+        ftruncate(&fd, SIZE).expect("extend");
+        for page in 0..64 {
+            assert_eq!(read(&file, &fd, page * 4096, 8), Err(Reason::Unmapped));
+        }
+        assert_eq!(blocks(), 0);
+
+        // A write far behind the end leaves a hole in a chunk that is mapped.
+        ftruncate(&fd, 0).expect("truncate");
+        assert_eq!(rustix::io::pwrite(&fd, &[1; 65536], 0), Ok(65536));
+        let file = DirectFile::new(MediumKind::Ram, 65536, true, EAGER).expect("window");
+        let _ = read(&file, &fd, 0, 8);
+        assert!(read(&file, &fd, 0, 8).is_ok(), "mapped");
+        assert_eq!(rustix::io::pwrite(&fd, &[1; 4096], 1 << 20), Ok(4096));
+        file.wrote(1 << 20, (1 << 20) + 4096);
+        let before = blocks();
+        assert_eq!(read(&file, &fd, 500_000, 8), Err(Reason::Unmapped));
+        assert_eq!(blocks(), before);
+    }
+
+    #[test]
     fn a_growing_file_is_followed() {
         let fd = file();
         let file = DirectFile::new(MediumKind::Ram, 4096 * 4, true, EAGER).expect("window");
         assert_eq!(read(&file, &fd, 1 << 20, 8), Err(Reason::Eof));
-        file.reaches(2 << 20);
+        file.saw(0, 2 << 20);
         assert_eq!(read(&file, &fd, 1 << 20, 8), Err(Reason::Unmapped));
         let words = read(&file, &fd, 1 << 20, 8).expect("beyond the first size");
         assert_eq!(words, (1u64 << 20).to_le_bytes());
