@@ -123,7 +123,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Streams bytes into fresh space.
     fn fill(&self, bytes: &[u8]) -> Result<Filled> {
         let attachment = self.stage.attachment();
-        let extent = attachment.alloc(bytes.len() as u32)?;
+        let extent = self.stage.space(bytes.len() as u32)?;
         attachment.fill(extent, 0, bytes)?;
         let data_crc = (bytes.len() <= CRC_LIMIT).then(|| crc32c::crc32c(bytes));
         Ok(Filled { extent, data_crc })

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use adit_pmem::{BaseFile, Medium};
-use adit_pool::{Attachment, FileGuard, FileName, FileRef, ReplayOp, When};
+use adit_pool::{Attachment, Extent, FileGuard, FileName, FileRef, ReplayOp, When};
 
 use super::error::{Error, Result};
 use super::overlay::Overlay;
@@ -13,6 +13,12 @@ use super::publish::{Relink, Scope};
 
 /// Times that room is made for one operation: other threads may be faster to take it.
 const ROOMS: usize = 64;
+
+/// Bytes of a page of the pool.
+const PAGE: u32 = adit_pool::layout::PAGE as u32;
+
+/// Bytes of a line.
+const LINE: u32 = adit_pool::layout::LINE as u32;
 
 /// What a write is worth when it returns, and what a crash of the system may take back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +56,9 @@ pub struct Stage<M: Medium> {
     attachment: Attachment<M>,
     /// For each open file: up to which record its overlay refers to nothing any more.
     settled: Mutex<HashMap<FileRef, Weak<AtomicU64>>>,
+    /// Adjacent pages taken ahead: appends that follow each other lie side by side, are one piece of
+    /// the overlay and one run of the publisher, and the chunks are searched once for many.
+    ahead: Mutex<Option<Extent>>,
 }
 
 impl<M: Medium> Stage<M> {
@@ -59,7 +68,49 @@ impl<M: Medium> Stage<M> {
         Arc::new(Self {
             attachment,
             settled: Mutex::default(),
+            ahead: Mutex::default(),
         })
+    }
+
+    /// Fresh space for `len` bytes, at most a chunk.
+    pub(super) fn space(&self, len: u32) -> Result<Extent> {
+        let attachment = &self.attachment;
+        // A reservation of some chunks' worth would fill a small pool with nothing.
+        let reserved = (attachment.pool().geometry().chunk_size() / 8) as u32;
+        let taken = len.next_multiple_of(PAGE);
+        // Less than a page takes lines, and only these come back when its record is retired.
+        if len <= PAGE - LINE || taken > reserved / 2 {
+            return Ok(attachment.alloc(len)?);
+        }
+        let mut ahead = lock(&self.ahead);
+        if ahead.is_none_or(|ahead| ahead.len < taken) {
+            if let Some(rest) = ahead.take() {
+                attachment.free(rest)?;
+            }
+            match attachment.alloc(reserved) {
+                Ok(extent) => *ahead = Some(extent),
+                Err(_) => return Ok(attachment.alloc(len)?),
+            }
+        }
+        let Some(rest) = ahead.take() else {
+            return Ok(attachment.alloc(len)?);
+        };
+        *ahead = (rest.len > taken).then(|| Extent {
+            offset: rest.offset + u64::from(taken),
+            len: rest.len - taken,
+        });
+        Ok(Extent {
+            offset: rest.offset,
+            len,
+        })
+    }
+
+    /// Gives up what was taken ahead.
+    fn give_back_ahead(&self) -> Result<()> {
+        if let Some(rest) = lock(&self.ahead).take() {
+            self.attachment.free(rest)?;
+        }
+        Ok(())
     }
 
     /// The attachment.
@@ -71,6 +122,8 @@ impl<M: Medium> Stage<M> {
     /// Gives the attachment back, for detaching; `None` while files are open.
     #[must_use]
     pub fn into_attachment(self: Arc<Self>) -> Option<Attachment<M>> {
+        // An attachment that cannot free is one that is not ours any more.
+        let _ = self.give_back_ahead();
         Arc::into_inner(self).map(|stage| stage.attachment)
     }
 
@@ -288,6 +341,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     }
 
     fn relieve(&self) -> Result<u64> {
+        self.stage.give_back_ahead()?;
         let reclaimed = self.stage.reclaim()?;
         let published = match self.publish(self.mode.under_pressure()) {
             Ok(published) => published.records,
