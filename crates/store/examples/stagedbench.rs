@@ -39,7 +39,10 @@ impl Bench {
         };
         let pool = PoolFile::create(&dir.join("pool"), POOL, geometry).expect("pool");
         let medium = pool.pool().medium();
-        medium.mapped().populate(0, medium.size()).expect("populate");
+        medium
+            .mapped()
+            .populate(0, medium.size())
+            .expect("populate");
         let stage = Stage::new(pool.attach().expect("attach"));
         Self {
             dir,
@@ -68,14 +71,20 @@ impl Bench {
 
     fn kernel_append(&self) -> f64 {
         let file = self.empty_file();
-        timed(|nth| file.write_all_at(&self.bytes, (nth * LEN) as u64).expect("write"))
+        timed(|nth| {
+            file.write_all_at(&self.bytes, (nth * LEN) as u64)
+                .expect("write")
+        })
     }
 
     fn kernel_overwrite(&self) -> f64 {
         let file = self.empty_file();
         let all = vec![1; APPENDS * LEN];
         file.write_all_at(&all, 0).expect("write");
-        timed(|nth| file.write_all_at(&self.bytes, (nth * LEN) as u64).expect("write"))
+        timed(|nth| {
+            file.write_all_at(&self.bytes, (nth * LEN) as u64)
+                .expect("write")
+        })
     }
 
     /// The physical limit: stream the bytes, fence, stream a record, fence. Into the pool's last third,
@@ -88,7 +97,9 @@ impl Bench {
             let at = start + (nth * LEN) as u64;
             medium.write_streaming(at, &self.bytes).expect("bytes");
             medium.fence();
-            medium.write_streaming(POOL - (1 << 20) + nth as u64 * 64, &record).expect("record");
+            medium
+                .write_streaming(POOL - (1 << 20) + nth as u64 * 64, &record)
+                .expect("record");
             medium.fence();
         })
     }
@@ -147,7 +158,9 @@ fn timed(mut call: impl FnMut(usize)) -> f64 {
 type Case = (&'static str, fn(&Bench) -> f64);
 
 fn main() {
-    let parent = std::env::args_os().nth(1).unwrap_or_else(|| "/dev/shm".into());
+    let parent = std::env::args_os()
+        .nth(1)
+        .unwrap_or_else(|| "/dev/shm".into());
     let bench = Bench::new(Path::new(&parent));
     let cases: [Case; 8] = [
         ("kernel append", Bench::kernel_append),
@@ -155,8 +168,12 @@ fn main() {
         ("raw: stream 4 KB, fence, stream 64 B, fence", Bench::raw),
         ("staged append, posix", |b| b.append(Mode::Posix)),
         ("staged append, strict", |b| b.append(Mode::Strict)),
-        ("staged append, posix, published", |b| b.append_and_publish(Mode::Posix)),
-        ("staged append, strict, published", |b| b.append_and_publish(Mode::Strict)),
+        ("staged append, posix, published", |b| {
+            b.append_and_publish(Mode::Posix)
+        }),
+        ("staged append, strict, published", |b| {
+            b.append_and_publish(Mode::Strict)
+        }),
         ("staged read", Bench::read),
     ];
     let mut times = vec![Vec::new(); cases.len()];
@@ -170,9 +187,16 @@ fn main() {
         }
     }
     let medians: Vec<f64> = times.iter_mut().map(|times| median(times)).collect();
-    println!("{:<46}{:>9}{:>10}{:>8}", "per 4 KB", "ns", "x kernel", "x raw");
+    println!(
+        "{:<46}{:>9}{:>10}{:>8}",
+        "per 4 KB", "ns", "x kernel", "x raw"
+    );
     for ((name, _), ns) in cases.iter().zip(&medians) {
-        println!("{name:<46}{ns:>9.0}{:>10.2}{:>8.2}", ns / medians[0], ns / medians[2]);
+        println!(
+            "{name:<46}{ns:>9.0}{:>10.2}{:>8.2}",
+            ns / medians[0],
+            ns / medians[2]
+        );
     }
 }
 

@@ -62,7 +62,11 @@ impl<M: Medium> Drop for Claim<'_, M> {
 
 fn living_holder<M: Medium>(attachment: &Attachment<M>, word: u64) -> Option<u32> {
     let slot = ((word & SLOT) as u32).checked_sub(1)?;
-    attachment.pool().living_slots().contains(&slot).then_some(slot)
+    attachment
+        .pool()
+        .living_slots()
+        .contains(&slot)
+        .then_some(slot)
 }
 
 /// Gives up the claims of the dead: to be called before their slots are reused.

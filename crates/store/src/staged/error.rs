@@ -12,6 +12,9 @@ pub enum Error {
     /// The file would become larger than a file can be.
     #[error("the write ends beyond the largest file")]
     TooLarge,
+    /// This process has the file open already: two overlays would not know what the other still needs.
+    #[error("the file is staged by this process already")]
+    AlreadyOpen,
     /// Another publisher, alive, works on the file.
     #[error("the file is being published by attachment {slot}")]
     Publishing {
@@ -36,6 +39,7 @@ impl Error {
         match self {
             Self::NoSpace => Errno::NOSPC,
             Self::TooLarge => Errno::FBIG,
+            Self::AlreadyOpen => Errno::BUSY,
             Self::Publishing { .. } | Self::Contended => Errno::AGAIN,
             Self::Base(errno) => *errno,
             Self::Pool(error) if is_pressure(error) => Errno::NOSPC,

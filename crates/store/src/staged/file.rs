@@ -2,7 +2,9 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
+};
 
 use adit_pmem::{BaseFile, Medium};
 use adit_pool::{Attachment, Extent, FileGuard, FileName, FileRef, ReplayOp, When};
@@ -135,7 +137,9 @@ impl<M: Medium> Stage<M> {
             let mut settled = lock(&self.settled);
             settled.retain(|_, open| open.strong_count() > 0);
             let alive = settled.iter();
-            alive.filter_map(|(file, open)| Some((*file, open.upgrade()?))).collect()
+            alive
+                .filter_map(|(file, open)| Some((*file, open.upgrade()?)))
+                .collect()
         };
         Ok(self.attachment.reclaim(|file, _| match open.get(&file) {
             Some(settled) => pool
@@ -182,13 +186,15 @@ impl View {
     }
 
     pub(super) fn has_uncommitted(&self) -> bool {
-        self.ops.back().is_some_and(|(seq, _)| *seq > self.committed)
+        self.ops
+            .back()
+            .is_some_and(|(seq, _)| *seq > self.committed)
     }
 }
 
 impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Stages a file, or goes on with what is already staged of it. `base` is the file itself, opened
-    /// by whoever may.
+    /// by whoever may. A process has one `StagedFile` of a file at a time.
     pub fn open(stage: &Arc<Stage<M>>, name: &FileName, base: B, mode: Mode) -> Result<Self> {
         let attachment = &stage.attachment;
         // The entry may be forgotten by somebody who finished with it while we found it.
@@ -199,7 +205,13 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
                 guard => guard?,
             };
             let settled = Arc::new(AtomicU64::new(0));
-            lock(&stage.settled).insert(file, Arc::downgrade(&settled));
+            {
+                let mut open = lock(&stage.settled);
+                if open.get(&file).is_some_and(|open| open.strong_count() > 0) {
+                    return Err(Error::AlreadyOpen);
+                }
+                open.insert(file, Arc::downgrade(&settled));
+            }
             let base_size = base.size()?;
             let staged = Self {
                 stage: Arc::clone(stage),

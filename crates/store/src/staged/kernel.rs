@@ -13,8 +13,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 /// `FICLONERANGE`: `_IOW(0x94, 13, struct file_clone_range)`.
-const CLONE_RANGE: rustix::ioctl::Opcode =
-    rustix::ioctl::opcode::write::<FileCloneRange>(0x94, 13);
+const CLONE_RANGE: rustix::ioctl::Opcode = rustix::ioctl::opcode::write::<FileCloneRange>(0x94, 13);
 
 #[repr(C)]
 struct FileCloneRange {

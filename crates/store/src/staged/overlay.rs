@@ -216,10 +216,7 @@ impl Overlay {
     /// A gap between staged pieces: the base's bytes while they count, then zeros.
     fn unstaged(&self, start: u64, end: u64, give: &mut impl FnMut(Piece)) {
         let middle = self.base_limit.clamp(start, end.max(start));
-        for (from, to, source) in [
-            (start, middle, Source::Base),
-            (middle, end, Source::Zeros),
-        ] {
+        for (from, to, source) in [(start, middle, Source::Base), (middle, end, Source::Zeros)] {
             if from < to {
                 give(Piece {
                     offset: from,
@@ -313,7 +310,11 @@ mod tests {
                 assert_eq!(read(&overlay, &base, &pool, 0, 1000), model, "seed {seed}");
                 let (at, len) = (rng.below(300), rng.below(100));
                 let range = (at as usize).min(model.len())..((at + len) as usize).min(model.len());
-                assert_eq!(read(&overlay, &base, &pool, at, len), model[range], "seed {seed}");
+                assert_eq!(
+                    read(&overlay, &base, &pool, at, len),
+                    model[range],
+                    "seed {seed}"
+                );
             }
         }
     }

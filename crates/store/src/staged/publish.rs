@@ -138,7 +138,12 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 
     /// Records that another publisher, say the monitor, has retired.
     fn leave_out(&self, retired: u64) -> Result<()> {
-        if self.look().ops.front().is_some_and(|(seq, _)| *seq <= retired) {
+        if self
+            .look()
+            .ops
+            .front()
+            .is_some_and(|(seq, _)| *seq <= retired)
+        {
             self.drop_up_to(retired, self.base.size()?);
             self.settle(retired);
         }

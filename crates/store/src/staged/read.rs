@@ -17,24 +17,28 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Reads up to `into.len()` bytes; fewer at the end of the file only. What is read is the file at
     /// one instant: no write is seen in part.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize> {
-        let mut pieces = Vec::with_capacity(4);
         loop {
-            let epoch = self.epoch.load(Ordering::Acquire);
-            pieces.clear();
-            self.look()
-                .overlay
-                .resolve(offset, into.len() as u64, |piece| pieces.push(piece));
-            let mut done = 0;
-            for piece in &pieces {
-                let len = piece.len as usize;
-                self.copy(piece, &mut into[done..done + len])?;
-                done += len;
-            }
-            fence(Ordering::Acquire);
-            if self.epoch.load(Ordering::Relaxed) == epoch {
-                return Ok(done);
+            if let Some(read) = self.read_once(offset, into)? {
+                return Ok(read);
             }
         }
+    }
+
+    /// One attempt; `None` when the publisher moved, and the copy may be torn.
+    pub(super) fn read_once(&self, offset: u64, into: &mut [u8]) -> Result<Option<usize>> {
+        let epoch = self.epoch.load(Ordering::Acquire);
+        let mut pieces = Vec::with_capacity(4);
+        self.look()
+            .overlay
+            .resolve(offset, into.len() as u64, |piece| pieces.push(piece));
+        let mut done = 0;
+        for piece in &pieces {
+            let len = piece.len as usize;
+            self.copy(piece, &mut into[done..done + len])?;
+            done += len;
+        }
+        fence(Ordering::Acquire);
+        Ok((self.epoch.load(Ordering::Relaxed) == epoch).then_some(done))
     }
 
     fn copy(&self, piece: &Piece, into: &mut [u8]) -> Result<()> {

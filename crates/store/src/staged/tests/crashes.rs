@@ -122,9 +122,20 @@ fn crash_everywhere(name: &str, steps: &[Step], mode: Mode, states: u64) -> u64 
     let name = format!("staged-{name}-{mode:?}");
     let config = config(&name, 12, states);
     let workload = |world: &World| {
-        tell(world, steps, mode, boot_of(world), world.medium(), |file| file, None);
+        tell(
+            world,
+            steps,
+            mode,
+            boot_of(world),
+            world.medium(),
+            |file| file,
+            None,
+        );
     };
-    survives(&name, enumerate(&config, workload, judge(steps, mode, boot_of)))
+    survives(
+        &name,
+        enumerate(&config, workload, judge(steps, mode, boot_of)),
+    )
 }
 
 use Step::{Append, Fsync, Publish, PublishCommitted, Truncate, Write};
@@ -216,10 +227,21 @@ fn relinking() {
                 min: 4096,
             };
             let medium = world.medium();
-            tell(world, &steps, mode, boot_of(world), medium, SimBase::File, Some(relink));
+            tell(
+                world,
+                &steps,
+                mode,
+                boot_of(world),
+                medium,
+                SimBase::File,
+                Some(relink),
+            );
         };
         let config = config(&name, 12, 2_500);
-        let states = survives(&name, enumerate(&config, workload, judge(&steps, mode, boot_of)));
+        let states = survives(
+            &name,
+            enumerate(&config, workload, judge(&steps, mode, boot_of)),
+        );
         assert!(states > 300);
     }
 }
@@ -246,7 +268,15 @@ fn going_on_after_a_crash() {
     let config = config("staged-go-on", 12, 1_500);
     let workload = |world: &World| {
         let medium = world.medium();
-        tell(world, &steps, Mode::Posix, boot_of(world), medium, |file| file, None);
+        tell(
+            world,
+            &steps,
+            Mode::Posix,
+            boot_of(world),
+            medium,
+            |file| file,
+            None,
+        );
     };
     let judge = |world: &World, _: &History| {
         // Without any recovery: the file's next owner takes the log over as it is.

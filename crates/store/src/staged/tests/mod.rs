@@ -1,13 +1,15 @@
 //! The staged engine on simulated media: what each test proves stands at its head.
 //!
 //! `crashes.rs` crashes everything everywhere; `planted.rs` shows that it would notice; `model.rs`
-//! compares with a plain vector, from several threads too; `pressure.rs` runs out of space.
+//! compares with a plain vector, from several threads too; `pressure.rs` runs out of space;
+//! `reads.rs` lets the publisher move in the middle of a copy.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
 
 mod crashes;
 mod model;
 mod planted;
 mod pressure;
+mod reads;
 
 use std::sync::Arc;
 
@@ -153,7 +155,9 @@ fn first_bytes() -> Vec<u8> {
 
 /// The bytes that step `nth` writes: different in every step and every place.
 fn bytes_of(nth: usize, len: usize) -> Vec<u8> {
-    (0..len).map(|at| ((nth * 41 + at * 3 + at / 64) as u8).max(1)).collect()
+    (0..len)
+        .map(|at| ((nth * 41 + at * 3 + at / 64) as u8).max(1))
+        .collect()
 }
 
 impl Step {

@@ -51,7 +51,8 @@ fn random_operations_agree_with_a_plain_vector() {
             if mode == Mode::Atomic && nth % 5 == 0 {
                 staged.fsync().expect("fsync");
             }
-            step.run(nth, &staged).unwrap_or_else(|e| panic!("seed {seed}, {step:?}: {e}"));
+            step.run(nth, &staged)
+                .unwrap_or_else(|e| panic!("seed {seed}, {step:?}: {e}"));
             step.change(nth, &mut model);
             if rng.chance(1) {
                 drop(staged);
@@ -118,7 +119,13 @@ fn several_threads() {
     let pool = PoolFile::create(&scratch.path("pool"), 4 << 20, geometry).expect("pool");
     let path = scratch.path("file");
     let mut options = std::fs::File::options();
-    let fd = options.read(true).write(true).create(true).truncate(true).open(&path).expect("file");
+    let fd = options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&path)
+        .expect("file");
     let base = KernelFile::new(fd.into()).expect("base");
     let name = FileName {
         handle_type: 1,

@@ -19,7 +19,9 @@ where
     let failure = enumerate(&config, &workload, &judge).expect_err(name);
     println!("{name}: {failure}");
     let again = replay(&config, &failure.replay, &workload, &judge).expect_err("replay");
-    assert_eq!(again, failure);
+    // Not the fingerprint: a lock word in the image names the thread that ran the recovery.
+    assert_eq!(again.message, failure.message);
+    assert_eq!(again.history, failure.history);
     failure
 }
 
@@ -41,7 +43,12 @@ impl Medium for NoDataFence {
     fn store(&self, offset: u64, value: u64) -> Result<(), OutOfRange> {
         self.medium.store(offset, value)
     }
-    fn compare_exchange(&self, at: u64, old: u64, new: u64) -> Result<Result<u64, u64>, OutOfRange> {
+    fn compare_exchange(
+        &self,
+        at: u64,
+        old: u64,
+        new: u64,
+    ) -> Result<Result<u64, u64>, OutOfRange> {
         self.medium.compare_exchange(at, old, new)
     }
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
@@ -54,7 +61,10 @@ impl Medium for NoDataFence {
         }
         // Played by another core than the record's: the record's fence drains its own core only.
         let core = if from.len() == 500 { 1 } else { 0 };
-        self.medium.world().medium_on_core(core).write_streaming(offset, from)
+        self.medium
+            .world()
+            .medium_on_core(core)
+            .write_streaming(offset, from)
     }
     fn flush(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
         self.medium.world().medium_on_core(0).flush(offset, len)
@@ -74,9 +84,21 @@ fn a_record_before_its_bytes_are_fenced() {
             medium: world.medium(),
             data: AtomicBool::new(false),
         };
-        tell(world, &steps, Mode::Strict, boot_of(world), medium, |file| file, None);
+        tell(
+            world,
+            &steps,
+            Mode::Strict,
+            boot_of(world),
+            medium,
+            |file| file,
+            None,
+        );
     };
-    found("no-data-fence", workload, judge(&steps, Mode::Strict, boot_of));
+    found(
+        "no-data-fence",
+        workload,
+        judge(&steps, Mode::Strict, boot_of),
+    );
 }
 
 /// A base file whose sync is forgotten: records are retired before it is durable.
@@ -118,7 +140,15 @@ fn records_retired_before_the_base_is_durable() {
         let steps = [Append(100), Write(10, 40), Fsync, Publish];
         let workload = |world: &World| {
             let medium = world.medium();
-            tell(world, &steps, mode, boot_of(world), medium, NeverSynced, None);
+            tell(
+                world,
+                &steps,
+                mode,
+                boot_of(world),
+                medium,
+                NeverSynced,
+                None,
+            );
         };
         found("retire-early", workload, judge(&steps, mode, boot_of));
     }
@@ -130,7 +160,15 @@ fn a_replay_that_ignores_the_boot() {
     let steps = [Append(100), Fsync, Append(50), Write(0, 20), Fsync];
     let workload = |world: &World| {
         let medium = world.medium();
-        tell(world, &steps, Mode::Atomic, boot(1), medium, |file| file, None);
+        tell(
+            world,
+            &steps,
+            Mode::Atomic,
+            boot(1),
+            medium,
+            |file| file,
+            None,
+        );
     };
     found("one-boot", workload, judge(&steps, Mode::Atomic, one_boot));
 }
@@ -252,13 +290,19 @@ fn two_publishers_judge(world: &World, history: &History) -> Result<(), String> 
     if (done..=begun).any(fits) {
         return Ok(());
     }
-    Err(format!("{done} writes acknowledged, and the file is another"))
+    Err(format!(
+        "{done} writes acknowledged, and the file is another"
+    ))
 }
 
 #[test]
 fn two_publishers_exclude_each_other() {
     let config = config("staged-two-publishers", 12, 4_000);
-    let report = enumerate(&config, |world: &World| two_publishers(world, false), two_publishers_judge);
+    let report = enumerate(
+        &config,
+        |world: &World| two_publishers(world, false),
+        two_publishers_judge,
+    );
     println!("{}", report.unwrap_or_else(|failure| panic!("{failure}")));
 }
 

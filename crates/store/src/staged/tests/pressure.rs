@@ -1,4 +1,4 @@
-//! Full pools, full logs, full disks, and files that are gone.
+//! Full pools, full logs, full disks, files that are gone, and what is relinked.
 
 use super::*;
 
@@ -23,12 +23,13 @@ fn a_full_pool_is_published() {
     for mode in [Mode::Posix, Mode::Sync, Mode::Strict] {
         let Setup { file, pool, .. } = set_up(6);
         let stage = Stage::new(pool.attach().expect("attach"));
-        let staged =
-            StagedFile::open(&stage, &name_of(&file), file.clone(), mode).expect("stage");
+        let staged = StagedFile::open(&stage, &name_of(&file), file.clone(), mode).expect("stage");
         let mut model = first_bytes();
         for nth in 0..60 {
             let bytes = bytes_of(nth, 3000);
-            staged.append(&bytes).unwrap_or_else(|e| panic!("{mode:?} {nth}: {e}"));
+            staged
+                .append(&bytes)
+                .unwrap_or_else(|e| panic!("{mode:?} {nth}: {e}"));
             model.extend(bytes);
         }
         assert_eq!(read_all(&staged), model);
@@ -47,7 +48,9 @@ fn a_full_log_is_published() {
     let mut model = first_bytes();
     for nth in 0..2000 {
         let bytes = bytes_of(nth, 20);
-        staged.append(&bytes).unwrap_or_else(|e| panic!("{nth}: {e}"));
+        staged
+            .append(&bytes)
+            .unwrap_or_else(|e| panic!("{nth}: {e}"));
         model.extend(bytes);
     }
     assert_eq!(read_all(&staged), model);
@@ -127,7 +130,10 @@ fn unmatched_files_are_kept() {
         let report = recover(&attachment, find).expect("recover");
         assert_eq!(report.kept.len(), 1);
         let kept = &report.kept[0];
-        assert_eq!(kept.name.as_ref().map(|name| &name.handle), Some(&lost_handle));
+        assert_eq!(
+            kept.name.as_ref().map(|name| &name.handle),
+            Some(&lost_handle)
+        );
         assert_eq!((kept.records, kept.reason.errno()), (1, Errno::STALE));
     }
     let published = [first_bytes(), b"of the one".to_vec()].concat();
@@ -135,6 +141,18 @@ fn unmatched_files_are_kept() {
     let report = recover(&attachment, |_: &FileName| Ok(Some(lost.clone()))).expect("recover");
     assert!(report.kept.is_empty());
     assert_eq!(contents(&lost).expect("read"), b"of the lost");
+}
+
+#[test]
+fn a_process_stages_a_file_once() {
+    let Setup { file, pool, .. } = set_up(12);
+    let stage = Stage::new(pool.attach().expect("attach"));
+    let open = || StagedFile::open(&stage, &name_of(&file), file.clone(), Mode::Strict);
+    let staged = open().expect("stage");
+    staged.append(b"once").expect("append");
+    assert_eq!(open().err().expect("refused").errno(), Errno::BUSY);
+    drop(staged);
+    assert_eq!(open().expect("stage").size(), 304);
 }
 
 /// A base file that grew behind our back is reported, and nothing of the outsider's is cut off.
@@ -149,4 +167,30 @@ fn a_base_that_grew_is_reported() {
     let done = staged.publish(Scope::Everything).expect("publish");
     assert!(done.base_grew);
     assert_eq!(file.size().expect("size"), 319);
+}
+
+/// Long runs are relinked, their ragged ends copied; the pool's pages are then its own again.
+#[test]
+fn long_runs_are_relinked() {
+    let Setup { world, file, pool } = set_up(12);
+    let stage = Stage::new(pool.attach().expect("attach"));
+    let base = SimBase::File(file.clone());
+    let staged = StagedFile::open(&stage, &name_of(&file), base, Mode::Strict);
+    let staged = staged.expect("stage").with_relink(Relink {
+        pool: SimBase::Pool(world.medium()),
+        min: 8192,
+    });
+    let mut model = first_bytes();
+    for (nth, len) in [3796, 8192, 100, 5000].into_iter().enumerate() {
+        let bytes = bytes_of(nth, len);
+        staged.append(&bytes).expect("append");
+        model.extend(bytes);
+    }
+    let done = staged.publish(Scope::Everything).expect("publish");
+    assert_eq!((done.relinked, done.copied), (8192, 3796 + 100 + 5000));
+    assert_eq!(contents(&file).expect("read"), model);
+    staged
+        .write_at(0, &[9; 8192])
+        .expect("the pages are used again");
+    assert_eq!(contents(&file).expect("read"), model);
 }
