@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::hint::black_box;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +16,8 @@ use adit_pmem::Medium as _;
 use adit_pool::layout::Geometry;
 use adit_pool::{FileMedium, FileName, PoolFile};
 use adit_store::staged::{KernelFile, Mode, Scope, Stage, StagedFile};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode as FileMode, OFlags};
 
 const ROUNDS: usize = 9;
 const APPENDS: usize = 4096;
@@ -58,14 +61,18 @@ impl Bench {
         options.open(self.dir.join("file")).expect("file")
     }
 
-    fn staged(&self, mode: Mode) -> StagedFile<FileMedium, KernelFile> {
+    fn staged(&self, mode: Mode) -> StagedFile<FileMedium, KernelFile<OwnedFd>> {
         let name = FileName {
             handle_type: 1,
             handle: vec![1; 8],
             path: b"file".to_vec(),
             device: 1,
         };
-        let base = KernelFile::new(self.empty_file().into()).expect("base");
+        drop(self.empty_file());
+        let path = self.dir.join("file");
+        let fd = rustix::fs::open(path.as_os_str().as_bytes(), OFlags::RDWR, FileMode::empty())
+            .expect("open");
+        let base = KernelFile::new(fd).expect("base");
         StagedFile::open(&self.stage, &name, base, mode).expect("stage")
     }
 

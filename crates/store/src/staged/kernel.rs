@@ -6,11 +6,10 @@
 //! the kernel's interface, and the argument lives across the call.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
-
 use adit_pmem::BaseFile;
+use rustix::fd::{AsFd, AsRawFd as _};
 use rustix::fs::{FallocateFlags, OFlags};
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::{Errno, IoSlice, ReadWriteFlags};
 
 /// `FICLONERANGE`: `_IOW(0x94, 13, struct file_clone_range)`.
 const CLONE_RANGE: rustix::ioctl::Opcode = rustix::ioctl::opcode::write::<FileCloneRange>(0x94, 13);
@@ -23,17 +22,18 @@ struct FileCloneRange {
     offset: u64,
 }
 
-/// An open file of the kernel's.
+/// An open file of the kernel's, owned in whatever way suits the caller. (Under the preloaded library
+/// that is not the standard library's way: it closes through libc.)
 #[derive(Debug)]
-pub struct KernelFile {
-    fd: OwnedFd,
+pub struct KernelFile<F> {
+    fd: F,
     /// Through a description opened with `O_APPEND`, positional writes append unless told otherwise.
     appends: bool,
 }
 
-impl KernelFile {
+impl<F: AsFd> KernelFile<F> {
     /// The file behind a description, which must allow reading and writing.
-    pub fn new(fd: OwnedFd) -> Result<Self, Errno> {
+    pub fn new(fd: F) -> Result<Self, Errno> {
         let appends = rustix::fs::fcntl_getfl(&fd)?.contains(OFlags::APPEND);
         Ok(Self { fd, appends })
     }
@@ -42,14 +42,14 @@ impl KernelFile {
         if self.appends {
             // RWF_NOAPPEND, Linux 6.9. An older kernel refuses, and nothing is lost.
             let flags = ReadWriteFlags::from_bits_retain(0x20);
-            let from = [std::io::IoSlice::new(from)];
-            return rustix::io::pwritev2(&self.fd, &from, offset, flags);
+            let from = [IoSlice::new(from)];
+            return rustix::io::pwritev2(&self.fd, &from[..], offset, flags);
         }
         rustix::io::pwrite(&self.fd, from, offset)
     }
 }
 
-impl BaseFile for KernelFile {
+impl<F: AsFd + Send + Sync> BaseFile for KernelFile<F> {
     fn size(&self) -> Result<u64, Errno> {
         Ok(rustix::fs::fstat(&self.fd)?.st_size as u64)
     }

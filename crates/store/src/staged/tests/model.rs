@@ -1,9 +1,11 @@
 //! Random operations against a plain vector, with reads in between; several threads at one file.
 
+use std::os::unix::ffi::OsStrExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use adit_pool::PoolFile;
 use adit_sim::Rng;
+use rustix::fs::{Mode as FileMode, OFlags};
 
 use super::*;
 use crate::testing::Scratch;
@@ -76,6 +78,18 @@ fn random_operations_agree_with_a_plain_vector() {
     }
 }
 
+/// A new file of the kernel's.
+fn kernel_file(path: &std::path::Path) -> KernelFile<rustix::fd::OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(
+        path.as_os_str().as_bytes(),
+        flags,
+        FileMode::RUSR | FileMode::WUSR,
+    )
+    .expect("open");
+    KernelFile::new(fd).expect("base")
+}
+
 /// A record of a writer: who, which, how long, and bytes that follow from these.
 fn record(writer: u32, nth: u32) -> Vec<u8> {
     let len = 12 + (nth * 7919 + writer * 104_729) % 3000;
@@ -118,15 +132,7 @@ fn several_threads() {
     };
     let pool = PoolFile::create(&scratch.path("pool"), 4 << 20, geometry).expect("pool");
     let path = scratch.path("file");
-    let mut options = std::fs::File::options();
-    let fd = options
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(&path)
-        .expect("file");
-    let base = KernelFile::new(fd.into()).expect("base");
+    let base = kernel_file(&path);
     let name = FileName {
         handle_type: 1,
         handle: vec![1; 8],
@@ -183,8 +189,8 @@ fn reads_of_overwrites_never_tear() {
     };
     let pool = PoolFile::create(&scratch.path("pool"), 8 << 20, geometry).expect("pool");
     let path = scratch.path("file");
-    std::fs::write(&path, vec![0; LEN]).expect("file");
-    let base = KernelFile::new(crate::testing::open_rw(&path).into()).expect("base");
+    let base = kernel_file(&path);
+    base.write_at(0, &[0; LEN]).expect("file");
     let name = FileName {
         handle_type: 1,
         handle: vec![2; 8],

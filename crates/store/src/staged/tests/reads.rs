@@ -7,9 +7,11 @@ use adit_pmem::OutOfRange;
 
 use super::*;
 
+type Act = Box<dyn FnOnce() + Send>;
+
 /// What is to happen in the middle of the next long copy.
 #[derive(Clone, Default)]
-struct Middle(Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>);
+struct Middle(Arc<Mutex<Option<Act>>>);
 
 impl Middle {
     fn set(&self, act: impl FnOnce() + Send + 'static) {
