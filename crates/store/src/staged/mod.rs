@@ -21,6 +21,18 @@
 //! - **Space is reused only after every reader that could see it will notice** (the epoch of the
 //!   file), and only after this process has taken it out of its overlay.
 
+//! What it leaves to the caller:
+//!
+//! - **Which files may be staged**, and when they are published: by age, on a broken lease, before a
+//!   description is handed over or closed.
+//! - **Pools on `cached` media**: there a fence is not durability. After `fsync`, and after each write in
+//!   `sync` and `strict` mode, the pool's own file has to be synced as well.
+//! - **Names**: a base file that was just created needs a sync of its directory before anything of it
+//!   is published.
+//!
+//! `posix` and `atomic` differ in one thing. When one `fsync` is worth more than the pool holds,
+//! `posix` publishes what there is and goes on, as the kernel would; `atomic` refuses with `ENOSPC`.
+
 mod append;
 mod claim;
 mod error;
