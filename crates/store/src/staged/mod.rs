@@ -20,7 +20,7 @@
 //!   Two at once would let the slower write old bytes over newer ones that are already retired.
 //! - **Space is reused only after every reader that could see it will notice** (the epoch of the
 //!   file), and only after this process has taken it out of its overlay.
-
+//!
 //! What it leaves to the caller:
 //!
 //! - **Which files may be staged**, and when they are published: by age, on a broken lease, before a
