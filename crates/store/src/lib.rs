@@ -3,5 +3,6 @@
 pub mod direct;
 pub mod monitor;
 pub mod registry;
+pub mod staged;
 #[cfg(test)]
 mod testing;

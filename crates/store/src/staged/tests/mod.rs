@@ -1,0 +1,218 @@
+//! The staged engine on simulated media: what each test proves stands at its head.
+//!
+//! `crashes.rs` crashes everything everywhere; `planted.rs` shows that it would notice; `model.rs`
+//! compares with a plain vector, from several threads too; `pressure.rs` runs out of space;
+//! `reads.rs` lets the publisher move in the middle of a copy.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
+
+mod crashes;
+mod model;
+mod planted;
+mod pressure;
+mod reads;
+
+use std::sync::Arc;
+
+use adit_pmem::{BaseFile, Medium};
+use adit_pool::layout::Geometry;
+use adit_pool::{BootId, CreateOptions, FileName, LocalLocks, Pool};
+use adit_sim::{Config, SimFile, SimMedium, World};
+use rustix::io::Errno;
+
+use super::*;
+
+/// 8 KB chunks, 4 slots, 4 files: small enough to be filled and enumerated.
+const TINY: Geometry = Geometry {
+    chunk_shift: 13,
+    max_chunks: 64,
+    slot_count: 4,
+    file_count: 4,
+};
+
+fn tiny_size(chunks: u32) -> u64 {
+    TINY.chunk(TINY.header_chunks() + chunks)
+}
+
+fn boot(n: u64) -> BootId {
+    let mut id = [7; 16];
+    id[..8].copy_from_slice(&n.to_le_bytes());
+    BootId(id)
+}
+
+fn create_pool(world: &World, boot: BootId) {
+    let options = CreateOptions {
+        geometry: TINY,
+        uuid: *b"a pool for tests",
+        boot,
+    };
+    Pool::create(&world.medium(), &options).expect("create");
+}
+
+fn open_pool<M: Medium>(medium: M, boot: BootId) -> adit_pool::Result<Arc<Pool<M>>> {
+    Pool::open(medium, Box::new(LocalLocks::default()), boot)
+}
+
+fn config(name: &str, chunks: u32, states: u64) -> Config {
+    Config {
+        exhaustive: 32,
+        samples: 8,
+        torn: 4,
+        nested_points: 2,
+        nested_images: 2,
+        max_states: states,
+        threads: 2,
+        ..Config::new(name, tiny_size(chunks))
+    }
+}
+
+/// The name by which a simulated file is found again: its handle.
+fn name_of(file: &SimFile) -> FileName {
+    FileName {
+        handle_type: 1,
+        handle: file.handle().to_le_bytes().to_vec(),
+        path: b"dir/file".to_vec(),
+        device: 42,
+    }
+}
+
+/// A simulated base file, or the pool's own file beside it.
+#[derive(Clone)]
+enum SimBase {
+    File(SimFile),
+    Pool(SimMedium),
+}
+
+impl SimBase {
+    fn file(&self) -> &SimFile {
+        match self {
+            Self::File(file) => file,
+            Self::Pool(_) => panic!("the pool's own file is only a source of relinks"),
+        }
+    }
+}
+
+impl BaseFile for SimBase {
+    fn size(&self) -> Result<u64, Errno> {
+        self.file().size()
+    }
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
+        self.file().read_at(offset, into)
+    }
+    fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), Errno> {
+        self.file().write_at(offset, from)
+    }
+    fn set_size(&self, size: u64) -> Result<(), Errno> {
+        self.file().set_size(size)
+    }
+    fn reserve(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        match self {
+            Self::File(file) => file.reserve(offset, len),
+            Self::Pool(_) => Ok(()),
+        }
+    }
+    fn punch(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        match self {
+            Self::File(file) => file.punch(offset, len),
+            Self::Pool(medium) => {
+                let zeros = vec![0; len as usize];
+                medium
+                    .write_streaming(offset, &zeros)
+                    .map_err(|_| Errno::INVAL)
+            }
+        }
+    }
+    fn clone_range(&self, at: u64, from: &Self, from_at: u64, len: u64) -> Result<(), Errno> {
+        match from {
+            Self::File(from) => self.file().clone_range(at, from, from_at, len),
+            Self::Pool(_) => self.file().clone_from_medium(at, from_at, len),
+        }
+    }
+    fn exchange_range(&self, _: u64, _: &Self, _: u64, _: u64) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+    fn sync(&self) -> Result<(), Errno> {
+        self.file().sync()
+    }
+}
+
+/// One step of a story.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Append(usize),
+    Write(usize, usize),
+    Truncate(usize),
+    Fsync,
+    /// Publishes everything: a commit point as well.
+    Publish,
+    /// Publishes what is committed: changes nothing that a program can see.
+    PublishCommitted,
+}
+
+/// What the base file holds before the story.
+fn first_bytes() -> Vec<u8> {
+    (0..300_u32).map(|at| at as u8 | 1).collect()
+}
+
+/// The bytes that step `nth` writes: different in every step and every place.
+fn bytes_of(nth: usize, len: usize) -> Vec<u8> {
+    (0..len)
+        .map(|at| ((nth * 41 + at * 3 + at / 64) as u8).max(1))
+        .collect()
+}
+
+impl Step {
+    fn change(self, nth: usize, model: &mut Vec<u8>) {
+        match self {
+            Self::Append(len) => model.extend(bytes_of(nth, len)),
+            Self::Write(at, len) => {
+                if model.len() < at + len {
+                    model.resize(at + len, 0);
+                }
+                model[at..at + len].copy_from_slice(&bytes_of(nth, len));
+            }
+            Self::Truncate(size) => model.resize(size, 0),
+            _ => {}
+        }
+    }
+
+    fn is_commit(self) -> bool {
+        matches!(self, Self::Fsync | Self::Publish)
+    }
+
+    fn run<M: Medium, B: BaseFile>(self, nth: usize, file: &StagedFile<M, B>) -> Result<()> {
+        match self {
+            Self::Append(len) => file.append(&bytes_of(nth, len)).map(|_| ()),
+            Self::Write(at, len) => file.write_at(at as u64, &bytes_of(nth, len)),
+            Self::Truncate(size) => file.truncate(size as u64),
+            Self::Fsync => file.fsync(),
+            Self::Publish => file.publish(Scope::Everything).map(|_| ()),
+            Self::PublishCommitted => file.publish(Scope::Committed).map(|_| ()),
+        }
+    }
+}
+
+/// The file after each step: `[0]` is before the first.
+fn states(steps: &[Step]) -> Vec<Vec<u8>> {
+    let mut model = first_bytes();
+    let mut all = vec![model.clone()];
+    for (nth, step) in steps.iter().enumerate() {
+        step.change(nth + 1, &mut model);
+        all.push(model.clone());
+    }
+    all
+}
+
+fn contents(base: &impl BaseFile) -> Result<Vec<u8>, Errno> {
+    let mut bytes = vec![0; base.size()? as usize];
+    let read = base.read_at(0, &mut bytes)?;
+    assert_eq!(read, bytes.len());
+    Ok(bytes)
+}
+
+/// The whole staged file, as a program would read it.
+fn read_all<M: Medium, B: BaseFile>(file: &StagedFile<M, B>) -> Vec<u8> {
+    let mut bytes = vec![0xff; file.size() as usize];
+    let read = file.read_at(0, &mut bytes).expect("read");
+    assert_eq!(read, bytes.len());
+    bytes
+}
