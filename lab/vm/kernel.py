@@ -111,6 +111,8 @@ def download(scratch, suite, meta, say):
         "APT::Architecture": "amd64",
         "APT::Architectures": "amd64",
         "APT::Sandbox::User": "",
+        # Otherwise an archive that cannot be reached is a warning.
+        "APT::Update::Error-Mode": "any",
         "Acquire::Languages": "none",
         "Acquire::Retries": "2",
         "Acquire::http::Timeout": "20",
@@ -139,5 +141,5 @@ def run(command, limit, cwd=None):
         text=True, timeout=limit, env={**os.environ, "LC_ALL": "C"}, check=False,
     )
     if done.returncode:
-        raise Missing(f"{' '.join(command[:1])} failed with {done.returncode}: {done.stdout.strip()[-800:]}")
+        raise Missing(f"{command[0]} {command[-1]} failed with {done.returncode}: {done.stdout.strip()[-800:]}")
     return done.stdout

@@ -78,6 +78,8 @@ def built(target, say):
     cargo(["build", "--release", "-p", "adit-shim", "-p", "adit-cli"], target)
     cargo(["build", "--release", "-p", "adit-oracle"], target)
     cargo(["build", "--release", "-p", "adit-sim", "--bin", "adit-torture"], target)
+    # The judge is tried before it judges.
+    cargo(["test", "--release"], target / "powercut", ROOT / "lab" / "vm" / "powercut")
     cargo(["build", "--release"], target / "powercut", ROOT / "lab" / "vm" / "powercut")
     files = {f"/adit/{name}": release / name for name in ("adit", "libadit.so", "adit-oracle", "adit-torture")}
     for name in ("powercut", "path-lengths"):
