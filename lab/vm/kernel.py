@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-MIRROR = os.environ.get("ADIT_LAB_MIRROR", "http://deb.debian.org/debian")
+RELEASE = "bookworm"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 # The image for virtual machines is a third of the generic one's size and has all that is needed. Backports
 # change the version often and have no promise of being reachable.
@@ -101,12 +101,24 @@ def get(series, cache, say):
     return unpacked(home)
 
 
+def mirror():
+    """The archive that this host gets its own packages from, or the one that ADIT_LAB_MIRROR names."""
+    if named := os.environ.get("ADIT_LAB_MIRROR"):
+        return named
+    for line in run(["apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)"], 60).splitlines():
+        site, _, release = line.partition(" ")
+        if release == RELEASE:
+            return site
+    raise Missing(f"apt knows no archive of Debian {RELEASE}: name one in ADIT_LAB_MIRROR")
+
+
 def download(scratch, suite, meta, say):
     """Fetches the package that a meta package depends on, with lists of our own beside the host's."""
     for part in ("lists/partial", "cache/archives/partial", "state"):
         (scratch / part).mkdir(parents=True)
     (scratch / "status").touch()
-    (scratch / "sources.list").write_text(f"deb [arch=amd64 signed-by={KEYRING}] {MIRROR} {suite} main\n")
+    source = f"deb [arch=amd64 signed-by={KEYRING}] {mirror()} {suite} main\n"
+    (scratch / "sources.list").write_text(source)
     options = {
         "APT::Architecture": "amd64",
         "APT::Architectures": "amd64",
@@ -124,7 +136,7 @@ def download(scratch, suite, meta, say):
         "Dir::State::status": scratch / "status",
     }
     flags = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
-    say(f"fetching {meta} of {suite} from {MIRROR}")
+    say(f"fetching {meta} of {suite}")
     run(["apt-get", *flags, "-qq", "update"], 180)
     depends = run(["apt-cache", *flags, "depends", meta], 60)
     concrete = re.search(r"Depends: (linux-image-\S+)", depends)

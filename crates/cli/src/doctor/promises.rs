@@ -58,6 +58,9 @@ fn durable(mode: Mode, medium: Medium) -> &'static str {
         (_, Medium::Ram) => {
             "never across a power cut (memory); at once across the death of programs"
         }
+        (Mode::Posix, Medium::Dax) => {
+            "overwrites of written blocks at once, the rest when fsync returns"
+        }
         (Mode::Posix | Mode::Atomic, _) => "when fsync returns",
         (Mode::Sync | Mode::Strict, _) => "when the call returns",
     }
