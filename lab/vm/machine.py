@@ -13,6 +13,7 @@ IMAGE_MB = {"ext4": 256, "xfs": 384}
 RUNNING = ["-accel", "tcg,thread=multi", "-smp", "2"]
 # One instruction takes one nanosecond of the machine's clock, and idle time none of ours.
 COUNTING = ["-accel", "tcg,thread=single", "-smp", "1", "-icount", "shift=0,sleep=off"]
+MARK = re.compile(r"@@(begin|task) (\S+) ([0-9.]+)(?: ([0-9.]+))?$")
 TROUBLE = re.compile(r"BUG:|Oops|general protection fault|WARNING: CPU|Kernel panic|Call Trace")
 
 
@@ -114,11 +115,12 @@ class Machine:
         """What the tasks said so far: [(name, status, seconds, output lines)]."""
         done, name, begun, output = [], None, 0.0, []
         for line in self.lines:
-            word = line.split()
-            if line.startswith("@@begin "):
-                name, begun, output = word[1], float(word[2]), []
-            elif line.startswith("@@task ") and word[1] == name:
-                done.append((name, int(word[2]), float(word[3]) - begun, output))
+            # A program that is killed may leave the console in the middle of a line.
+            mark = MARK.search(line)
+            if mark and mark[1] == "begin":
+                name, begun, output = mark[2], float(mark[3]), []
+            elif mark and mark[2] == name and mark[4]:
+                done.append((name, int(mark[3]), float(mark[4]) - begun, output))
                 name = None
             elif name:
                 output.append(line)

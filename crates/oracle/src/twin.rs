@@ -7,7 +7,7 @@ use crate::way::{Meta, Ret, Way, raw_size};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Deliberate damage to twin A's answers, to show that each comparison can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -28,6 +28,17 @@ pub(crate) enum Plant {
 
 const A: usize = 0;
 const B: usize = 1;
+
+/// Times of twins that differ by less may be the same instant seen by a clock that ticks.
+const TICKS: Duration = Duration::from_millis(24);
+
+/// How far apart two times (seconds, nanoseconds) are.
+fn apart(one: (i64, i64), other: (i64, i64)) -> Duration {
+    let nanoseconds =
+        |(seconds, rest): (i64, i64)| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
+    let gap = nanoseconds(one).abs_diff(nanoseconds(other));
+    Duration::from_nanos(u64::try_from(gap).unwrap_or(u64::MAX))
+}
 
 #[derive(Clone, Copy)]
 struct Map {
@@ -100,7 +111,6 @@ pub(crate) struct Twins {
     fine_times: bool,
     tmpfs: bool,
     plant: Option<Plant>,
-    last_sample: Instant,
     /// Warm-ups, and those after which twin A's file was found mapped: proof that Adit was at work.
     warmed: usize,
     mapped: usize,
@@ -172,7 +182,6 @@ impl Twins {
             warmed: 0,
             mapped: 0,
             exact_holes: options.exact_holes,
-            last_sample: Instant::now(),
         };
         t.fine_times = t.probe_times();
         Ok(t)
@@ -559,11 +568,12 @@ impl Twins {
     ) -> Result<(), String> {
         let Some(key) = key else { return Ok(()) };
         let before = self.times.insert(key, now);
-        let since = std::mem::replace(&mut self.last_sample, Instant::now()).elapsed();
         let Some(before) = before else { return Ok(()) };
         let moved = [A, B].map(|i| now[i] != before[i]);
-        let coarse = !self.fine_times && since < Duration::from_millis(12);
-        if moved[A] == moved[B] || coarse {
+        // On kernels whose times have the grain of the clock's tick, one change may fall into the
+        // tick of the look before and its twin into the next.
+        let same_tick = !self.fine_times && apart(now[A], now[B]) < TICKS;
+        if moved[A] == moved[B] || same_tick {
             return Ok(());
         }
         let verb = |m: bool| if m { "moved" } else { "stood still" };

@@ -73,7 +73,12 @@ impl Place {
         } else {
             len.min(4096)
         };
-        let places = (FILE - len) / grain + 1;
+        // The last page is the kernel's, which needs its journal for what was never written.
+        let end = match self.kind {
+            Kind::Unwritten => FILE - 4096,
+            _ => FILE,
+        };
+        let places = (end - len) / grain + 1;
         (self.draw(operation, 3) % places * grain, len)
     }
 

@@ -114,6 +114,13 @@ impl<'a> Writer<'a> {
             Kind::Replace => None,
             _ => Some(options.open(place.file())?),
         };
+        if let (Kind::Unwritten, Some(file)) = (place.kind, &file) {
+            // The first uses of a file are the kernel's, which makes written what was not written
+            // only with its journal; Adit promises what it serves.
+            for _ in 0..4 {
+                file.read_exact_at(&mut [0; 8], 0)?;
+            }
+        }
         Ok(Self {
             place,
             file,
