@@ -415,8 +415,20 @@ impl<M: Medium> Attachment<M> {
     /// Looks at every record of this attachment that is still waiting; the extents of those that were
     /// retired and that `may_free` allows become free again, chunks without waiting records are given
     /// back. Returns how many records were settled.
+    ///
+    /// One thread at a time: two that find the same chunk settled would both give it back, the second
+    /// one when it may be the log again already. Whoever comes second is told that nothing was done.
     pub fn reclaim(&self, may_free: impl Fn(FileRef, Extent) -> bool) -> Result<u64> {
         self.ensure_current()?;
+        if self.state.reclaiming.swap(true, Ordering::Acquire) {
+            return Ok(0);
+        }
+        let settled = self.reclaim_alone(may_free);
+        self.state.reclaiming.store(false, Ordering::Release);
+        settled
+    }
+
+    fn reclaim_alone(&self, may_free: impl Fn(FileRef, Extent) -> bool) -> Result<u64> {
         let capacity = self.pool.geometry().records_per_chunk();
         let current = (self.state.log.load(Ordering::Acquire) >> 32) as u32;
         let mut settled = 0;
