@@ -9,6 +9,7 @@
 //! record (a gap, harmless), or a record that the end of the file does not show yet (`pending` says
 //! where to look).
 
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use adit_pmem::Medium;
@@ -417,18 +418,15 @@ impl<M: Medium> Attachment<M> {
     /// back. Returns how many records were settled.
     ///
     /// One thread at a time: two that find the same chunk settled would both give it back, the second
-    /// one when it may be the log again already. Whoever comes second is told that nothing was done.
+    /// one when it may be the log again already. `may_free` must not reclaim.
     pub fn reclaim(&self, may_free: impl Fn(FileRef, Extent) -> bool) -> Result<u64> {
         self.ensure_current()?;
-        if self.state.reclaiming.swap(true, Ordering::Acquire) {
-            return Ok(0);
-        }
-        let settled = self.reclaim_alone(may_free);
-        self.state.reclaiming.store(false, Ordering::Release);
-        settled
-    }
-
-    fn reclaim_alone(&self, may_free: impl Fn(FileRef, Extent) -> bool) -> Result<u64> {
+        // The lock guards no data, so a panic in `may_free` has broken nothing.
+        let _alone = self
+            .state
+            .reclaiming
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let capacity = self.pool.geometry().records_per_chunk();
         let current = (self.state.log.load(Ordering::Acquire) >> 32) as u32;
         let mut settled = 0;

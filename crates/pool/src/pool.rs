@@ -439,8 +439,8 @@ pub(crate) struct AttachmentState {
     pub(crate) hint: std::sync::atomic::AtomicU32,
     /// Log chunks held at most; 0 for the default.
     pub(crate) log_limit: std::sync::atomic::AtomicU32,
-    /// Set while a thread looks for log chunks to give back.
-    pub(crate) reclaiming: std::sync::atomic::AtomicBool,
+    /// Held while a thread looks for log chunks to give back.
+    pub(crate) reclaiming: std::sync::Mutex<()>,
 }
 
 /// This process's seat at a pool: a slot, leased chunks, a log.
