@@ -2,10 +2,10 @@
 #
 #   make demo                  real programs plainly and under Adit, every byte compared
 #   make test                  everything that needs no privilege
-#   make lab                   real programs on tmpfs, ext4, XFS and btrfs, and on DAX in a virtual machine,
-#                              with power cuts: root, loop devices, packages
+#   make lab                   real programs on tmpfs, ext4, XFS and btrfs, blocks relinked there, and DAX in a
+#                              virtual machine, with power cuts: root, loop devices, packages
 #   make bench                 the measurements of `adit bench`
-#   make install PREFIX=/usr   command, library, man pages, completions (DESTDIR is honoured)
+#   make install PREFIX=/usr   command, library, header, man pages, completions (DESTDIR is honoured)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -20,6 +20,7 @@ CARGO_TERM_PROGRESS_WHEN ?= never
 export CARGO_TERM_PROGRESS_WHEN
 
 RELEASE := $(CARGO_TARGET_DIR)/release
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 # limit SECONDS: what does not end by itself is ended, and killed when it will not be.
 limit = timeout --kill-after=10 $(1)
 
@@ -41,7 +42,7 @@ bench: release
 
 # The cheap checks first: whoever breaks one of them learns it in a second.
 .PHONY: test
-test: test-tidy test-lab-runner test-clippy test-doc test-cargo test-oracle test-deny
+test: test-tidy test-lab-runner test-clippy test-doc test-cargo test-oracle test-torture test-deny
 
 .PHONY: test-tidy
 test-tidy:
@@ -81,6 +82,11 @@ test-oracle:
 	$(call limit,900) $(CARGO) build --locked --workspace
 	$(call limit,600) tests/oracle $(CARGO_TARGET_DIR)/debug
 
+.PHONY: test-torture
+test-torture:
+	$(call limit,900) $(CARGO) build --locked --workspace
+	$(call limit,240) tests/torture $(CARGO_TARGET_DIR)/debug
+
 .PHONY: test-deny
 test-deny:
 	@if $(CARGO) deny --version >/dev/null 2>&1; then \
@@ -89,26 +95,38 @@ test-deny:
 		echo "note: cargo-deny is not installed (cargo install cargo-deny --locked): licences and sources not checked"; \
 	fi
 
-# Real programs, as users run them, on two media; then with every file adopted at once, on all of them.
+# Real programs, as users run them, on two media; then with every file adopted at once, on all of them; and
+# those that write most in the mode that promises most.
+STAGED := bash git killed leveldb limits model outsider redis sqlite tail
 .PHONY: lab
-lab: lab-programs lab-vm
+lab: lab-programs lab-relink lab-vm
 
 .PHONY: lab-programs
 lab-programs: release
+	$(call limit,120) lab/self-test $(RELEASE)
 	$(call limit,400) lab/run --media ram,ext4 --total 360
 	$(call limit,700) lab/run --eager --total 660
+	$(call limit,300) lab/run --mode strict --media ram,ext4 --total 260 $(STAGED)
+
+# Staged bytes that become a file's without being copied, on loop devices.
+.PHONY: lab-relink
+lab-relink: release
+	$(call limit,900) $(CARGO) build --locked --release -p adit-store --example relinkbench
+	@$(call limit,420) sh -c 'lab/relink --bin $(RELEASE) --plant && lab/relink --bin $(RELEASE)' || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/relink was skipped"; }
 
 # A stock kernel on emulated NVDIMMs: DAX file systems and power cuts. Where the machine cannot be built it
 # says so with status 77, which is a failure in continuous integration only.
 .PHONY: lab-vm
 lab-vm: release
-	@$(call limit,900) lab/vm/run || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/vm was skipped"; }
+	@$(call limit,1340) lab/vm/run --paths --path-modes posix,strict --also 6.12 --total 1200 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/vm was skipped"; }
 
 .PHONY: install
 install: release
 	install -D -m 0755 $(RELEASE)/adit $(DESTDIR)$(PREFIX)/bin/adit
 	install -D -m 0755 $(RELEASE)/libadit.so $(DESTDIR)$(PREFIX)/lib/adit/libadit.so
-	mkdir -p $(DESTDIR)$(PREFIX)/share/man/man1
+	install -D -m 0644 include/adit.h $(DESTDIR)$(PREFIX)/include/adit.h
+	mkdir -p $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/share/man/man1
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' include/adit.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/adit.pc
 	$(RELEASE)/adit man $(DESTDIR)$(PREFIX)/share/man/man1
 	mkdir -p $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions \
 		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d

@@ -59,7 +59,10 @@ pub(crate) enum Command {
     BenchWorker(BenchWorkerArgs),
     /// Exit with 0 when the library serves this process
     #[command(hide = true)]
-    Served,
+    Served {
+        /// And stages what it writes here
+        dir: Option<PathBuf>,
+    },
 }
 
 /// What a program is promised.
@@ -68,11 +71,11 @@ pub(crate) enum Command {
 pub(crate) enum Mode {
     /// What the kernel promises, faster
     Posix,
-    /// Durable when the call returns (not in this version)
+    /// Durable when the call returns
     Sync,
-    /// Everything since the last fsync entirely or not at all (not in this version)
+    /// Everything since the last fsync entirely or not at all
     Atomic,
-    /// Every call durable and atomic when it returns (not in this version)
+    /// Every call durable and atomic when it returns
     Strict,
 }
 
@@ -90,9 +93,55 @@ impl Mode {
         }
     }
 
-    /// Whether this version keeps the mode's promise.
-    pub(crate) fn available(self) -> bool {
-        self == Self::Posix
+    /// What is left of the mode for a file that is not staged.
+    pub(crate) fn without_staging(self) -> &'static str {
+        match self {
+            Self::Posix => "the kernel serves the file",
+            Self::Sync => "the kernel makes each write durable before it returns",
+            Self::Atomic => "writes are durable at fsync, and not atomic",
+            Self::Strict => "the kernel makes each write durable before it returns, not atomic",
+        }
+    }
+}
+
+/// What an `fsync` of mode `atomic` commits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Commit {
+    /// The file that is synced
+    Each,
+    /// All staged files of the process on its file system, at one instant
+    Together,
+}
+
+impl Commit {
+    /// The name used on the command line and in `ADIT_COMMIT`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Each => "each",
+            Self::Together => "together",
+        }
+    }
+}
+
+/// Who has the appends of mode `posix`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Appends {
+    /// The pool on DAX file systems, for files that are only written and appended to enough; else the kernel
+    Auto,
+    /// The kernel
+    Kernel,
+    /// The pool wherever files are in memory, from the first write: for tests, it does not pay
+    Staged,
+}
+
+impl Appends {
+    /// The name used on the command line and in `ADIT_APPENDS`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Kernel => "kernel",
+            Self::Staged => "staged",
+        }
     }
 }
 
@@ -102,6 +151,12 @@ pub(crate) struct RunArgs {
     /// What the program is promised
     #[arg(long, env = "ADIT_MODE", value_enum, default_value = "posix")]
     pub(crate) mode: Mode,
+    /// In mode atomic, what one fsync or fdatasync of a staged file commits
+    #[arg(long, env = "ADIT_COMMIT", value_enum, default_value = "each")]
+    pub(crate) commit: Commit,
+    /// In mode posix, who has the bytes that are appended to a file, until it is published
+    #[arg(long, env = "ADIT_APPENDS", value_enum, default_value = "auto")]
+    pub(crate) appends: Appends,
     /// Fail instead of running with a weaker promise, or without Adit
     #[arg(long, env = "ADIT_REQUIRE", value_parser = clap::builder::FalseyValueParser::new(),
           action = clap::ArgAction::SetTrue)]
@@ -109,7 +164,8 @@ pub(crate) struct RunArgs {
     /// The pool file to use
     #[arg(long, env = "ADIT_POOL", value_name = "FILE")]
     pub(crate) pool: Option<PathBuf>,
-    /// Declare that no outsider writes under this directory, or reads there between fsyncs
+    /// Declare that no outsider writes under this directory, or reads there between fsyncs. It is passed
+    /// on and has no effect yet: a file is staged only while nobody else has it open
     #[arg(
         long = "path",
         env = "ADIT_PATH",
@@ -152,8 +208,8 @@ pub(crate) enum PoolCommand {
     Create {
         /// The pool file; it must not exist
         file: PathBuf,
-        /// Its size: bytes, or a number with K, M, G or T
-        #[arg(long, default_value = "64M", value_parser = parse_size)]
+        /// Its size, 8M at least: bytes, or a number with K, M, G or T
+        #[arg(long, default_value = "64M", value_parser = parse_pool_size)]
         size: u64,
     },
     /// Show a pool's identity, geometry and use
@@ -228,17 +284,46 @@ pub(crate) struct MonitorArgs {
 pub(crate) enum Suite {
     /// What mode posix does: reads, overwrites, appends, foreign descriptors
     Posix,
+    /// Mode sync on files that it may stage
+    Sync,
+    /// Mode atomic on files that it may stage
+    Atomic,
+    /// Mode strict on files that it may stage
+    Strict,
+    /// SQLite, LevelDB and Redis, plainly and in each mode
+    Apps,
+}
+
+impl Suite {
+    /// The mode that the measured process runs in; none where each of several runs in its own.
+    pub(crate) fn mode(self) -> Option<Mode> {
+        match self {
+            Self::Posix => Some(Mode::Posix),
+            Self::Sync => Some(Mode::Sync),
+            Self::Atomic => Some(Mode::Atomic),
+            Self::Strict => Some(Mode::Strict),
+            Self::Apps => None,
+        }
+    }
+
+    /// The name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        self.mode().map_or("apps", Mode::name)
+    }
 }
 
 /// `adit bench`.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// What to measure
-    #[arg(value_enum, default_value = "posix")]
-    pub(crate) suite: Suite,
+    /// What to measure, one suite after the other
+    #[arg(value_enum, default_value = "posix", value_name = "SUITE")]
+    pub(crate) suites: Vec<Suite>,
     /// Where to put the test files
     #[arg(long, default_value = "/dev/shm", value_name = "DIR")]
     pub(crate) dir: PathBuf,
+    /// Measure only the programs whose name contains this (suite apps)
+    #[arg(long, value_name = "NAME")]
+    pub(crate) only: Vec<String>,
     /// Alternating rounds; the medians are reported
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(5..=1000))]
     pub(crate) rounds: u32,
@@ -256,6 +341,9 @@ pub(crate) struct BenchArgs {
 /// The side of a measurement that runs under the library.
 #[derive(Debug, Args)]
 pub(crate) struct BenchWorkerArgs {
+    /// What to measure
+    #[arg(value_enum)]
+    pub(crate) suite: Suite,
     /// The directory for the test files
     pub(crate) dir: PathBuf,
     /// Alternating rounds
@@ -265,6 +353,9 @@ pub(crate) struct BenchWorkerArgs {
 /// `adit demo`.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
+    /// What the programs are promised
+    #[arg(long, value_enum, default_value = "posix")]
+    pub(crate) mode: Mode,
     /// Where to run; repeat it for several media (default: /dev/shm and the current directory)
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Vec<PathBuf>,
@@ -283,6 +374,18 @@ pub(crate) struct DemoArgs {
     /// Keep the directories in which results differ
     #[arg(long)]
     pub(crate) keep: bool,
+}
+
+/// A chunk each for the tables, for names, for a log and for what is logged.
+const SMALLEST_POOL: u64 = 8 << 20;
+
+/// As [`parse_size`], for what a pool can have.
+fn parse_pool_size(text: &str) -> Result<u64, String> {
+    let size = parse_size(text)?;
+    if size < SMALLEST_POOL {
+        return Err("a pool needs 8M at least".into());
+    }
+    Ok(size)
 }
 
 /// Reads "64M", "1G", "4096".
@@ -322,6 +425,8 @@ mod tests {
         for bad in ["", "M", "-1", "1.5G", "12Q", "99999999999T"] {
             assert!(parse_size(bad).is_err(), "{bad:?} was taken");
         }
+        assert!(parse_pool_size("7M").is_err());
+        assert_eq!(parse_pool_size("8M"), Ok(8 << 20));
     }
 
     #[test]

@@ -62,7 +62,7 @@ impl fmt::Display for Failure {
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
-        Self::new(error.to_string())
+        Self::new(said(&error))
     }
 }
 
@@ -71,9 +71,11 @@ pub(crate) type Outcome = Result<u8, Failure>;
 
 /// A rustix error in the words the standard library has for it.
 pub(crate) fn words(errno: rustix::io::Errno) -> String {
-    let text = std::io::Error::from_raw_os_error(errno.raw_os_error()).to_string();
-    match text.find(" (os error") {
-        Some(end) => text[..end].to_owned(),
-        None => text,
-    }
+    said(&std::io::Error::from_raw_os_error(errno.raw_os_error()))
+}
+
+/// An error without its number, which nobody can do anything with.
+pub(crate) fn said(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_owned()
 }

@@ -1,15 +1,17 @@
 //! `adit flush PATH`: bytes, size and times of a file visible to everyone and durable.
 //!
-//! In mode posix the bytes are visible at all times, because they lie in the file's own pages. What
-//! may lag behind is the modification time of a file that is changed by stores, for up to a second.
-//! So this waits until no attached program has such a change left, and then has the kernel sync
-//! the file, which writes back what was stored through mappings, too.
+//! What a program has staged is published by the monitor, which keeps its lease, so the program goes
+//! on as before; in mode atomic that is what was committed. Of other files the bytes are visible at all
+//! times, because they lie in the file's own pages, and the kernel syncs them here. What may lag behind
+//! in either case is the modification time of a file that is changed by stores, for up to a second: so
+//! this waits until no attached program has such a change left.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use adit_store::monitor::client::{self, Refused};
 use adit_store::registry::RuntimeDir;
 use serde::Serialize;
 
@@ -20,6 +22,9 @@ use crate::{runtime, stat};
 
 /// The monitor advances times within a second; one that has to start needs a little more.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long publishing a file may take: the disk has to write what it has.
+const PUBLISHING: Duration = Duration::from_secs(60);
 
 /// What was done for a file.
 #[derive(Debug, Serialize)]
@@ -66,25 +71,33 @@ fn flush_one(dir: &RuntimeDir, path: &Path) -> Result<Flushed, Failure> {
         users: Vec::new(),
         error: None,
     };
-    // O_NONBLOCK: the open of a FIFO must not wait for its writer.
-    let opened = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(path);
-    let synced = opened.and_then(|file| Ok((file.metadata()?, file)));
-    let (file, id) = match synced {
-        Ok((data, file)) => (file, (data.dev(), data.ino())),
+    // Asking for the file's identity does not open it: that would end the staging.
+    let id = match path.metadata() {
+        Ok(data) => (data.dev(), data.ino()),
         Err(e) => {
             flushed.error = Some(plain(&e));
             return Ok(flushed);
         }
     };
+    let published = client::publish(dir, id.0, id.1, PUBLISHING);
     flushed.times_current = wait_for_times(dir, id, &mut flushed.users)?;
-    match file.sync_all() {
-        Ok(()) => flushed.durable = true,
-        Err(e) => flushed.error = Some(plain(&e)),
+    match published {
+        Ok(true) => flushed.durable = true,
+        // Nothing of it is staged, as far as anybody knows who could say.
+        Ok(false) | Err(Refused::NoMonitor(_)) => match sync(path) {
+            Ok(()) => flushed.durable = true,
+            Err(e) => flushed.error = Some(plain(&e)),
+        },
+        Err(refused) => flushed.error = Some(refused.to_string()),
     }
     Ok(flushed)
+}
+
+fn sync(path: &Path) -> std::io::Result<()> {
+    // O_NONBLOCK: the open of a FIFO must not wait for its writer.
+    let mut options = OpenOptions::new();
+    let options = options.read(true).custom_flags(libc::O_NONBLOCK);
+    options.open(path)?.sync_all()
 }
 
 /// Waits until every change that was there at the beginning has reached the times. A program that

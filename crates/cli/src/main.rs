@@ -21,7 +21,6 @@ mod doctor;
 mod failure;
 mod flush;
 mod generate;
-mod handle;
 mod monitor;
 mod output;
 mod pool;
@@ -79,7 +78,10 @@ fn dispatch(command: Command) -> Outcome {
         Command::Bench(args) => bench::bench(&args),
         Command::BenchWorker(args) => bench::work(&args),
         Command::Demo(args) => demo::demo(&args),
-        Command::Served => Ok(if bench::served() { 0 } else { failure::NO }),
+        Command::Served { dir } => Ok(match bench::served(dir.as_deref()) {
+            true => 0,
+            false => failure::NO,
+        }),
         Command::Stat(args) => stat::stat(&args),
         Command::Flush(args) => flush::flush(&args),
         Command::Monitor(args) => monitor::monitor(&args),

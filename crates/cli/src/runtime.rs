@@ -1,11 +1,13 @@
-//! The user's runtime directory, where attached programs register.
+//! The user's runtime directory, where attached programs register, and the list of his pools.
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use adit_store::pools::PoolList;
 use adit_store::registry::{DirError, Env, RuntimeDir};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, words};
 
 /// The directory that the flag names, else the one the environment says.
 pub(crate) fn directory(named: Option<&Path>) -> Result<RuntimeDir, Failure> {
@@ -18,8 +20,22 @@ pub(crate) fn directory(named: Option<&Path>) -> Result<RuntimeDir, Failure> {
     .map_err(unusable)
 }
 
+/// The list of this user's pools.
+pub(crate) fn pools(dir: &RuntimeDir) -> PoolList {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let (state, home) = (variable("XDG_STATE_HOME"), variable("HOME"));
+    let runtime = Path::new(OsStr::from_bytes(dir.as_bytes()));
+    PoolList::of_user(state.as_deref(), home.as_deref(), runtime)
+}
+
 /// Why a runtime directory cannot be used, with what to do.
 pub(crate) fn unusable(error: DirError) -> Failure {
-    Failure::new(error.to_string())
+    let what = match error {
+        DirError::Kernel(errno) => {
+            format!("the runtime directory cannot be used: {}", words(errno))
+        }
+        other => other.to_string(),
+    };
+    Failure::new(what)
         .next("name a directory of your own with --runtime-dir DIR or ADIT_RUNTIME_DIR")
 }

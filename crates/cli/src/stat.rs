@@ -1,12 +1,18 @@
 //! `adit stat`: the attached programs and what Adit does for them.
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use adit_pool::{PUBLISHER, PoolFile, ReplayOp};
+use adit_store::pools::PoolList;
+use adit_store::registry::Skipped;
 use adit_store::registry::{self, Counts, DirError, FileStat, Listing, ProcessStat, RuntimeDir};
 use rustix::io::Errno;
+use serde::Serialize;
 
-use crate::args::StatArgs;
+use crate::args::{Mode, StatArgs};
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, Table, bytes};
 use crate::runtime;
@@ -14,8 +20,9 @@ use crate::runtime;
 /// Shows them once, or every second.
 pub(crate) fn stat(args: &StatArgs) -> Outcome {
     let dir = runtime::directory(args.runtime_dir.as_deref())?;
+    let pools = runtime::pools(&dir);
     loop {
-        show(&list(&dir)?, args)?;
+        show(&Shown::of(&list(&dir)?, &pools), args)?;
         if !args.watch {
             return Ok(0);
         }
@@ -31,38 +38,227 @@ pub(crate) fn list(dir: &RuntimeDir) -> Result<Listing, Failure> {
     }
 }
 
-fn show(listing: &Listing, args: &StatArgs) -> Result<(), Failure> {
+/// Everything there is to show.
+#[derive(Serialize)]
+struct Shown<'a> {
+    processes: Vec<Process<'a>>,
+    skipped: &'a [Skipped],
+    staged: Vec<Staged>,
+    weaker: Vec<Weaker<'a>>,
+}
+
+/// A process with the mode it was started in.
+#[derive(Serialize)]
+struct Process<'a> {
+    #[serde(flatten)]
+    stat: &'a ProcessStat,
+    mode: Option<Mode>,
+}
+
+/// A file whose newest bytes lie in a pool. The promise of its program's mode holds for it.
+#[derive(Serialize)]
+struct Staged {
+    path: String,
+    pool: PathBuf,
+    /// Operations that wait to be published.
+    records: u64,
+    /// How many of them wait for a commit.
+    uncommitted: u64,
+    /// Bytes of them.
+    bytes: u64,
+    /// How often something of it was published since it was staged.
+    publishes: u64,
+}
+
+/// An open file for which its program's mode promises more than it gets: it could not be staged.
+#[derive(Serialize)]
+struct Weaker<'a> {
+    pid: u32,
+    mode: Option<Mode>,
+    path: String,
+    /// What is missing.
+    lacks: &'static str,
+    /// Operations left to the kernel, by reason.
+    passed: &'a BTreeMap<&'static str, u64>,
+}
+
+impl<'a> Shown<'a> {
+    fn of(listing: &'a Listing, pools: &PoolList) -> Self {
+        let process = |stat: &'a ProcessStat| Process {
+            stat,
+            mode: stat.alive.then(|| mode_of(stat.pid)).flatten(),
+        };
+        let processes: Vec<Process<'a>> = listing.processes.iter().map(process).collect();
+        Self {
+            weaker: processes.iter().flat_map(weaker).collect(),
+            processes,
+            skipped: &listing.skipped,
+            // A pool that cannot be read, or went meanwhile, is what `adit pool check` is for.
+            staged: pools
+                .read()
+                .iter()
+                .flat_map(|pool| staged_in(&pool.path).unwrap_or_default())
+                .collect(),
+        }
+    }
+}
+
+/// The open files of a process that have only a weaker promise.
+fn weaker<'a>(process: &Process<'a>) -> Vec<Weaker<'a>> {
+    let (stat, mode) = (process.stat, process.mode);
+    let open = |file: &&FileStat| stat.alive && file.open && file.promise == "weaker";
+    let files = stat.files.iter().filter(open);
+    files
+        .map(|file| Weaker {
+            pid: stat.pid,
+            mode,
+            path: name(file),
+            lacks: match mode {
+                Some(Mode::Strict) => "each write is durable, not atomic",
+                _ => "what one fsync covers is not atomic",
+            },
+            passed: &file.counts.passed,
+        })
+        .collect()
+}
+
+/// The mode that a process was started in, if the kernel lets us look.
+fn mode_of(pid: u32) -> Option<Mode> {
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let mut variables = environment.split(|byte| *byte == 0);
+    let named = variables.find_map(|variable| variable.strip_prefix(b"ADIT_MODE="))?;
+    Mode::ALL
+        .into_iter()
+        .find(|mode| mode.name().as_bytes() == named)
+}
+
+/// What is staged in a pool now.
+fn staged_in(path: &Path) -> adit_pool::Result<Vec<Staged>> {
+    let pool = PoolFile::open_read_only(path)?;
+    let found = pool.scan()?;
+    let mut all = Vec::new();
+    for file in pool.files()? {
+        // It may be forgotten while we look.
+        let Ok(name) = pool.file_name(file) else {
+            continue;
+        };
+        let waiting = found.files.iter().find(|each| each.file() == file);
+        let ops = found.records(&pool, file).filter_map(Result::ok);
+        all.push(Staged {
+            path: String::from_utf8_lossy(&name.path).into_owned(),
+            pool: path.to_owned(),
+            records: waiting.map_or(0, |each| each.records),
+            uncommitted: waiting.map_or(0, |each| each.uncommitted),
+            bytes: ops.map(|replay| written(replay.op)).sum(),
+            publishes: pool.version(file).map_or(0, publishes),
+        });
+    }
+    Ok(all)
+}
+
+/// Each claim of a publisher moves the word by one, above the number of the publisher.
+fn publishes(version: u64) -> u64 {
+    version >> PUBLISHER.count_ones()
+}
+
+fn written(op: ReplayOp) -> u64 {
+    match op {
+        ReplayOp::Write { len, .. } => len.into(),
+        ReplayOp::Truncate { .. } | ReplayOp::Zero { .. } | ReplayOp::Relinked { .. } => 0,
+    }
+}
+
+fn show(shown: &Shown<'_>, args: &StatArgs) -> Result<(), Failure> {
     if args.json && args.watch {
-        let line = serde_json::to_string(listing).map_err(|e| Failure::new(e.to_string()))?;
+        let line = serde_json::to_string(shown).map_err(|e| Failure::new(e.to_string()))?;
         println!("{line}");
         std::io::stdout().flush()?;
     } else if args.json {
-        output::json(listing)?;
+        output::json(shown)?;
     } else {
         if args.watch && std::io::stdout().is_terminal() {
             print!("\x1b[H\x1b[2J");
         }
-        print(listing);
+        print(shown);
         std::io::stdout().flush()?;
     }
     Ok(())
 }
 
-fn print(listing: &Listing) {
-    if listing.processes.is_empty() {
-        println!("no program is attached");
-    } else {
-        table(listing).print();
+fn print(shown: &Shown<'_>) {
+    if !shown.processes.is_empty() {
+        table(shown).print();
     }
-    for skipped in &listing.skipped {
+    if !shown.staged.is_empty() {
+        staged_table(shown).print();
+    }
+    if !shown.weaker.is_empty() {
+        weaker_table(shown).print();
+    }
+    if shown.processes.is_empty() && shown.staged.is_empty() {
+        println!("no program is attached");
+    }
+    for process in shown.processes.iter().filter(|p| p.stat.refused > 0) {
+        let (pid, comm) = (process.stat.pid, printable(&process.stat.comm));
+        println!(
+            "{pid} {comm}: it has more files than this list has room for, some perhaps with a weaker promise"
+        );
+    }
+    for skipped in shown.skipped {
         println!("{}: {}", printable(&skipped.file), skipped.reason);
     }
 }
 
-fn table(listing: &Listing) -> Table {
+fn staged_table(shown: &Shown<'_>) -> Table {
+    let mut table = Table::new(&[
+        "staged file",
+        ">bytes",
+        ">operations",
+        ">uncommitted",
+        ">publishes",
+        "pool",
+    ]);
+    for file in &shown.staged {
+        table.row([
+            printable(&file.path),
+            bytes(file.bytes),
+            file.records.to_string(),
+            file.uncommitted.to_string(),
+            file.publishes.to_string(),
+            printable(&file.pool.display().to_string()),
+        ]);
+    }
+    table
+}
+
+fn weaker_table(shown: &Shown<'_>) -> Table {
+    let mut table = Table::new(&[
+        ">pid",
+        "mode",
+        "file with a weaker promise",
+        "what is missing",
+        ">to the kernel",
+        "because of",
+    ]);
+    for file in &shown.weaker {
+        let reasons: Vec<&str> = file.passed.keys().copied().collect();
+        table.row([
+            file.pid.to_string(),
+            file.mode.map_or("?", Mode::name).to_owned(),
+            printable(&file.path),
+            file.lacks.to_owned(),
+            file.passed.values().sum::<u64>().to_string(),
+            reasons.join(", "),
+        ]);
+    }
+    table
+}
+
+fn table(shown: &Shown<'_>) -> Table {
     let mut table = Table::new(&[
         ">pid",
         "program",
+        "mode",
         "file",
         ">reads",
         ">bytes",
@@ -72,34 +268,26 @@ fn table(listing: &Listing) -> Table {
         "mostly because of",
         "state",
     ]);
-    for process in &listing.processes {
-        for file in &process.files {
-            row(
-                &mut table,
-                process,
-                &name(file),
-                state(process, Some(file)),
-                &file.counts,
-            );
+    for process in &shown.processes {
+        let stat = process.stat;
+        for file in &stat.files {
+            let state = state(stat, Some(file));
+            row(&mut table, process, &name(file), state, &file.counts);
         }
-        if process.files.is_empty() || process.retired != Counts::default() {
-            row(
-                &mut table,
-                process,
-                "(closed before)",
-                state(process, None),
-                &process.retired,
-            );
+        if stat.files.is_empty() || stat.retired != Counts::default() {
+            let state = state(stat, None);
+            row(&mut table, process, "(closed before)", state, &stat.retired);
         }
     }
     table
 }
 
-fn row(table: &mut Table, process: &ProcessStat, file: &str, state: &str, counts: &Counts) {
+fn row(table: &mut Table, process: &Process<'_>, file: &str, state: &str, counts: &Counts) {
     let reason = counts.passed.iter().max_by_key(|(_, count)| **count);
     table.row([
-        process.pid.to_string(),
-        printable(&process.comm),
+        process.stat.pid.to_string(),
+        printable(&process.stat.comm),
+        process.mode.map_or("?", Mode::name).to_owned(),
         printable(file),
         counts.reads.to_string(),
         bytes(counts.read_bytes),
@@ -121,6 +309,8 @@ fn state(process: &ProcessStat, file: Option<&FileStat>) -> &'static str {
     match file {
         _ if !process.alive => "dead, not yet looked after",
         Some(file) if file.pending => "times not yet advanced",
+        Some(file) if file.open && file.promise == "weaker" => "open, weaker promise",
+        Some(file) if file.open && file.promise == "staged" => "open, staged",
         Some(file) if file.open => "open",
         _ => "closed",
     }

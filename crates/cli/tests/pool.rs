@@ -9,12 +9,13 @@
 mod common;
 
 use std::fs::{self, OpenOptions};
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use adit_pool::{FileName, Op, PoolFile, When};
+use adit_store::pools::PoolList;
+use adit_store::staged::handle_of;
 use common::{Finished, Scratch, adit, finish};
 use serde_json::Value;
 
@@ -168,34 +169,15 @@ fn damage_is_found_and_nothing_crashes() {
 
 /// What the kernel knows the file by.
 fn name_of(path: &Path) -> FileName {
-    #[repr(C, align(8))]
-    struct Raw {
-        len: u32,
-        kind: u32,
-        bytes: [u8; 128],
-    }
-    let mut raw = Raw {
-        len: 128,
-        kind: 0,
-        bytes: [0; 128],
-    };
-    let mut mount = 0i32;
-    let file = fs::File::open(path).unwrap();
-    // SAFETY: an open descriptor, an empty C string, a handle with room, a place for a number.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_name_to_handle_at,
-            file.as_raw_fd(),
-            c"".as_ptr(),
-            &raw mut raw,
-            &raw mut mount,
-            libc::AT_EMPTY_PATH,
-        )
-    };
-    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    let file = rustix::fs::open(
+        path.as_os_str().as_bytes(),
+        rustix::fs::OFlags::RDONLY,
+        rustix::fs::Mode::empty(),
+    );
+    let (handle_type, handle) = handle_of(file.unwrap()).unwrap();
     FileName {
-        handle_type: raw.kind,
-        handle: raw.bytes[..raw.len as usize].to_vec(),
+        handle_type,
+        handle,
         path: path.as_os_str().as_bytes().to_vec(),
         device: 0,
     }
@@ -277,7 +259,9 @@ fn recovery_writes_into_no_other_file() {
     let file = scratch.file("file", b"base file", 0o600);
     stage_and_die(&pool, &file);
     // The name belongs to another file now; the first one lives on under another name.
-    let moved = scratch.0.join("moved");
+    let away = scratch.0.join("away");
+    fs::create_dir(&away).unwrap();
+    let moved = away.join("moved");
     fs::rename(&file, &moved).unwrap();
     fs::write(&file, b"a stranger").unwrap();
     let done = on(["pool", "recover", "--json"], &pool);
@@ -327,4 +311,58 @@ fn a_pool_in_use_is_not_removed() {
     assert!(done.out.contains("pool"), "{done:?}");
     attachment.detach().unwrap();
     assert_eq!(on(["pool", "rm"], &pool).code(), Some(0));
+}
+
+#[test]
+fn a_program_sees_what_dead_ones_staged_in_listed_pools() {
+    let scratch = Scratch::new();
+    let pool = new_pool(&scratch);
+    let file = scratch.file("file", b"base file", 0o600);
+    stage_and_die(&pool, &file);
+    let list = PoolList::at(&scratch.0.join("state/adit"));
+    let uuid = *PoolFile::open(&pool).unwrap().pool().uuid();
+    let gone = scratch.0.join("gone");
+    list.add(&[7; 16], &gone).unwrap();
+    list.add(&uuid, &pool).unwrap();
+    let stat = |arguments: &[&str]| {
+        let mut command = adit(["stat"]);
+        command.args(arguments);
+        command.env("XDG_STATE_HOME", scratch.0.join("state"));
+        command.env("ADIT_RUNTIME_DIR", scratch.0.join("run"));
+        finish(&mut command)
+    };
+    let staged = json(&stat(&["--json"]))["staged"].clone();
+    assert_eq!(staged.as_array().unwrap().len(), 1, "{staged}");
+    assert_eq!(staged[0]["path"], file.to_str().unwrap());
+    assert_eq!(staged[0]["records"], 3);
+    assert!(staged[0]["bytes"].as_u64().unwrap() >= 9050 - 4, "{staged}");
+    assert!(stat(&[]).out.contains("staged file"));
+    let cat = |verbose: &[&str]| {
+        let mut command = adit(["run"]);
+        command.args(verbose).arg("cat");
+        command.arg(&file);
+        command.env("XDG_STATE_HOME", scratch.0.join("state"));
+        command.env("ADIT_RUNTIME_DIR", scratch.0.join("run"));
+        finish(&mut command)
+    };
+    let done = cat(&[]);
+    assert_eq!(done.code(), Some(0), "{done:?}");
+    assert!(done.out.as_bytes() == expected(), "{done:?}");
+    assert_eq!(done.err, "");
+    let staged = json(&stat(&["--json"]))["staged"].clone();
+    assert!(!staged.to_string().contains("\"records\":3"), "{staged}");
+
+    // What cannot be recovered is told.
+    assert_eq!(
+        list.read().len(),
+        1,
+        "what is gone from memory is not listed"
+    );
+    fs::write(&gone, b"no pool").unwrap();
+    list.add(&[7; 16], &gone).unwrap();
+    let done = cat(&["--verbose"]);
+    assert_eq!(done.code(), Some(0), "{done:?}");
+    let told = "nothing is recovered from this pool, or staged beside it: ";
+    assert!(done.err.contains(told), "{done:?}");
+    assert!(done.err.contains("next: adit pool check "), "{done:?}");
 }

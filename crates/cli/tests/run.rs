@@ -159,26 +159,75 @@ fn the_library_is_really_loaded() {
 }
 
 #[test]
-fn stronger_modes_are_refused() {
+fn every_mode_reaches_the_program_with_a_monitor_that_answers() {
+    let scratch = Scratch::new();
+    let print = "echo $ADIT_MODE ${ADIT_REQUIRE-no} $ADIT_BIN; \
+                 test -S $ADIT_RUNTIME_DIR/monitor.sock && echo answers";
+    let own = env!("CARGO_BIN_EXE_adit");
     for mode in ["sync", "atomic", "strict"] {
-        let done = finish(&mut adit(["run", "--mode", mode, "--", "echo", "ran"]));
-        assert_eq!(
-            (done.code(), done.out.as_str()),
-            (Some(125), ""),
-            "{done:?}"
-        );
-        assert!(done.err.contains("cannot keep the promise"), "{done:?}");
-        let done = finish(adit(["run", "--", "echo", "ran"]).env("ADIT_MODE", mode));
-        assert_eq!(
-            (done.code(), done.out.as_str()),
-            (Some(125), ""),
-            "{done:?}"
-        );
+        let runtime = scratch.0.join(mode);
+        let with_monitor = |command: &mut Command| {
+            finish(
+                command
+                    .env_remove("ADIT_NO_MONITOR")
+                    .env("XDG_STATE_HOME", &scratch.0)
+                    .env("ADIT_RUNTIME_DIR", &runtime),
+            )
+        };
+        let run = ["run", "--mode", mode, "--require", "sh", "-c", print];
+        let done = with_monitor(&mut adit(run));
+        assert_eq!(done.code(), Some(0), "{done:?}");
+        assert_eq!(done.out, format!("{mode} 1 {own}\nanswers\n"), "{done:?}");
+        let done = with_monitor(adit(["run", "sh", "-c", print]).env("ADIT_MODE", mode));
+        assert_eq!(done.out, format!("{mode} no {own}\nanswers\n"), "{done:?}");
     }
     assert_eq!(
         finish(&mut adit(["run", "--mode", "quick", "true"])).code(),
         Some(125)
     );
+}
+
+#[test]
+fn the_monitor_is_not_held_to_the_limits_of_a_program() {
+    let scratch = Scratch::new();
+    let own = env!("CARGO_BIN_EXE_adit");
+    let under = |limit: &str| {
+        let inner = "test -S $ADIT_RUNTIME_DIR/monitor.sock && echo answers";
+        let outer = format!("ulimit {limit}; exec {own} run --mode strict -- sh -c '{inner}'");
+        let mut command = Command::new("sh");
+        command.args(["-c", &outer]);
+        command
+            .env("ADIT_LIB", library())
+            .env("XDG_STATE_HOME", &scratch.0)
+            .env("ADIT_RUNTIME_DIR", scratch.0.join("run"));
+        finish(&mut command)
+    };
+    for (limit, said) in [("-v 9000000", "ulimit -v"), ("-d 9000000", "ulimit -d")] {
+        let done = under(limit);
+        assert_eq!(done.out, "", "{limit}: {done:?}");
+        assert!(done.err.contains(said), "{limit}: {done:?}");
+        assert!(done.err.contains("not atomic"), "{limit}: {done:?}");
+    }
+    // A limit that may be lifted is none.
+    let done = under("-S -v 9000000");
+    assert_eq!(done.out, "answers\n", "{done:?}");
+}
+
+#[test]
+fn a_promise_without_a_monitor_is_refused_or_told() {
+    let require = ["run", "--mode", "atomic", "--require", "echo", "ran"];
+    let done = finish(&mut adit(require));
+    assert_eq!(
+        (done.code(), done.out.as_str()),
+        (Some(125), ""),
+        "{done:?}"
+    );
+    assert!(done.err.contains("needs the monitor"), "{done:?}");
+    let done = finish(&mut adit(["run", "--mode", "atomic", "echo", "ran"]));
+    assert_eq!((done.code(), done.out.as_str()), (Some(0), "ran\n"));
+    assert!(done.err.contains("not atomic"), "{done:?}");
+    let done = finish(&mut adit(["run", "--require", "echo", "ran"]));
+    assert_eq!((done.code(), done.err.as_str()), (Some(0), ""), "{done:?}");
 }
 
 #[test]
@@ -188,6 +237,12 @@ fn declared_directories_and_pools_must_exist() {
         assert_eq!(done.code(), Some(125), "{done:?}");
         assert!(done.err.contains("/no/such/thing"), "{done:?}");
     }
+    // Whoever names something else is not told to change its mode.
+    let done = finish(&mut adit(["run", "--pool", "/etc/passwd", "true"]));
+    assert_eq!(done.code(), Some(125), "{done:?}");
+    assert!(done.err.contains("not a pool"), "{done:?}");
+    assert!(done.err.contains("adit pool create FILE"), "{done:?}");
+    assert!(!done.err.contains("chmod"), "{done:?}");
     let done = finish(&mut adit([
         "run",
         "--path",
@@ -197,6 +252,26 @@ fn declared_directories_and_pools_must_exist() {
         "echo $ADIT_PATH",
     ]));
     assert_eq!(done.out, "/\n");
+    let done = finish(&mut adit(["run", "--pool", "/tmp", "true"]));
+    assert!(
+        done.code() == Some(125) && done.err.contains("a directory"),
+        "{done:?}"
+    );
+    // What it says of itself goes to people, not into an output that something may read.
+    assert!(!done.err.contains("no effect"), "{done:?}");
+    let done = finish(&mut adit(["run", "-v", "--path", "/tmp", "true"]));
+    assert_eq!(done.code(), Some(0), "{done:?}");
+    assert!(done.err.contains("--path has no effect yet"), "{done:?}");
+}
+
+#[test]
+fn an_unusable_runtime_directory_is_told_in_words() {
+    let done = finish(&mut adit(["run", "--runtime-dir", "/proc/none", "true"]));
+    assert_eq!(done.code(), Some(125), "{done:?}");
+    assert!(
+        done.err.contains("No such file") && !done.err.contains("os error"),
+        "{done:?}"
+    );
 }
 
 #[test]

@@ -42,6 +42,19 @@ int main(void) {
   next(b, "b after a was closed");
   R(close(c));
   next(d, "d");
+  // A stream's descriptor, through which libc itself reads and writes.
+  int under = warm_file("under", O_RDWR);
+  R(lseek(under, 3000, SEEK_SET));
+  FILE *stream = fopen("other", "r+");
+  R(dup2(under, fileno(stream)));
+  R(fgetc(stream));
+  fflush(stream);
+  next(under, "under a stream");
+  R(lseek(under, 7000, SEEK_SET));
+  fseek(stream, 0, SEEK_CUR);
+  fputs("through the stream", stream);
+  fclose(stream);
+  next(under, "written through a stream");
   // Standard descriptors.
   int out = dup(1), in = dup(0);
   make("in", SIZE);

@@ -1,5 +1,7 @@
 // A file system without space: what a mapping could only answer by SIGBUS.
 // mount: tmpfs size=3m
+// not in mode: atomic
+// (There a write is whole or refused, docs/posix.md.)
 #include "t.h"
 #include <linux/falloc.h>
 static char b[200000];

@@ -1,3 +1,4 @@
+// streams: served
 // stdio on its own and mixed with descriptors.
 #include "t.h"
 #include <wchar.h>
@@ -76,6 +77,17 @@ int main(void) {
   R(fgets(buf, 100, stdin) != NULL);
   R(scanf("line %d", &n));
   printf("%d\n", n);
+  // Read through a mapping of libc's own.
+  f = fopen("a", "rm");
+  R(fread(buf, 1, 9000, f));
+  R(fseek(f, 200000, SEEK_SET));
+  R(fgetc(f));
+  R(fclose(f));
+  fd = open("a", O_RDWR);
+  warm(fd);
+  f = fdopen(fd, "rm");
+  R(fread(buf, 1, 9000, f));
+  R(fclose(f));
   // Wide characters.
   f = fopen("wide", "w+");
   R(fputws(L"grüße\n", f));

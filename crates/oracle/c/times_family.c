@@ -1,5 +1,7 @@
 // Times that the program sets must stay, whatever was stored before.
 // run: adit
+// not in mode: atomic
+// (Others learn of uncommitted writes when they are committed.)
 #include "t.h"
 #include <sys/time.h>
 #include <utime.h>

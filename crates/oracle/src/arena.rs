@@ -54,6 +54,19 @@ impl Arena {
         unsafe { std::slice::from_raw_parts(address as *const u8, len) }.to_vec()
     }
 
+    /// Puts bytes into a buffer that is all there.
+    pub(crate) fn set(&self, address: usize, bytes: &[u8]) {
+        assert!(
+            self.usable(address, bytes.len()) == bytes.len(),
+            "outside the arena"
+        );
+        if !bytes.is_empty() {
+            // SAFETY: checked to lie inside the arena; no call is under way.
+            let to = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes.len()) };
+            to.copy_from_slice(bytes);
+        }
+    }
+
     pub(crate) fn fill(&self, address: usize, len: usize, seed: u64) {
         let len = self.usable(address, len);
         if len > 0 {

@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod arena;
+mod model;
 mod ops;
 mod outside;
 mod process;
@@ -28,6 +29,8 @@ enum Mode {
     Threads,
     /// Processes that share descriptors.
     Procs,
+    /// One file against a model of it in memory: nobody looks from outside but now and then.
+    Model,
 }
 
 /// Compares file operations through libc with the kernel's own answers.
@@ -61,7 +64,7 @@ struct Args {
     /// Holes and block counts must agree, too.
     #[arg(long)]
     exact_holes: bool,
-    /// Fails when no file was ever found mapped, so that Adit cannot pass by being inert.
+    /// Fails when no file was ever found mapped, or staged in the modes that stage, so that Adit cannot pass by being inert.
     #[arg(long)]
     expect_served: bool,
     #[arg(long, hide = true)]
@@ -90,10 +93,11 @@ fn main() -> ExitCode {
     }
     let dir = args.dir.join(format!("adit-oracle-{}", std::process::id()));
     let result = match args.mode {
-        Mode::Single if args.shrink => shrink(&args),
+        Mode::Single | Mode::Model if args.shrink => shrink(&args),
         Mode::Single => single(&args, &dir),
         Mode::Threads => scenarios(&args, &dir, threads::ALL),
         Mode::Procs => scenarios(&args, &dir, procs::ALL),
+        Mode::Model => model(&args, &dir),
     };
     // Whatever happened, the directory was ours alone.
     let _ = std::fs::remove_dir_all(&dir);
@@ -150,13 +154,30 @@ fn single(args: &Args, dir: &Path) -> Result<String, String> {
         }
     }
     let served = twins.finish().map_err(|e| format!("at the end: {e}"))?;
-    if args.expect_served && served.contains("after 0 of") {
+    let idle = if twin::staging() {
+        "staged at 0 looks"
+    } else {
+        "after 0 of"
+    };
+    if args.expect_served && served.contains(idle) {
         return Err(format!("nothing was served: {served}"));
     }
     Ok(format!(
         "seed {}: {ran} operations agree, {served}",
         args.seed
     ))
+}
+
+fn model(args: &Args, dir: &Path) -> Result<String, String> {
+    model::run(&model::Plan {
+        seed: args.seed,
+        ops: args.ops,
+        only: args.only.as_deref().map(parse_ranges).transpose()?,
+        plant: args.plant,
+        replay: args.replay,
+        compare_always: args.compare_always,
+        dir,
+    })
 }
 
 type Scenario = (&'static str, fn(&records::Stage) -> Result<(), String>);
@@ -223,6 +244,9 @@ fn fails(args: &Args, only: &[usize]) -> bool {
     };
     let mut c = std::process::Command::new("timeout");
     c.arg("20").arg(exe);
+    if args.mode == Mode::Model {
+        c.args(["--mode", "model"]);
+    }
     c.args([
         "--seed",
         &args.seed.to_string(),
@@ -257,14 +281,15 @@ fn shrink(args: &Args) -> Result<String, String> {
         }
         part /= 2;
     }
+    let only = format!("--only {}", show_ranges(&keep));
+    // Its steps get their sizes when they run: --replay shows them.
+    if args.mode == Mode::Model {
+        return Err(only);
+    }
     let steps = ops::generate(args.seed, args.ops);
     let lines: Vec<String> = keep
         .iter()
         .map(|&i| format!("{i}: {:?}", steps[i]))
         .collect();
-    Err(format!(
-        "--only {}\n{}",
-        show_ranges(&keep),
-        lines.join("\n")
-    ))
+    Err(format!("{only}\n{}", lines.join("\n")))
 }

@@ -448,6 +448,31 @@ impl Gen {
         }
     }
 
+    /// A copy inside the kernel. Whole blocks are often shared then, where the file system can share them.
+    fn copy_range(&mut self, from: usize, to: usize, main: usize) -> Op {
+        let size = self.sizes[main].max(1) as u64;
+        let (at, to_at, len) = if self.rng.chance(50) {
+            let mut block = || Some(At::Abs((self.rng.below(size) & !4095) as i64));
+            let (at, to_at) = (block(), block());
+            (at, to_at, 4096 * self.rng.range(1, 16) as usize)
+        } else {
+            let at = self.maybe_at(main);
+            let to_at = if self.rng.chance(50) {
+                Some(self.write_at(main))
+            } else {
+                None
+            };
+            (at, to_at, self.grow())
+        };
+        Op::CopyRange {
+            from,
+            to,
+            at,
+            to_at,
+            len,
+        }
+    }
+
     fn maybe_at(&mut self, main: usize) -> Option<At> {
         if self.rng.chance(50) {
             Some(self.at(main))
@@ -845,20 +870,7 @@ impl Gen {
                 len: len.min(60_000),
             },
             1 => Op::SendFile { from, to, at, len },
-            2 => {
-                let to_at = if self.rng.chance(50) {
-                    Some(self.write_at(name))
-                } else {
-                    None
-                };
-                Op::CopyRange {
-                    from,
-                    to,
-                    at,
-                    to_at,
-                    len,
-                }
-            }
+            2 => self.copy_range(from, to, name),
             3 => Op::SpliceOut {
                 slot,
                 at,

@@ -249,15 +249,15 @@ fn duplicate_and_child(st: &Stage) -> Result<(), String> {
 }
 
 fn fork_writes(st: &Stage) -> Result<(), String> {
-    const EACH: u64 = 1500;
+    let each = (st.rounds as u64).min(1500);
     let path = st.path("fork-writes");
-    records::make(&path, EACH * 2 + 9)?;
+    records::make(&path, each * 2 + 9)?;
     let fd = records::open_warm(&path, libc::O_RDWR)?;
     let children: Vec<i32> = (0..4)
         .map(|t| {
             in_child(|| {
-                for i in 0..EACH {
-                    let r = records::record(t * EACH + i);
+                for i in 0..each {
+                    let r = records::record(t * each + i);
                     let n = W.write(fd, r.as_ptr(), RECORD);
                     if n != RECORD as i64 {
                         return Err(format!("write: {n}"));
@@ -272,10 +272,10 @@ fn fork_writes(st: &Stage) -> Result<(), String> {
     }
     let end = W.lseek(fd, 0, libc::SEEK_CUR, 0);
     W.close(fd);
-    if end != (4 * EACH) as i64 * RECORD as i64 {
+    if end != (4 * each) as i64 * RECORD as i64 {
         return Err(format!("offset {end} after all"));
     }
-    records::each_once(records::numbers(&records::raw_contents(&path)?)?, 4 * EACH)
+    records::each_once(records::numbers(&records::raw_contents(&path)?)?, 4 * each)
 }
 
 fn program(order: &str, preloaded: bool) -> Result<Command, String> {
@@ -406,7 +406,7 @@ fn passed(st: &Stage) -> Result<(), String> {
 }
 
 fn appends(st: &Stage) -> Result<(), String> {
-    const EACH: u64 = 1500;
+    let each = (st.rounds as u64).min(1500);
     let path = st.path("appends");
     records::make(&path, 1000)?;
     let shared = records::open_warm(&path, libc::O_RDWR | libc::O_APPEND)?;
@@ -414,8 +414,8 @@ fn appends(st: &Stage) -> Result<(), String> {
         .map(|t| {
             in_child(|| {
                 let own = W.open(&path, libc::O_WRONLY | libc::O_APPEND, 0, 0) as i32;
-                for i in 0..EACH {
-                    let r = records::record(1000 + t * EACH + i);
+                for i in 0..each {
+                    let r = records::record(1000 + t * each + i);
                     let fd = if i % 2 == 0 { own } else { shared };
                     let n = W.write(fd, r.as_ptr(), RECORD);
                     if n != RECORD as i64 {
@@ -434,26 +434,26 @@ fn appends(st: &Stage) -> Result<(), String> {
     if st.plant == Some(Plant::File) {
         seen.swap_remove(3);
     }
-    records::each_once(seen, 1000 + 4 * EACH)
+    records::each_once(seen, 1000 + 4 * each)
 }
 
 fn programs_append(st: &Stage) -> Result<(), String> {
-    const EACH: u64 = 800;
+    let each = (st.rounds as u64).min(800);
     let path = st.path("programs");
     records::make(&path, 1000)?;
     let fd = records::open_warm(&path, libc::O_RDWR | libc::O_APPEND)?;
     let name = path.to_string_lossy();
     let mut running = Vec::new();
     for t in 0..4 {
-        let order = format!("append:{name}:{}:{EACH}", 1000 + t * EACH);
+        let order = format!("append:{name}:{}:{each}", 1000 + t * each);
         running.push(
             program(&order, t % 2 == 0)?
                 .spawn()
                 .map_err(|e| e.to_string())?,
         );
     }
-    for i in 0..EACH {
-        let r = records::record(1000 + 4 * EACH + i);
+    for i in 0..each {
+        let r = records::record(1000 + 4 * each + i);
         W.write(fd, r.as_ptr(), RECORD);
     }
     W.close(fd);
@@ -464,7 +464,7 @@ fn programs_append(st: &Stage) -> Result<(), String> {
     }
     records::each_once(
         records::numbers(&records::raw_contents(&path)?)?,
-        1000 + 5 * EACH,
+        1000 + 5 * each,
     )
 }
 
@@ -557,7 +557,7 @@ fn killed(st: &Stage) -> Result<(), String> {
             Ok(())
         });
         raw_close(p[1]);
-        let stop = rng.range(1, 20_000);
+        let stop = rng.range(1, (st.rounds as u64 * 8).clamp(2, 20_000));
         let mut last = [0u8; 8];
         for _ in 0..stop {
             if raw_read(p[0], &mut last) != 8 {

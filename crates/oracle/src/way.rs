@@ -281,6 +281,12 @@ pub(crate) fn raw_size(fd: c_int) -> Option<i64> {
     (r == 0).then_some(s.stx_size as i64)
 }
 
+/// Whether a write lease is on the description: then Adit stages the file.
+pub(crate) fn leased(fd: c_int) -> bool {
+    let r = sys!(libc::SYS_fcntl, fd, libc::F_GETLEASE, 0);
+    r == Ret::from(libc::F_WRLCK)
+}
+
 fn pointer_result(p: *mut c_void) -> i64 {
     p as i64
 }

@@ -26,7 +26,12 @@ fn twin(name: &str) {
     for (medium, settings) in [
         (
             common::memory(),
-            &[&[("ADIT_ADOPT_BYTES", "0")][..], &[][..]][..],
+            &[
+                &[("ADIT_ADOPT_BYTES", "0")][..],
+                &[][..],
+                &[("ADIT_MODE", "strict")][..],
+                &[("ADIT_MODE", "atomic")][..],
+            ][..],
         ),
         (common::disk(), &[&[("ADIT_ADOPT_BYTES", "0")][..]][..]),
     ] {
@@ -35,10 +40,25 @@ fn twin(name: &str) {
         if let Some(reason) = plain.skipped() {
             println!("{name}: on {}: {reason}", medium.display());
         }
-        for (i, extra) in settings.iter().enumerate() {
-            let mut env = common::preloaded(&preload, extra);
+        let streams = common::wants_streams(name);
+        let settings = settings
+            .iter()
+            .flat_map(|extra| {
+                let always = &[("ADIT_STDIO", "1"), ("ADIT_ADOPT_PERCENT", "0")][..];
+                let served = [extra, always].concat();
+                [extra.to_vec(), served]
+            })
+            .enumerate()
+            .filter(|(i, _)| streams || i % 2 == 0);
+        for (i, extra) in settings {
+            let mode = extra.iter().find(|(key, _)| *key == "ADIT_MODE");
+            if mode.is_some_and(|(_, mode)| !common::judges(name, mode)) {
+                continue;
+            }
+            let mut env = common::preloaded(&preload, &extra);
             env.extend(mount.iter().cloned());
-            if common::wants_monitor(name) {
+            // What is staged needs the monitor.
+            if common::wants_monitor(name) || mode.is_some() {
                 env.retain(|(k, _)| k != "LD_PRELOAD");
                 env.push((common::RUNNER.into(), String::new()));
             }
@@ -69,7 +89,7 @@ macro_rules! programs {
 
 programs! {
     open_family close_family dup_family fcntl_family read_family write_family seek_family
-    truncate_family sync_family stat_family stdio_family mmap_family copy_family fork_exec names
+    truncate_family sync_family stat_family stdio_family stdio_random stdio_errors stdio_threads iostreams mmap_family copy_family fork_exec names
     lock_family aio_family uring passing times_family exit_family signals blocked interrupted jumps
     cancel identity limits many_files sparse syscall2 notified text_busy directories foreign threads
     plain full
@@ -77,12 +97,12 @@ programs! {
 
 #[test]
 fn every_program_is_run() {
-    let special = ["early"];
+    let special = ["bad_slots", "early"];
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("c");
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).expect("the programs").flatten() {
         let path = entry.path();
-        if path.extension().is_some_and(|e| e == "c") {
+        if path.extension().is_some_and(|e| e == "c" || e == "cc") {
             found.push(
                 path.file_stem()
                     .expect("a name")
@@ -131,6 +151,27 @@ fn preloaded_with_others() {
         }
         common::remove(&dir);
     }
+}
+
+/// A stream that loses a byte must not go unnoticed; and slots that are not libc's are not touched, so
+/// under Adit the same byte is lost.
+#[test]
+fn lost_bytes_of_streams_are_found() {
+    let (Some(bad), Some(random)) = (compile("bad_slots"), compile("stdio_random")) else {
+        return;
+    };
+    let dir = scratch(&common::memory(), "bad_slots");
+    let alone = [("LD_PRELOAD".to_string(), bad.display().to_string())];
+    let good = run(&random, &dir, "good", &[]);
+    let lost = run(&random, &dir, "lost", &alone);
+    assert!(good.difference(&lost).is_some(), "it went unnoticed");
+    let lib = library();
+    let mut env = common::preloaded(&lib, &[("ADIT_ADOPT_BYTES", "0"), ("ADIT_STDIO", "1")]);
+    env.retain(|(k, _)| k != "LD_PRELOAD");
+    let both = format!("{} {}", lib.display(), bad.display());
+    env.push(("LD_PRELOAD".into(), both));
+    same(&lost, &run(&random, &dir, "both", &env), "bad slots");
+    common::remove(&dir);
 }
 
 /// Without ADIT_MODE the library must be inert, whatever else is set.

@@ -201,6 +201,36 @@ pub unsafe fn guarded_copy_streaming_volatile(
     unsafe { stream(Routine::chosen_streaming(), dst, src, len, false) }
 }
 
+/// Copies one line of words that were just put together, by plain stores or, if `streaming`, past the cache
+/// as [`guarded_copy_streaming`] does.
+///
+/// # Safety
+///
+/// As for [`guarded_copy`], of [`LINE`] bytes; `dst` is aligned to that.
+#[inline]
+pub unsafe fn guarded_copy_line(
+    dst: *mut u8,
+    src: *const u8,
+    streaming: bool,
+) -> Result<(), Fault> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let copy = if streaming {
+            arch::adit_pmem_stream_line
+        } else {
+            arch::adit_pmem_copy_line
+        };
+        // SAFETY: the caller vouches for the ranges.
+        outcome(unsafe { copy(dst, src) })
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = streaming;
+        // SAFETY: the caller vouches for the ranges.
+        unsafe { guarded_copy(dst, src, LINE) }
+    }
+}
+
 /// Streams with a routine chosen by the caller; `Err` also if this processor lacks it.
 /// [`Routine::Portable`] and [`Routine::RepMovsb`] have no streaming form and copy plainly, followed
 /// by a write-back where `durable` asks for it.

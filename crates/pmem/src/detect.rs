@@ -159,6 +159,14 @@ pub fn kind_of_fd(fd: i32) -> MediumKind {
     medium_of(unsafe { BorrowedFd::borrow_raw(fd) }).kind
 }
 
+/// Whether the file behind a descriptor number is marked for direct mapping. Less than
+/// [`MediumKind::Dax`], and all that a descriptor tells which may not be read.
+pub fn is_marked_dax(fd: i32) -> bool {
+    // SAFETY: as in `kind_of_fd`; a negative number is none that is open.
+    let asked = (fd >= 0).then(|| attributes(unsafe { BorrowedFd::borrow_raw(fd) }));
+    asked.is_some_and(|file| file.is_ok_and(|file| is_dax(&file)))
+}
+
 fn judge(magic: u32, file: &Statx, fd: BorrowedFd<'_>) -> Detected {
     let file_type = FileType::from_raw_mode(file.stx_mode.into());
     if !matches!(file_type, FileType::RegularFile | FileType::Directory) {
@@ -398,6 +406,19 @@ impl Report {
             error,
         })
     }
+
+    /// Whether files here can share blocks and are mapped without a page cache, on a kernel that confuses
+    /// such pages: before Linux 6.2 it warns (`dax_insert_entry`) and loses track of whose page it is.
+    pub fn shared_blocks_confuse_kernel(&self) -> bool {
+        self.dax && self.clone_range == Answer::Yes && is_older(&self.kernel_release, (6, 2))
+    }
+}
+
+/// Whether a kernel's release is before a version. What is no number counts as 0.
+fn is_older(release: &str, version: (u32, u32)) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut next = || numbers.next().and_then(|n| n.parse().ok()).unwrap_or(0);
+    (next(), next()) < version
 }
 
 fn examine(path: &Path, probe: Probe) -> Result<Report, Errno> {
@@ -570,6 +591,11 @@ fn chosen_word(line: &str) -> String {
 }
 
 /// Finds the mount that a file was looked up through.
+/// The mount that an open file was opened through, if the kernel shows it.
+pub fn mount_of_fd(fd: impl AsFd) -> Option<Mount> {
+    mount_of(&attributes(fd.as_fd()).ok()?)
+}
+
 fn mount_of(file: &Statx) -> Option<Mount> {
     const LIMIT: usize = 16 << 20;
     let table = read_text(c"/proc/self/mountinfo", LIMIT);
@@ -674,6 +700,16 @@ broken line
         assert_eq!(chosen_word("always [madvise] never"), "madvise");
         assert_eq!(chosen_word("always"), "");
         assert_eq!(chosen_word("]always["), "");
+    }
+
+    #[test]
+    fn releases_are_compared_as_numbers() {
+        for older in ["6.1.0-50-cloud-amd64", "5.19", "6", "4.20-rc1", ""] {
+            assert!(is_older(older, (6, 2)), "{older}");
+        }
+        for newer in ["6.2.0", "6.12.95+deb12-cloud-amd64", "7.0-rc1", "10.1"] {
+            assert!(!is_older(newer, (6, 2)), "{newer}");
+        }
     }
 
     #[test]

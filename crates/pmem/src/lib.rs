@@ -8,21 +8,24 @@
 
 mod arch;
 mod base;
+mod cached;
 pub mod copy;
 pub mod cpu;
 pub mod detect;
 pub mod fault;
 pub mod flush;
+mod limit;
 pub mod map;
 mod mapped;
 mod medium;
 pub mod word;
 
 pub use base::BaseFile;
+pub use cached::{CachedMedium, MIRROR_TAIL, Reopen};
 pub use copy::{Fault, GUARDED};
-pub use detect::{MediumKind, kind_of_fd};
+pub use detect::{MediumKind, is_marked_dax, kind_of_fd};
 pub use mapped::{Damage, MappedMedium, MediumError, Persistence};
-pub use medium::{Medium, OutOfRange};
+pub use medium::{Medium, OutOfRange, TransferError};
 
 /// The kernel's error as people know it; rustix without `std` shows a number.
 fn in_words(error: rustix::io::Errno) -> std::io::Error {

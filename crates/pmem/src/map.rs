@@ -22,7 +22,9 @@ use core::ffi::c_void;
 use core::ptr::null_mut;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_anonymous, msync, munmap,
+};
 
 /// Size of a page of memory. The only one of x86-64; elsewhere the kernel refuses finer ranges.
 pub const PAGE: usize = 4096;
@@ -328,6 +330,14 @@ impl Window {
         let at = part(self.base, self.len, offset, len)?;
         // SAFETY: advice on our own range; it changes no contents.
         let _ = unsafe { madvise(at.cast(), len, Advice::LinuxNoHugepage) };
+        Ok(())
+    }
+
+    /// Makes the file behind a mapped part durable, as `fdatasync` of that range does.
+    pub fn sync(&self, offset: usize, len: usize) -> Result<(), MapError> {
+        let at = part(self.base, self.len, offset, len)?;
+        // SAFETY: the range is ours; syncing changes no byte of it.
+        unsafe { msync(at.cast(), len, MsyncFlags::SYNC)? };
         Ok(())
     }
 

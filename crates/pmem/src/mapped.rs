@@ -4,8 +4,9 @@
 //! without moving; what is not mapped yet is outside its size and refused.
 //!
 //! What makes a store durable depends on the medium, and the type knows: on `dax` the write-back and
-//! the fence do; on `ram` nothing has to; on `cached` the owner's kernel sync does, not this type. On
-//! the latter two, [`Medium::flush`] and [`Medium::fence`] therefore only order.
+//! the fence do; on `ram` nothing has to; on `cached` a kernel sync does, which
+//! [`CachedMedium`](crate::CachedMedium) asks for and this type does not. On the latter two,
+//! [`Medium::flush`] and [`Medium::fence`] therefore only order.
 //!
 //! Another process, or an outsider, can cut the file short under the mapping, or its device can fail.
 //! Every access is guarded, so this is no signal but an error: the access reports the range with a
@@ -19,12 +20,15 @@
 //! time, so they are reached by single instructions and copies in assembly only, never by reference.
 #![allow(unsafe_code)]
 
-use crate::copy::{Fault, guarded_copy, guarded_copy_streaming, guarded_copy_streaming_volatile};
+use crate::copy::{
+    Fault, LINE, guarded_copy, guarded_copy_line, guarded_copy_streaming,
+    guarded_copy_streaming_volatile, guarded_probe,
+};
 use crate::detect::MediumKind;
 use crate::flush;
 use crate::in_words;
 use crate::map::{Access, MapError, PAGE, Synchronous, Window};
-use crate::medium::{Medium, OutOfRange};
+use crate::medium::{Medium, OutOfRange, TransferError};
 use crate::word;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use rustix::fd::{AsFd, BorrowedFd};
@@ -37,7 +41,7 @@ pub enum Persistence {
     Dax,
     /// Nothing: it is as durable as it gets once stored.
     Ram,
-    /// A kernel sync, which the owner of the medium makes.
+    /// A kernel sync: [`CachedMedium`](crate::CachedMedium).
     Cached,
 }
 
@@ -106,6 +110,13 @@ pub struct MappedMedium {
 /// destination is hardly in the cache any more, and the copy does not wash the cache out. Below, a
 /// destination that was recently used makes plain stores several times faster.
 const STREAM_VOLATILE_FROM: usize = 64 << 10;
+
+/// The same, where the caller knows that the destination is not in the cache.
+const STREAM_COLD_FROM: usize = 2 << 10;
+
+/// Around a page that is looked at, the kernel maps what the page cache has of so many bytes; a store gets
+/// its own page alone, at nearly the same price.
+const AROUND: u64 = 64 << 10;
 
 impl MappedMedium {
     /// Maps the whole pages of `fd` (opened read-write) and reserves addresses for `reserve` bytes.
@@ -197,6 +208,7 @@ impl MappedMedium {
 
     /// The address of a range, for guarded copies to and from other memory. Valid while the medium
     /// lives; accessing it may fault.
+    #[inline]
     pub fn address(&self, offset: u64, len: u64) -> Result<*mut u8, OutOfRange> {
         let size = self.size.load(Ordering::Acquire);
         match offset.checked_add(len) {
@@ -220,6 +232,12 @@ impl MappedMedium {
         Ok(())
     }
 
+    /// Asks the kernel to make the file durable, however it was changed. Needs no descriptor.
+    pub fn sync(&self) -> Result<(), MediumError> {
+        let size = self.size.load(Ordering::Acquire) as usize;
+        Ok(self.window.sync(0, size)?)
+    }
+
     /// Asks for huge pages. Best effort.
     pub fn prefer_huge(&self) {
         let _ = self
@@ -228,6 +246,7 @@ impl MappedMedium {
     }
 
     /// The address of an aligned word.
+    #[inline]
     fn word(&self, offset: u64) -> Result<*mut u64, OutOfRange> {
         let at = self.address(offset, 8)?;
         if offset.is_multiple_of(8) {
@@ -241,8 +260,77 @@ impl MappedMedium {
         }
     }
 
+    /// Copies out of the medium, guarded on both sides.
+    ///
+    /// # Safety
+    ///
+    /// As for the destination of [`guarded_copy`].
+    #[inline]
+    unsafe fn copy_out(
+        &self,
+        offset: u64,
+        into: *mut u8,
+        len: usize,
+    ) -> Result<Result<(), Fault>, OutOfRange> {
+        let from = self.address(offset, len as u64)?;
+        // SAFETY: `address` checked the source; the caller vouches for the destination.
+        let copied = unsafe { guarded_copy(into, from, len) };
+        // What was read must not be overtaken by what is read next (versions, checksums).
+        fence(Ordering::Acquire);
+        Ok(copied)
+    }
+
+    /// Copies into the medium past the cache where that pays, guarded on both sides. Where stores are not
+    /// durable that is from `stream_from` bytes on.
+    ///
+    /// # Safety
+    ///
+    /// As for the source of [`guarded_copy`].
+    #[inline]
+    unsafe fn stream_in(
+        &self,
+        offset: u64,
+        from: *const u8,
+        len: usize,
+        stream_from: usize,
+    ) -> Result<Result<(), Fault>, OutOfRange> {
+        let to = self.address(offset, len as u64)?;
+        Ok(if self.persistence == Persistence::Dax {
+            // SAFETY: `address` checked the destination; the caller vouches for the source.
+            unsafe { guarded_copy_streaming(to, from, len) }
+        } else if len >= stream_from {
+            // SAFETY: as above.
+            let copied = unsafe { guarded_copy_streaming_volatile(to, from, len) };
+            // Here and not in `fence`, so that fences after plain stores stay free.
+            flush::fence();
+            copied
+        } else {
+            // SAFETY: as above.
+            unsafe { guarded_copy(to, from, len) }
+        })
+    }
+
+    /// After a fault of a copy between the medium and a program's memory: if every page of the medium's
+    /// range can still be read, it was the program's.
+    #[cold]
+    fn whose_fault(&self, offset: u64, len: usize) -> TransferError {
+        let last = offset + (len as u64).saturating_sub(1);
+        let pages = (offset / PAGE as u64..=last / PAGE as u64).map(|page| page * PAGE as u64);
+        for at in pages {
+            let Ok(at) = self.address(at, 1) else {
+                continue;
+            };
+            // SAFETY: `address` checked the byte.
+            if unsafe { guarded_probe(at) }.is_err() {
+                return self.lost(offset, len as u64).into();
+            }
+        }
+        TransferError::Fault
+    }
+
     /// Turns a fault into the error of the interface and remembers it.
-    fn lost(&self, offset: u64, len: u64) -> OutOfRange {
+    #[cold]
+    pub(crate) fn lost(&self, offset: u64, len: u64) -> OutOfRange {
         let mark = offset.saturating_add(1);
         let _ = self
             .damage
@@ -296,35 +384,73 @@ impl Medium for MappedMedium {
     #[inline]
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
         let len = into.len();
-        let from = self.address(offset, len as u64)?;
-        // SAFETY: `address` checked the source; the destination is a slice.
-        unsafe { guarded_copy(into.as_mut_ptr(), from, len) }
-            .map_err(|Fault| self.lost(offset, len as u64))?;
-        // What was read must not be overtaken by what is read next (versions, checksums).
-        fence(Ordering::Acquire);
-        Ok(())
+        // SAFETY: the destination is a slice.
+        unsafe { self.copy_out(offset, into.as_mut_ptr(), len)? }
+            .map_err(|Fault| self.lost(offset, len as u64))
     }
 
     #[inline]
     fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
         let len = from.len();
-        let to = self.address(offset, len as u64)?;
-        let src = from.as_ptr();
-        // SAFETY (all three): `address` checked the destination; the source is a slice.
-        let copied = if self.persistence == Persistence::Dax {
-            // SAFETY: see above.
-            unsafe { guarded_copy_streaming(to, src, len) }
-        } else if len >= STREAM_VOLATILE_FROM {
-            // SAFETY: see above.
-            let copied = unsafe { guarded_copy_streaming_volatile(to, src, len) };
-            // Here and not in `fence`, so that fences after plain stores stay free.
-            flush::fence();
-            copied
-        } else {
-            // SAFETY: see above.
-            unsafe { guarded_copy(to, src, len) }
-        };
-        copied.map_err(|Fault| self.lost(offset, len as u64))
+        if len == LINE && offset.is_multiple_of(LINE as u64) {
+            let to = self.address(offset, LINE as u64)?;
+            let streaming = self.persistence == Persistence::Dax;
+            // SAFETY: `address` checked the destination, whose window begins on a page; the source is a
+            // slice of that length.
+            return unsafe { guarded_copy_line(to, from.as_ptr(), streaming) }
+                .map_err(|Fault| self.lost(offset, len as u64));
+        }
+        // SAFETY: the source is a slice.
+        unsafe { self.stream_in(offset, from.as_ptr(), len, STREAM_VOLATILE_FROM)? }
+            .map_err(|Fault| self.lost(offset, len as u64))
+    }
+
+    #[inline]
+    unsafe fn read_into(
+        &self,
+        offset: u64,
+        into: *mut u8,
+        len: usize,
+    ) -> Result<(), TransferError> {
+        // SAFETY: the caller vouches for the destination.
+        unsafe { self.copy_out(offset, into, len)? }.map_err(|Fault| self.whose_fault(offset, len))
+    }
+
+    #[inline]
+    unsafe fn write_streaming_from(
+        &self,
+        offset: u64,
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), TransferError> {
+        // SAFETY: the caller vouches for the source.
+        unsafe { self.stream_in(offset, from, len, STREAM_VOLATILE_FROM)? }
+            .map_err(|Fault| self.whose_fault(offset, len))
+    }
+
+    #[inline]
+    unsafe fn write_cold_from(
+        &self,
+        offset: u64,
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), TransferError> {
+        // SAFETY: the caller vouches for the source.
+        unsafe { self.stream_in(offset, from, len, STREAM_COLD_FROM)? }
+            .map_err(|Fault| self.whose_fault(offset, len))
+    }
+
+    fn expect_writes(&self, offset: u64, len: u64) {
+        if self.persistence != Persistence::Ram || len == 0 {
+            return;
+        }
+        for block in offset / AROUND..=offset.saturating_add(len - 1) / AROUND {
+            let Ok(at) = self.address(offset.max(block * AROUND), 1) else {
+                return;
+            };
+            // SAFETY: `address` checked the byte. Who writes there is told what is wrong with it.
+            let _ = unsafe { guarded_probe(at) };
+        }
     }
 
     #[inline]

@@ -8,8 +8,8 @@ use adit_pmem::copy::guarded_probe;
 use adit_pmem::detect::{Answer, Probe, Reason, Report, medium_of};
 use adit_pmem::map::{Access, HUGE, MapError, Mapping, PAGE, Synchronous, Window};
 use adit_pmem::{
-    Fault, MappedMedium, Medium, MediumError, MediumKind, OutOfRange, Persistence, fault,
-    kind_of_fd,
+    Fault, MappedMedium, Medium, MediumError, MediumKind, OutOfRange, Persistence, TransferError,
+    fault, kind_of_fd,
 };
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
@@ -301,6 +301,10 @@ fn a_medium_is_the_bytes_of_its_file() {
                 medium.store(word as u64, state ^ 1).expect("store");
                 model[word..word + 8].copy_from_slice(&(state ^ 1).to_ne_bytes());
             }
+            let line = offset / 64 * 64;
+            let bytes: [u8; 64] = std::array::from_fn(|at| (state >> 40) as u8 ^ at as u8);
+            medium.write_streaming(line as u64, &bytes).expect("a line");
+            model[line..line + 64].copy_from_slice(&bytes);
             medium.flush(offset as u64, len as u64).expect("flush");
             medium.fence();
         }
@@ -321,6 +325,63 @@ fn long_streamed_writes_arrive() {
     let mut seen = vec![0; bytes.len()];
     pread(&file, seen.as_mut_slice(), 17).expect("read");
     assert!(seen == bytes);
+}
+
+#[test]
+fn what_is_written_to_cold_places_arrives() {
+    for (file, medium) in media() {
+        let mut model = vec![0; 3 * PAGE];
+        for (offset, len) in [(0, 100), (PAGE, PAGE), (64, 2048), (PAGE + 7, 2 * PAGE - 7)] {
+            let bytes: Vec<u8> = (0..len).map(|at| (offset + at * 31) as u8).collect();
+            // SAFETY: the source is a vector of that length.
+            unsafe { medium.write_cold_from(offset as u64, bytes.as_ptr(), len) }.expect("write");
+            medium.fence();
+            model[offset..offset + len].copy_from_slice(&bytes);
+            let mut seen = vec![0; model.len()];
+            pread(&file, seen.as_mut_slice(), 0).expect("read");
+            assert!(seen == model, "{len} bytes at {offset}");
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn lines_and_pages_behind_the_end_of_a_file_are_errors() {
+    for (file, medium) in media() {
+        ftruncate(&file, PAGE as u64).expect("cut");
+        let gone = PAGE as u64;
+        assert!(medium.write_streaming(gone - 64, &[1; 64]).is_ok());
+        assert!(medium.write_streaming(gone, &[1; 64]).is_err());
+        assert_eq!(medium.damage().map(|damage| damage.offset), Some(gone));
+        let page = [1; PAGE];
+        // SAFETY: the source is an array of that length.
+        let written = unsafe { medium.write_cold_from(gone, page.as_ptr(), PAGE) };
+        assert!(matches!(written, Err(TransferError::OutOfRange(_))));
+    }
+}
+
+#[test]
+fn expected_writes_change_nothing() {
+    for (file, medium) in media() {
+        medium.write_streaming(100, &[5; 5000]).expect("write");
+        medium.expect_writes(0, 3 * PAGE as u64);
+        medium.expect_writes(PAGE as u64, 0);
+        medium.expect_writes(2 * PAGE as u64, u64::MAX);
+        let mut seen = vec![0; 3 * PAGE];
+        pread(&file, seen.as_mut_slice(), 0).expect("read");
+        assert!(seen[100..5100].iter().all(|byte| *byte == 5));
+        assert!(
+            seen[..100]
+                .iter()
+                .chain(&seen[5100..])
+                .all(|byte| *byte == 0)
+        );
+        if cfg!(target_arch = "x86_64") {
+            ftruncate(&file, PAGE as u64).expect("cut");
+            medium.expect_writes(0, 3 * PAGE as u64);
+        }
+        assert_eq!(medium.damage(), None, "nothing was lost by looking");
+    }
 }
 
 #[test]

@@ -7,14 +7,28 @@
 //!
 //! All of it is lock-free: a thread that jumps out of the middle leaves at worst some lines unused
 //! until the attachment ends.
+//!
+//! # Safety
+//!
+//! The unsafe code passes a program's buffer on to the medium, under the caller's promise.
+#![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{MutexGuard, OnceLock, PoisonError};
 
 use adit_pmem::Medium;
 
 use crate::error::{Error, Result};
 use crate::layout::{ChunkKind, ChunkWord, LINE, ORPHAN, PAGE};
+use crate::log::Place;
 use crate::pool::{Attachment, Pool};
+
+/// Free chunks that only logs may take, and from how many chunks on a pool has them.
+const KEPT_FOR_LOGS: u32 = 2;
+const KEEPS_FROM: u32 = 16;
+
+/// Bytes zeroed at once in a chunk that becomes a log.
+const ZEROED_AT_ONCE: u64 = 64 << 10;
 
 /// A range of the pool, allocated and not yet part of any file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -61,18 +75,25 @@ pub(crate) enum Role {
     Log = 2,
 }
 
-/// One leased chunk, one bit per line. Data: set while free. Log: set while the record waits to be
-/// retired.
+/// One leased chunk, one bit per line.
 #[derive(Debug)]
 pub(crate) struct ChunkMap {
-    pub(crate) bits: Box<[AtomicU64]>,
+    /// Data: set while free.
+    free: Box<[AtomicU64]>,
+    /// Log: set while the record waits to be retired. Not the same words: a thread that was about to
+    /// allocate here while the chunk was still data must not take lines of a log.
+    waiting: OnceLock<Box<[AtomicU64]>>,
+    /// Data: for each page, the record that named it last, if that page is its whole extent. Records
+    /// before it name bytes that are gone; the page becomes free with the last one.
+    named_by: OnceLock<Box<[AtomicU64]>>,
     role: AtomicU32,
     /// Next data chunk of the attachment, plus one.
     next: AtomicU32,
     /// Where the last search ended.
     hint: AtomicU32,
-    /// Data: the fewest lines that a search did not find since something was last given back.
-    fails_from: AtomicU32,
+    /// Data: the fewest lines that a search did not find since something was last given back (lower
+    /// half), and how often something was (upper half).
+    fails_from: AtomicU64,
     /// The chunk's word while it is leased.
     word: AtomicU64,
     /// Log: positions whose records are retired or were never written.
@@ -82,11 +103,13 @@ pub(crate) struct ChunkMap {
 impl ChunkMap {
     fn new(words: usize) -> Self {
         Self {
-            bits: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            free: zeros(words),
+            waiting: OnceLock::new(),
+            named_by: OnceLock::new(),
             role: AtomicU32::new(Role::None as u32),
             next: AtomicU32::new(0),
             hint: AtomicU32::new(0),
-            fails_from: AtomicU32::new(u32::MAX),
+            fails_from: AtomicU64::new(u64::from(u32::MAX)),
             word: AtomicU64::new(0),
             settled: AtomicU32::new(0),
         }
@@ -101,35 +124,68 @@ impl ChunkMap {
         self.word.load(Ordering::Relaxed) == word
     }
 
+    /// The generation under which the chunk was leased.
+    pub(crate) fn generation(&self) -> u32 {
+        (self.word.load(Ordering::Relaxed) >> 32) as u32
+    }
+
     fn begin(&self, role: Role, word: u64) {
         self.word.store(word, Ordering::Relaxed);
-        self.fails_from.store(u32::MAX, Ordering::Relaxed);
-        let value = if role == Role::Data { u64::MAX } else { 0 };
-        self.bits
-            .iter()
-            .for_each(|word| word.store(value, Ordering::Relaxed));
         self.settled.store(0, Ordering::Relaxed);
+        if role == Role::Data {
+            self.free
+                .iter()
+                .for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+            let names = self.named_by.get().into_iter().flatten();
+            names.for_each(|name| name.store(0, Ordering::Relaxed));
+            self.something_was_given();
+        } else {
+            self.waiting()
+                .iter()
+                .for_each(|word| word.store(0, Ordering::Relaxed));
+        }
         self.role.store(role as u32, Ordering::Release);
     }
 
     fn end(&self) {
         self.role.store(Role::None as u32, Ordering::Release);
-        self.bits
+        self.free
             .iter()
             .for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
-    /// Whether every bit has this value.
-    pub(crate) fn all(&self, set: bool) -> bool {
-        let want = if set { u64::MAX } else { 0 };
-        self.bits
-            .iter()
-            .all(|word| word.load(Ordering::Acquire) == want)
+    /// Bits of the records that wait.
+    pub(crate) fn waiting(&self) -> &[AtomicU64] {
+        self.waiting.get_or_init(|| zeros(self.free.len()))
+    }
+
+    /// Who named the page of this line last.
+    fn named_by(&self, first: u32) -> Option<&AtomicU64> {
+        let names = self.named_by.get_or_init(|| zeros(self.free.len()));
+        names.get((first / 64) as usize)
+    }
+
+    pub(crate) fn is_all_free(&self) -> bool {
+        let free = |word: &AtomicU64| word.load(Ordering::Acquire) == u64::MAX;
+        self.free.iter().all(free)
+    }
+
+    pub(crate) fn is_nothing_waiting(&self) -> bool {
+        let none = |word: &AtomicU64| word.load(Ordering::Acquire) == 0;
+        self.waiting().iter().all(none)
+    }
+
+    fn something_was_given(&self) {
+        let given = |seen: u64| Some((seen >> 32).wrapping_add(1) << 32 | u64::from(u32::MAX));
+        let _ = self
+            .fails_from
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, given);
     }
 
     /// Takes room for an extent; the index of its first line.
     fn take(&self, footprint: Footprint) -> Option<u32> {
-        if !self.is(Role::Data) || footprint.lines() >= self.fails_from.load(Ordering::Relaxed) {
+        let seen = self.fails_from.load(Ordering::Acquire);
+        if !self.is(Role::Data) || footprint.lines() >= seen as u32 {
             return None;
         }
         let first = match footprint {
@@ -137,20 +193,21 @@ impl ChunkMap {
             Footprint::Pages(pages) => self.take_pages(pages),
         };
         if first.is_none() {
-            // Something may be given back at this instant and not be found before the next is: another
-            // chunk serves meanwhile.
-            self.fails_from
-                .fetch_min(footprint.lines(), Ordering::Relaxed);
+            // Unless something was given back meanwhile: it may be all that is ever given.
+            let failed = seen >> 32 << 32 | u64::from(footprint.lines());
+            let _ =
+                self.fails_from
+                    .compare_exchange(seen, failed, Ordering::AcqRel, Ordering::Relaxed);
         }
         first
     }
 
     /// Takes `lines` adjacent lines of one page; the index of the first.
     fn take_lines(&self, lines: u32) -> Option<u32> {
-        let words = self.bits.len();
+        let words = self.free.len();
         let start = self.hint.load(Ordering::Relaxed) as usize;
         (0..words).map(|i| (start + i) % words).find_map(|at| {
-            let word = self.bits.get(at)?;
+            let word = self.free.get(at)?;
             let mut free = word.load(Ordering::Acquire);
             loop {
                 let first = first_run(free, lines)?;
@@ -169,7 +226,7 @@ impl ChunkMap {
 
     /// Takes `pages` adjacent whole pages; the index of the first line.
     fn take_pages(&self, pages: u32) -> Option<u32> {
-        let words = self.bits.len();
+        let words = self.free.len();
         let pages = pages as usize;
         if pages > words {
             return None;
@@ -196,12 +253,12 @@ impl ChunkMap {
 
     /// Takes the words `at..at + pages`, or none of them and says how many were free.
     fn take_run(&self, at: usize, pages: usize) -> Result<(), usize> {
-        for (taken, word) in self.bits[at..at + pages].iter().enumerate() {
+        for (taken, word) in self.free[at..at + pages].iter().enumerate() {
             if word
                 .compare_exchange(u64::MAX, 0, Ordering::AcqRel, Ordering::Acquire)
                 .is_err()
             {
-                for word in &self.bits[at..at + taken] {
+                for word in &self.free[at..at + taken] {
                     word.store(u64::MAX, Ordering::Release);
                 }
                 return Err(taken);
@@ -214,18 +271,22 @@ impl ChunkMap {
         let at = (first / 64) as usize;
         match footprint {
             Footprint::Lines(lines) => {
-                if let Some(word) = self.bits.get(at) {
+                if let Some(word) = self.free.get(at) {
                     word.fetch_or(run_mask(first % 64, lines), Ordering::AcqRel);
                 }
             }
             Footprint::Pages(pages) => {
-                for word in self.bits.iter().skip(at).take(pages as usize) {
+                for word in self.free.iter().skip(at).take(pages as usize) {
                     word.store(u64::MAX, Ordering::Release);
                 }
             }
         }
-        self.fails_from.store(u32::MAX, Ordering::Relaxed);
+        self.something_was_given();
     }
+}
+
+fn zeros(words: usize) -> Box<[AtomicU64]> {
+    (0..words).map(|_| AtomicU64::new(0)).collect()
 }
 
 fn run_mask(first: u32, lines: u32) -> u64 {
@@ -260,9 +321,50 @@ impl<M: Medium> Pool<M> {
         Ok(true)
     }
 
+    /// Leaves a chunk to whoever recovers next, if its word still is `old`.
+    pub(crate) fn orphan_chunk(&self, chunk: u32, old: ChunkWord) -> Result<bool> {
+        let orphan = ChunkWord {
+            owner: ORPHAN,
+            ..old
+        };
+        self.change_chunk(chunk, old, orphan)
+    }
+
+    /// Takes a free chunk. That it holds data has to be durable with the first record that names its
+    /// bytes, not sooner: without it that record is refused, and was not acknowledged.
+    fn take_chunk(&self, chunk: u32, old: ChunkWord, new: ChunkWord) -> Result<bool> {
+        let offset = self.geometry().chunk_word(chunk);
+        if self.cas(offset, old.encode(), new.encode())?.is_err() {
+            return Ok(false);
+        }
+        self.make_ordered(offset, 8)?;
+        Ok(true)
+    }
+
+    /// Whether more chunks are free than logs may need: whoever publishes for somebody else has to log
+    /// something before anything becomes free, so data and names leave a few chunks of a pool that has
+    /// many.
+    fn may_lease(&self, kind: ChunkKind, count: u32) -> Result<bool> {
+        if kind == ChunkKind::Log || count < KEEPS_FROM {
+            return Ok(true);
+        }
+        let mut free = 0;
+        for chunk in 0..count {
+            let word = self.chunk_word(chunk)?;
+            free += u32::from(word.is_some_and(|word| word.kind == ChunkKind::Free));
+            if free > KEPT_FOR_LOGS {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Leases a free chunk, searching from `hint`.
     pub(crate) fn lease(&self, kind: ChunkKind, owner: u16, hint: &AtomicU32) -> Result<u32> {
         let count = self.chunk_count()?;
+        if !self.may_lease(kind, count)? {
+            return Err(Error::Full { chunks: count });
+        }
         let start = hint.load(Ordering::Relaxed);
         for i in 0..count {
             let chunk = start.wrapping_add(i) % count;
@@ -284,7 +386,7 @@ impl<M: Medium> Pool<M> {
                 owner,
                 generation: old.generation.wrapping_add(1),
             };
-            if !self.change_chunk(chunk, old, new)? {
+            if !self.take_chunk(chunk, old, new)? {
                 continue;
             }
             hint.store(chunk + 1, Ordering::Relaxed);
@@ -298,15 +400,15 @@ impl<M: Medium> Pool<M> {
     }
 
     fn zero_chunk(&self, chunk: u32) -> Result<()> {
-        let zeros = [0; PAGE as usize];
+        let size = self.geometry().chunk_size();
+        let zeros = vec![0; size.min(ZEROED_AT_ONCE) as usize];
         let start = self.geometry().chunk(chunk);
         let mut at = 0;
-        while at < self.geometry().chunk_size() {
+        while at < size {
             self.medium().write_streaming(start + at, &zeros)?;
-            at += PAGE;
+            at += zeros.len() as u64;
         }
-        self.medium().fence();
-        Ok(())
+        self.fence()
     }
 
     /// Makes a chunk free, if its word still is `old`.
@@ -336,16 +438,21 @@ impl<M: Medium> Pool<M> {
 
     /// Free chunks now.
     pub fn free_chunks(&self) -> Result<u32> {
-        let mut free = 0;
+        self.chunks_of(ChunkKind::Free)
+    }
+
+    /// Chunks that hold logs now, of the living and the dead.
+    pub fn log_chunks(&self) -> Result<u32> {
+        self.chunks_of(ChunkKind::Log)
+    }
+
+    fn chunks_of(&self, kind: ChunkKind) -> Result<u32> {
+        let mut chunks = 0;
         for chunk in 0..self.chunk_count()? {
-            if self
-                .chunk_word(chunk)?
-                .is_some_and(|word| word.kind == ChunkKind::Free)
-            {
-                free += 1;
-            }
+            let word = self.chunk_word(chunk)?;
+            chunks += u32::from(word.is_some_and(|word| word.kind == kind));
         }
-        Ok(free)
+        Ok(chunks)
     }
 }
 
@@ -435,21 +542,68 @@ impl<M: Medium> Attachment<M> {
         })
     }
 
-    /// Gives back an extent that no record names. Extents that a record names come back through
-    /// [`Attachment::reclaim`], never through here.
+    /// Gives back an extent that no record names, or only one that is retired. Extents that a record
+    /// names come back through [`Attachment::reclaim`], never through here.
     pub fn free(&self, extent: Extent) -> Result<()> {
         self.ensure_current()?;
+        if let Some(name) = self.name_of_page(extent) {
+            name.store(0, Ordering::Release);
+        }
+        self.take_unwritten(extent.offset);
         self.give_extent(extent);
         Ok(())
     }
 
     pub(crate) fn give_extent(&self, extent: Extent) {
-        let shift = self.pool.geometry().chunk_shift;
-        let chunk = (extent.offset >> shift) as u32;
-        let first = ((extent.offset & (self.pool.geometry().chunk_size() - 1)) / LINE) as u32;
-        if let Some(map) = self.map(chunk).filter(|map| map.is(Role::Data)) {
+        if let Some((map, first)) = self.data_of(extent) {
             map.give(first, Footprint::of(extent.len));
         }
+    }
+
+    /// The chunk of an extent, and the extent's first line in it.
+    fn data_of(&self, extent: Extent) -> Option<(&ChunkMap, u32)> {
+        let geometry = self.pool.geometry();
+        let map = self.map((extent.offset >> geometry.chunk_shift) as u32)?;
+        let first = ((extent.offset & (geometry.chunk_size() - 1)) / LINE) as u32;
+        map.is(Role::Data).then_some((map, first))
+    }
+
+    /// Where it is kept who named an extent last, which is for extents of one page only.
+    fn name_of_page(&self, extent: Extent) -> Option<&AtomicU64> {
+        if Footprint::of(extent.len) != Footprint::Pages(1) {
+            return None;
+        }
+        let (map, first) = self.data_of(extent)?;
+        map.named_by(first)
+    }
+
+    /// A record at `place` names the extent.
+    pub(crate) fn name_extent(&self, extent: Extent, place: Place) {
+        if let Some(name) = self.name_of_page(extent) {
+            name.store(place.packed() + 1, Ordering::Release);
+        }
+    }
+
+    /// The record at `place` names the extent no more; whether the extent goes with it.
+    pub(crate) fn unname_extent(&self, extent: Extent, place: Place) -> bool {
+        let name = self.name_of_page(extent);
+        name.is_none_or(|name| {
+            let mine = place.packed() + 1;
+            name.compare_exchange(mine, 0, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+        })
+    }
+
+    /// Takes a page back from the record that named it last, while that record may still count. The
+    /// caller knows that later records of the same file, which no crash takes back, cover all of it, and
+    /// that nobody publishes the file without them.
+    ///
+    /// It may then be filled and named by another record of the same file, and by no other: what still
+    /// names it has to be retired before it is anybody else's. `false` when it was not to be had.
+    #[must_use]
+    pub fn take_over(&self, page: Extent) -> bool {
+        let name = self.name_of_page(page);
+        name.is_some_and(|name| name.swap(0, Ordering::AcqRel) != 0)
     }
 
     /// Gives back the end of an extent of which only `used` bytes were used.
@@ -490,13 +644,77 @@ impl<M: Medium> Attachment<M> {
             .write_streaming(extent.offset + u64::from(at), bytes)?)
     }
 
+    /// Fills a whole extent together with the record that names it, which has to carry the CRC of the
+    /// bytes that this returns. For media where a write costs mostly for being one more; until the record
+    /// is written nobody can have looked at the extent.
+    pub fn fill_with_record(&self, extent: Extent, bytes: Vec<u8>) -> Result<u32> {
+        self.ensure_current()?;
+        if bytes.len() as u64 != u64::from(extent.len) {
+            return Err(Error::Invalid("not the bytes of the whole extent"));
+        }
+        let crc = crc32c::crc32c(&bytes);
+        self.put_unwritten(extent.offset, bytes);
+        Ok(crc)
+    }
+
+    pub(crate) fn put_unwritten(&self, offset: u64, bytes: Vec<u8>) {
+        self.unwritten().push((offset, bytes));
+        self.state.waits_unwritten.fetch_add(1, Ordering::Release);
+    }
+
+    fn unwritten(&self) -> MutexGuard<'_, Vec<(u64, Vec<u8>)>> {
+        let unwritten = self.state.unwritten.lock();
+        unwritten.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What waits to be written to the extent at `offset`.
+    pub(crate) fn take_unwritten(&self, offset: u64) -> Option<Vec<u8>> {
+        if self.state.waits_unwritten.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let mut unwritten = self.unwritten();
+        let nth = unwritten.iter().position(|(at, _)| *at == offset)?;
+        self.state.waits_unwritten.fetch_sub(1, Ordering::Relaxed);
+        Some(unwritten.swap_remove(nth).1)
+    }
+
+    /// As [`Attachment::fill`], from memory of a program; [`Error::Fault`] when that cannot be read.
+    /// `cold` says that the extent is in no cache any more.
+    ///
+    /// # Safety
+    ///
+    /// As for the source of [`Medium::write_streaming_from`].
+    pub unsafe fn fill_from(
+        &self,
+        extent: Extent,
+        at: u32,
+        from: *const u8,
+        len: usize,
+        cold: bool,
+    ) -> Result<()> {
+        self.ensure_current()?;
+        if u64::from(at) + len as u64 > u64::from(extent.len) {
+            return Err(Error::Invalid("more bytes than the extent has"));
+        }
+        let medium = self.pool.medium();
+        let to = extent.offset + u64::from(at);
+        if cold {
+            // SAFETY: the caller vouches for the source.
+            unsafe { medium.write_cold_from(to, from, len)? };
+        } else {
+            // SAFETY: as above.
+            unsafe { medium.write_streaming_from(to, from, len)? };
+        }
+        Ok(())
+    }
+
     /// Gives back data chunks that are wholly free.
     pub fn release_empty(&self) -> Result<u32> {
         self.ensure_current()?;
         let mut released = 0;
         for (chunk, map) in self.leased().filter(|(_, map)| map.is(Role::Data)) {
             // Taking every line makes sure that no other thread allocates from it meanwhile.
-            if map.take_run(0, map.bits.len()).is_ok() && self.give_back(chunk, map)? {
+            if map.take_run(0, map.free.len()).is_ok() && self.give_back(chunk, map)? {
                 released += 1;
             }
         }
@@ -515,12 +733,12 @@ impl<M: Medium> Attachment<M> {
     pub(crate) fn give_back_chunks(&self) -> Result<()> {
         let waiting = self
             .leased()
-            .any(|(_, map)| map.is(Role::Log) && !map.all(false));
+            .any(|(_, map)| map.is(Role::Log) && !map.is_nothing_waiting());
         for (chunk, map) in self.leased() {
             let keep = if map.is(Role::Log) {
-                !map.all(false)
+                !map.is_nothing_waiting()
             } else if map.is(Role::Data) {
-                waiting && !map.all(true)
+                waiting && !map.is_all_free()
             } else {
                 continue;
             };
@@ -529,14 +747,7 @@ impl<M: Medium> Attachment<M> {
             } else if let Some(word) = self.pool.chunk_word(chunk)?
                 && word.owner == self.owner_field()
             {
-                self.pool.change_chunk(
-                    chunk,
-                    word,
-                    ChunkWord {
-                        owner: ORPHAN,
-                        ..word
-                    },
-                )?;
+                self.pool.orphan_chunk(chunk, word)?;
             }
         }
         Ok(())

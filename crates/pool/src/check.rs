@@ -3,7 +3,7 @@
 //! Nothing here changes a byte, and nothing needs an attachment. On a pool that others change
 //! meanwhile the answers are about no single instant; hold [`Pool::exclusive`] for exact ones.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use adit_pmem::Medium;
@@ -11,7 +11,7 @@ use adit_pmem::Medium;
 use crate::error::{Error, Result};
 use crate::files::{END_UNKNOWN, FileName};
 use crate::layout::{
-    ABI, ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, RecordKind, SHARED, SUPERBLOCK_A,
+    ABI, ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, PAGE, RecordKind, SHARED, SUPERBLOCK_A,
     SUPERBLOCK_B, Slot, Superblock, VERSION, at, checked_value,
 };
 use crate::lock::Holder;
@@ -234,7 +234,7 @@ impl<M: Medium> Pool<M> {
     }
 
     fn check_names(&self, report: &mut CheckReport) -> Result<()> {
-        let mut groups: HashMap<u64, u64> = HashMap::new();
+        let mut groups: BTreeMap<u64, u64> = BTreeMap::new();
         for group in 0..self.geometry().name_groups() {
             let offset = NAMES + group * 8;
             let word = self.load(offset)?;
@@ -285,7 +285,7 @@ impl<M: Medium> Pool<M> {
     }
 
     fn check_files(&self, report: &mut CheckReport) -> Result<()> {
-        let mut handles: HashMap<(u32, Vec<u8>), u32> = HashMap::new();
+        let mut handles: BTreeMap<(u32, Vec<u8>), u32> = BTreeMap::new();
         for index in 0..self.geometry().file_count {
             let offset = self.geometry().file_entry(index);
             let entry = self.read_entry(index)?;
@@ -315,7 +315,8 @@ impl<M: Medium> Pool<M> {
         Ok(())
     }
 
-    /// Two records that count may not stage their bytes in the same place.
+    /// Two records that count may not stage their bytes in the same place, but for a page that was used
+    /// again for the same file, after later records covered what it held.
     fn check_overlaps(&self, found: &Recovery, report: &mut CheckReport) -> Result<()> {
         let mut extents = Vec::new();
         for place in found.live_places() {
@@ -323,15 +324,17 @@ impl<M: Medium> Pool<M> {
                 && RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent)
             {
                 let at = self.geometry().record(place.chunk, place.position);
-                extents.push((record.pool_offset, u64::from(record.len), at));
+                let file = record.file_id;
+                extents.push((record.pool_offset, u64::from(record.len), at, file));
             }
         }
         extents.sort_unstable();
         for pair in extents.windows(2) {
-            let (start, len, first) = pair[0];
-            if start + len > pair[1].0 {
+            let ((start, len, first, file), (next, other, at, same)) = (pair[0], pair[1]);
+            let again = (next, same) == (start, file) && len.max(other) <= PAGE;
+            if start + len > next && !again {
                 let what = format!("stages its bytes where the record at {first} has its own");
-                report.problem("log record", pair[1].2, what);
+                report.problem("log record", at, what);
             }
         }
         Ok(())
@@ -505,12 +508,13 @@ impl<M: Medium> Pool<M> {
             chunk_size: self.geometry().chunk_size(),
             chunks,
             orphans,
-            attached: self.dump_slots()?.len() as u32,
+            attached: self.slots()?.len() as u32,
             files: self.files()?.len() as u64,
         })
     }
 
-    fn dump_slots(&self) -> Result<Vec<SlotDump>> {
+    /// The attachment slots that are not free.
+    pub fn slots(&self) -> Result<Vec<SlotDump>> {
         let mut slots = Vec::new();
         for slot in 0..self.geometry().slot_count {
             let found = self.read_slot(slot)?;
@@ -593,7 +597,7 @@ impl<M: Medium> Pool<M> {
         }
         Ok(Dump {
             info: self.info()?,
-            slots: self.dump_slots()?,
+            slots: self.slots()?,
             chunks: self.dump_chunks()?,
             files: self.dump_files()?,
             records,

@@ -1,6 +1,6 @@
 //! What can go wrong with a pool, in words that say what to do next.
 
-use adit_pmem::OutOfRange;
+use adit_pmem::{OutOfRange, TransferError};
 
 /// Any failure of the pool.
 #[derive(Debug, thiserror::Error)]
@@ -131,6 +131,13 @@ pub enum Error {
     /// The pool file cannot be mapped.
     #[error("the pool cannot be mapped: {0}")]
     Mapping(#[source] adit_pmem::MediumError),
+    /// On `cached` media: the file beside the pool in which attached processes share its tables is gone,
+    /// or another one.
+    #[error(
+        "the pool's shared tables (the file `.tables` beside it) were replaced or removed while it is \
+         in use; end the processes that use it, then open it again"
+    )]
+    TablesLost,
     /// Not a regular file.
     #[error("a pool must be a regular file")]
     NotAFile,
@@ -140,6 +147,9 @@ pub enum Error {
     /// A file entry is gone.
     #[error("the file has no entry in the pool any more; enter it again")]
     Forgotten,
+    /// A program's buffer cannot be accessed.
+    #[error("the program's memory could not be accessed")]
+    Fault,
     /// Somebody alive holds a lock for too long.
     #[error("{lock} is held by thread {thread} of attachment {slot}, which does not go on")]
     Busy {
@@ -172,6 +182,15 @@ impl Error {
             structure,
             offset,
             what: what.into(),
+        }
+    }
+}
+
+impl From<TransferError> for Error {
+    fn from(error: TransferError) -> Self {
+        match error {
+            TransferError::OutOfRange(error) => error.into(),
+            TransferError::Fault => Self::Fault,
         }
     }
 }

@@ -1,4 +1,9 @@
 //! The pool as a file: made private, checked before it is believed, grown and shrunk.
+//!
+//! # Safety
+//!
+//! The unsafe code passes a program's buffer on to the mapped medium, under the caller's promise.
+#![allow(unsafe_code)]
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -6,58 +11,154 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use adit_pmem::detect::medium_of;
-use adit_pmem::{MappedMedium, Medium, MediumError, MediumKind, OutOfRange, Persistence};
+use adit_pmem::{
+    CachedMedium, MappedMedium, Medium, MediumError, MediumKind, OutOfRange, Persistence, Reopen,
+    TransferError,
+};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result, kernel};
 use crate::layout::Geometry;
-use crate::ofd::FileLocks;
+use crate::mirror::{self, Belongs, Mirror, write_all};
+use crate::ofd::{FileLocks, LockFile, identity};
 use crate::pool::{Attachment, BootId, CreateOptions, Pool};
 use crate::slots::LocalLocks;
 
+/// Zeros written at once when blocks are made ready.
+const PREPARED_AT_ONCE: usize = 1 << 20;
+
 /// A mapped pool file; clones share the mapping.
 #[derive(Debug, Clone)]
-pub struct FileMedium(Arc<MappedMedium>);
+pub struct FileMedium(Arc<Inner>);
+
+#[derive(Debug)]
+enum Inner {
+    /// Stores reach the medium as they are.
+    Direct(MappedMedium),
+    /// They go through the page cache.
+    Cached(CachedMedium, Mirror),
+}
+
+/// Calls the same on either medium.
+macro_rules! on {
+    ($self:ident, $medium:ident => $call:expr) => {
+        match &*$self.0 {
+            Inner::Direct($medium) => $call,
+            Inner::Cached($medium, _) => $call,
+        }
+    };
+}
 
 impl FileMedium {
-    /// The mapping, for guarded copies straight out of it.
+    /// The mapping of the file, for guarded copies straight out of its chunks.
     #[must_use]
     pub fn mapped(&self) -> &MappedMedium {
-        &self.0
+        match &*self.0 {
+            Inner::Direct(mapped) => mapped,
+            Inner::Cached(cached, _) => cached.mapped(),
+        }
+    }
+
+    /// Fails when what others share with each other is no longer shared with us.
+    pub(crate) fn ensure_current(&self) -> Result<()> {
+        match &*self.0 {
+            Inner::Direct(_) => Ok(()),
+            Inner::Cached(_, mirror) => mirror.ensure_current(),
+        }
     }
 }
 
 impl Medium for FileMedium {
+    #[inline]
     fn size(&self) -> u64 {
-        self.0.size()
+        self.mapped().size()
     }
+    #[inline]
     fn load(&self, offset: u64) -> Result<u64, OutOfRange> {
-        self.0.load(offset)
+        on!(self, medium => medium.load(offset))
     }
+    #[inline]
     fn store(&self, offset: u64, value: u64) -> Result<(), OutOfRange> {
-        self.0.store(offset, value)
+        on!(self, medium => medium.store(offset, value))
     }
+    #[inline]
     fn compare_exchange(
         &self,
         offset: u64,
         current: u64,
         new: u64,
     ) -> Result<Result<u64, u64>, OutOfRange> {
-        self.0.compare_exchange(offset, current, new)
+        on!(self, medium => medium.compare_exchange(offset, current, new))
     }
+    #[inline]
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
-        self.0.read(offset, into)
+        on!(self, medium => medium.read(offset, into))
     }
+    #[inline]
     fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
-        self.0.write_streaming(offset, from)
+        on!(self, medium => medium.write_streaming(offset, from))
     }
+    #[inline]
+    fn write_both(&self, one: (u64, &[u8]), other: (u64, &[u8])) -> Result<(), OutOfRange> {
+        on!(self, medium => medium.write_both(one, other))
+    }
+    #[inline]
+    unsafe fn read_into(
+        &self,
+        offset: u64,
+        into: *mut u8,
+        len: usize,
+    ) -> Result<(), TransferError> {
+        // SAFETY: the caller vouches for the destination.
+        on!(self, medium => unsafe { medium.read_into(offset, into, len) })
+    }
+    #[inline]
+    unsafe fn write_streaming_from(
+        &self,
+        offset: u64,
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), TransferError> {
+        // SAFETY: the caller vouches for the source.
+        on!(self, medium => unsafe { medium.write_streaming_from(offset, from, len) })
+    }
+    #[inline]
+    unsafe fn write_cold_from(
+        &self,
+        offset: u64,
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), TransferError> {
+        // SAFETY: the caller vouches for the source.
+        on!(self, medium => unsafe { medium.write_cold_from(offset, from, len) })
+    }
+    fn expect_writes(&self, offset: u64, len: u64) {
+        on!(self, medium => medium.expect_writes(offset, len));
+    }
+    #[inline]
     fn flush(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
-        self.0.flush(offset, len)
+        on!(self, medium => medium.flush(offset, len))
     }
+    #[inline]
     fn fence(&self) {
-        self.0.fence();
+        on!(self, medium => medium.fence());
+    }
+    #[inline]
+    fn order(&self) {
+        on!(self, medium => medium.order());
+    }
+    #[inline]
+    fn fence_is_slow(&self) -> bool {
+        on!(self, medium => medium.fence_is_slow())
+    }
+    #[inline]
+    fn sound(&self) -> Result<(), OutOfRange> {
+        on!(self, medium => medium.sound())
+    }
+    fn begin_anew(&self) -> Result<(), OutOfRange> {
+        on!(self, medium => medium.begin_anew())
     }
 }
 
@@ -66,6 +167,8 @@ impl Medium for FileMedium {
 pub struct ReadOnlyMedium {
     fd: OwnedFd,
     size: u64,
+    /// Where the tables are worked on, and how long they are, when that is not in the pool itself.
+    mirror: Option<(OwnedFd, u64)>,
 }
 
 impl ReadOnlyMedium {
@@ -107,9 +210,13 @@ impl Medium for ReadOnlyMedium {
             len: into.len() as u64,
             size: self.size,
         };
+        let fd = match &self.mirror {
+            Some((mirror, tables)) if offset < *tables => mirror,
+            _ => &self.fd,
+        };
         let mut done = 0;
         while done < into.len() {
-            match rustix::io::pread(&self.fd, &mut into[done..], offset + done as u64) {
+            match rustix::io::pread(fd, &mut into[done..], offset + done as u64) {
                 Ok(0) => return Err(outside),
                 Ok(more) => done += more,
                 Err(Errno::INTR) => {}
@@ -133,6 +240,7 @@ pub struct PoolFile {
     pool: Arc<Pool<FileMedium>>,
     path: PathBuf,
     kind: MediumKind,
+    locks: LockFile,
 }
 
 impl PoolFile {
@@ -153,7 +261,7 @@ impl PoolFile {
         // The umask may have taken bits away.
         rustix::fs::fchmod(&fd, mode).map_err(kernel("fchmod"))?;
         let size = size - size % geometry.chunk_size().max(1);
-        reserve(&fd, size)?;
+        prepare(&fd, 0, size)?;
         let medium = map(&fd, geometry)?;
         let mut uuid = [0; 16];
         rustix::rand::getrandom(&mut uuid, rustix::rand::GetRandomFlags::empty())
@@ -171,7 +279,10 @@ impl PoolFile {
         let name = path
             .file_name()
             .ok_or(Error::Invalid("a pool needs a file name"))?;
-        let link = format!("/proc/self/fd/{}", rustix::fd::AsRawFd::as_raw_fd(&fd));
+        let link = format!(
+            "/proc/thread-self/fd/{}",
+            rustix::fd::AsRawFd::as_raw_fd(&fd)
+        );
         rustix::fs::linkat(
             rustix::fs::CWD,
             link,
@@ -189,24 +300,48 @@ impl PoolFile {
     /// Opens a pool of this user.
     pub fn open(path: &Path) -> Result<Self> {
         let fd = open_checked(path, OFlags::RDWR)?;
-        let geometry = Pool::open(read_only(&fd)?, Box::new(LocalLocks::default()), boot_id()?)?;
-        let geometry = *geometry.geometry();
+        let boot = boot_id()?;
+        let looked = look(&fd, boot)?;
         let kind = medium_of(&fd).kind;
-        let medium = map(&fd, geometry)?;
-        let locks = FileLocks::new(path, &fd, Arc::clone(&medium.0))?;
-        let pool = Pool::open(medium, Box::new(locks), boot_id()?)?;
+        let locks = LockFile::new(path, &fd)?;
+        let mapped = map(&fd, *looked.geometry())?;
+        let inner = if kind == MediumKind::Cached {
+            cached(&fd, mapped, &locks, &looked)?
+        } else {
+            Inner::Direct(mapped)
+        };
+        let medium = FileMedium(Arc::new(inner));
+        let file_locks = FileLocks::new(locks.clone(), medium.clone());
+        let pool = Pool::open(medium, Box::new(file_locks), boot)?;
         Ok(Self {
             pool,
             path: path.to_owned(),
             kind,
+            locks,
         })
+    }
+
+    /// The pool's own file, for reading and writing: to relink from it. `ESTALE` when another file has
+    /// its name by now.
+    pub fn reopen(&self) -> Result<OwnedFd, Errno> {
+        self.locks.reopen().map(|(fd, _)| fd)
     }
 
     /// Opens a pool only to look: nothing is mapped, locked or changed, and the file may be read-only
     /// or in use.
     pub fn open_read_only(path: &Path) -> Result<Arc<Pool<ReadOnlyMedium>>> {
         let fd = open_checked(path, OFlags::RDONLY)?;
-        Pool::open(read_only(&fd)?, Box::new(LocalLocks::default()), boot_id()?)
+        let boot = boot_id()?;
+        let pool = look(&fd, boot)?;
+        if medium_of(&fd).kind != MediumKind::Cached {
+            return Ok(pool);
+        }
+        let belongs = belongs(&fd, &pool)?;
+        let mut medium = read_only(&fd)?;
+        medium.mirror = mirror::find(&mirror::path_of(&fd)?, &belongs)
+            .unwrap_or(None)
+            .map(|mirror| (mirror, belongs.tables));
+        Pool::open(medium, Box::new(LocalLocks::default()), boot)
     }
 
     /// The pool.
@@ -232,35 +367,34 @@ impl PoolFile {
         self.pool.attach()
     }
 
-    /// On `cached` media durability is the kernel's: this asks for it. Elsewhere a fence is enough.
-    pub fn sync(&self) -> Result<()> {
-        if self.kind == MediumKind::Cached {
-            let fd = open_checked(&self.path, OFlags::RDWR)?;
-            return rustix::fs::fdatasync(&fd).map_err(kernel("fdatasync"));
-        }
-        Ok(())
-    }
-
     /// Makes the pool at least `size` bytes large, rounded down to chunks. Blocks are reserved first.
     pub fn grow(&self, attachment: &Attachment<FileMedium>, size: u64) -> Result<u32> {
         let geometry = self.pool.geometry();
         let chunks = (size >> geometry.chunk_shift).min(u64::from(geometry.max_chunks)) as u32;
+        let _alone = self.locks.growth()?;
         let fd = open_checked(&self.path, OFlags::RDWR)?;
         let len = geometry.chunk(chunks);
-        if rustix::fs::fstat(&fd).map_err(kernel("fstat"))?.st_size as u64 <= len {
-            reserve(&fd, len)?;
+        let size = rustix::fs::fstat(&fd).map_err(kernel("fstat"))?.st_size as u64;
+        if size <= len {
+            prepare(&fd, size, len)?;
         }
-        self.pool.medium().0.grow(&fd, len).map_err(medium_error)?;
+        let mapped = self.pool.medium().mapped();
+        mapped.grow(&fd, len).map_err(medium_error)?;
         attachment.grow_to(chunks)
     }
 
-    /// Cuts the pool to `size` bytes, rounded up to chunks, if the chunks beyond are free.
-    pub fn shrink(&self, attachment: &Attachment<FileMedium>, size: u64) -> Result<u32> {
-        let geometry = self.pool.geometry();
-        let chunks = attachment.shrink_to(size.div_ceil(geometry.chunk_size()) as u32)?;
-        let fd = open_checked(&self.path, OFlags::RDWR)?;
-        rustix::fs::ftruncate(&fd, geometry.chunk(chunks)).map_err(kernel("ftruncate"))?;
-        Ok(chunks)
+    /// Detaches this process. The last one to leave an empty pool gives back what it has grown by.
+    pub fn detach(&self, attachment: Attachment<FileMedium>) -> Result<()> {
+        attachment.detach_and_cut(|chunks| {
+            let len = self.pool.geometry().chunk(chunks);
+            // The pool at the path may be another one by now. A file that stays too long is grown
+            // into, or cut the next time.
+            if let Ok((fd, size)) = self.locks.reopen()
+                && size > len
+            {
+                let _ = rustix::fs::ftruncate(&fd, len);
+            }
+        })
     }
 
     /// Removes the pool's file, if nobody is attached. With `force`, even when data in it was never
@@ -271,9 +405,22 @@ impl PoolFile {
         if waiting > 0 && !force {
             return Err(Error::Unpublished { files: waiting });
         }
+        let tables = mirror::path_of(open_checked(&self.path, OFlags::RDONLY)?)?;
         rustix::fs::unlink(bytes(&self.path)).map_err(kernel("unlink"))?;
+        // Only pools on `cached` media have one, and a pool that is gone needs none.
+        let _ = rustix::fs::unlink(bytes(&tables));
         drop(exclusive);
         Ok(())
+    }
+}
+
+/// Opens what lies in the file, to look at it.
+fn look(fd: &OwnedFd, boot: BootId) -> Result<Arc<Pool<ReadOnlyMedium>>> {
+    let open = || Pool::open(read_only(fd)?, Box::new(LocalLocks::default()), boot);
+    match open() {
+        // Somebody may have made it larger between the look at its size and that at its superblock.
+        Err(Error::Truncated { .. }) => open(),
+        looked => looked,
     }
 }
 
@@ -283,6 +430,7 @@ fn read_only(fd: &OwnedFd) -> Result<ReadOnlyMedium> {
     Ok(ReadOnlyMedium {
         fd,
         size: size - size % 4096,
+        mirror: None,
     })
 }
 
@@ -347,12 +495,34 @@ fn check_file_system(fd: impl AsFd) -> Result<()> {
     Ok(())
 }
 
-/// Reserves blocks, so that a store can never find the disk full.
-fn reserve(fd: &OwnedFd, len: u64) -> Result<()> {
-    rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, len).map_err(kernel("fallocate"))
+/// Makes the bytes from `from` to `to` ready: their blocks are reserved, so that a store can never find
+/// the disk full, and on `cached` media written, too. A sync of bytes in reserved blocks that were never
+/// written has to note in the journal that they are, which doubles its time.
+///
+/// What cannot be had is not begun: some file systems take all that is left before they say so, and
+/// others would find the disk full meanwhile.
+fn prepare(fd: &OwnedFd, from: u64, to: u64) -> Result<()> {
+    let fs = rustix::fs::fstatfs(fd).map_err(kernel("fstatfs"))?;
+    let free = fs.f_bavail.saturating_mul(fs.f_bsize as u64);
+    // A tmpfs without a limit reports no blocks at all.
+    if fs.f_blocks != 0 && to.saturating_sub(from) > free {
+        return Err(kernel("fallocate")(Errno::NOSPC));
+    }
+    rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, to).map_err(kernel("fallocate"))?;
+    if medium_of(fd).kind == MediumKind::Cached {
+        let zeros = vec![0; PREPARED_AT_ONCE];
+        let mut at = from;
+        while at < to {
+            let part = (to - at).min(zeros.len() as u64) as usize;
+            write_all(fd, at, &zeros[..part])?;
+            at += part as u64;
+        }
+        rustix::fs::fsync(fd).map_err(kernel("fsync"))?;
+    }
+    Ok(())
 }
 
-fn map(fd: &OwnedFd, geometry: Geometry) -> Result<FileMedium> {
+fn map(fd: &OwnedFd, geometry: Geometry) -> Result<MappedMedium> {
     if !geometry.is_valid() {
         return Err(Error::Invalid("sizes that the format cannot express"));
     }
@@ -362,8 +532,31 @@ fn map(fd: &OwnedFd, geometry: Geometry) -> Result<FileMedium> {
         why: "not a medium for pools".to_owned(),
     })?;
     let reserve = geometry.chunk_size() * u64::from(geometry.max_chunks);
-    let medium = MappedMedium::new(fd, persistence, reserve as usize).map_err(medium_error)?;
-    Ok(FileMedium(Arc::new(medium)))
+    MappedMedium::new(fd, persistence, reserve as usize).map_err(medium_error)
+}
+
+/// The medium of a pool behind the page cache.
+fn cached(
+    fd: &OwnedFd,
+    mapped: MappedMedium,
+    locks: &LockFile,
+    looked: &Pool<ReadOnlyMedium>,
+) -> Result<Inner> {
+    let belongs = belongs(fd, looked)?;
+    let slots = looked.geometry().slot_count;
+    let (tables, mirror) = Mirror::open(fd, locks, slots, &belongs)?;
+    let opener = Box::new(locks.clone());
+    let medium = CachedMedium::new(mapped, tables, belongs.tables, opener)?;
+    Ok(Inner::Cached(medium, mirror))
+}
+
+fn belongs(fd: &OwnedFd, pool: &Pool<ReadOnlyMedium>) -> Result<Belongs> {
+    Ok(Belongs {
+        uuid: *pool.uuid(),
+        boot: pool.boot(),
+        tables: pool.geometry().header_len(),
+        pool: identity(fd)?,
+    })
 }
 
 fn medium_error(error: MediumError) -> Error {
@@ -394,4 +587,51 @@ pub fn boot_id() -> Result<BootId> {
 /// would make its descriptors close through libc: under the preloaded library, through ourselves.
 pub(crate) fn bytes<P: AsRef<OsStr> + ?Sized>(path: &P) -> &[u8] {
     path.as_ref().as_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// What one has begun to use of the new blocks would be zeroed by another who makes them ready, too.
+    #[test]
+    fn a_pool_is_grown_by_one_at_a_time() {
+        let path = format!("/dev/shm/adit-pool-growers-{}", std::process::id());
+        let pool = PoolFile::create(Path::new(&path), 8 << 20, Geometry::default());
+        let pool = pool.expect("create");
+        let attachment = pool.attach().expect("attach");
+        let other = pool.locks.growth().expect("nobody else");
+        let (grown, waits) = channel();
+        let early = std::thread::scope(|scope| {
+            scope.spawn(|| grown.send(pool.grow(&attachment, 12 << 20)));
+            let early = waits.recv_timeout(Duration::from_millis(100));
+            drop(other);
+            early
+        });
+        assert!(early.is_err(), "{early:?} beside another");
+        assert!(waits.recv().is_ok_and(|grown| grown.is_ok()));
+        attachment.detach().expect("detach");
+        pool.remove(true).expect("remove");
+    }
+
+    /// Who grows a pool has its blocks before he says so, and may be killed in between.
+    #[test]
+    fn what_was_reserved_in_vain_is_given_back() {
+        let path = format!("/dev/shm/adit-pool-in-vain-{}", std::process::id());
+        let pool = PoolFile::create(Path::new(&path), 8 << 20, Geometry::default());
+        let pool = pool.expect("create");
+        let attachment = pool.attach().expect("attach");
+        let fd = pool.reopen().expect("open");
+        prepare(&fd, 8 << 20, 12 << 20).expect("reserve");
+        let len = || rustix::fs::fstat(&fd).expect("fstat").st_size;
+        let other = pool.attach().expect("attach");
+        pool.detach(attachment).expect("detach");
+        assert_eq!(len(), 12 << 20, "somebody may be growing it");
+        pool.detach(other).expect("detach");
+        assert_eq!(len(), 8 << 20);
+        pool.remove(true).expect("remove");
+    }
 }

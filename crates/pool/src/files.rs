@@ -14,9 +14,11 @@ use crate::layout::{
     checked_value, checked_word,
 };
 use crate::lock::{Acquired, Locked, PATIENCE};
+use crate::log::FileGuard;
 use crate::pool::{Attachment, Pool};
 
-/// Entries looked at for one handle.
+/// Entries looked at for one handle: so many of each group, then anywhere in the table.
+const NEAR: u32 = 16;
 const WINDOW: u32 = 32;
 
 /// Value of [`FileEntry::end`] when nobody said yet where the file ends.
@@ -94,7 +96,7 @@ impl<M: Medium> Pool<M> {
     }
 
     /// Fails when the file is no longer in the table. Cheap: nothing else of the entry is looked at.
-    pub(crate) fn ensure_live(&self, file: FileRef) -> Result<()> {
+    pub fn ensure_live(&self, file: FileRef) -> Result<()> {
         if file.index() >= self.geometry().file_count {
             return Err(Error::Forgotten);
         }
@@ -106,6 +108,32 @@ impl<M: Medium> Pool<M> {
         } else {
             Err(Error::Forgotten)
         }
+    }
+
+    /// The file's publishing word: see [`crate::FileGuard::version`]. Of another file, when this one is
+    /// not in the table any more: ask [`Pool::ensure_live`] afterwards.
+    pub fn version(&self, file: FileRef) -> Result<u64> {
+        if file.index() >= self.geometry().file_count {
+            return Err(Error::Forgotten);
+        }
+        let offset = self.geometry().file_entry(file.index());
+        self.load(offset + at!(FileEntry.version))
+    }
+
+    /// Changes the file's publishing word if it is `from`, without the file's lock.
+    pub fn exchange_version(&self, file: FileRef, from: u64, to: u64) -> Result<bool> {
+        self.ensure_live(file)?;
+        let offset = self.geometry().file_entry(file.index());
+        Ok(self.cas(offset + at!(FileEntry.version), from, to)?.is_ok())
+    }
+
+    /// When the file was last written, in nanoseconds since 1970; 0 when nobody said.
+    pub fn modified(&self, file: FileRef) -> Result<u64> {
+        self.ensure_live(file)?;
+        let offset = self.geometry().file_entry(file.index());
+        let modified = self.load(offset + at!(FileEntry.modified))?;
+        self.ensure_live(file)?;
+        Ok(modified)
     }
 
     /// The entry of a file that is still in the table.
@@ -188,17 +216,36 @@ impl<M: Medium> Pool<M> {
         })
     }
 
-    fn window(&self, key: u64) -> impl Iterator<Item = u32> + use<M> {
-        let count = self.geometry().file_count;
+    /// Names have their place by the number of their entry, and a group of them takes a chunk that it keeps. So a
+    /// pool uses a group only when there is no place in those before. `made`: groups that were never used are
+    /// passed over.
+    fn window(&self, key: u64, made: bool) -> impl Iterator<Item = u32> + '_ {
+        let geometry = self.geometry();
+        let count = geometry.file_count;
+        let group = (geometry.names_per_chunk() as u32).clamp(1, count);
+        let used = move |nth: &u32| {
+            !made
+                || self
+                    .load(NAMES + u64::from(*nth) * 8)
+                    .is_ok_and(|chunk| chunk != 0)
+        };
+        let near = (0..count.div_ceil(group))
+            .filter(used)
+            .flat_map(move |nth| {
+                let first = nth * group;
+                let len = group.min(count - first);
+                let start = (key % u64::from(len)) as u32;
+                (0..NEAR.min(len)).map(move |i| first + (start + i) % len)
+            });
         let start = (key % u64::from(count)) as u32;
-        (0..WINDOW.min(count)).map(move |i| (start + i) % count)
+        near.chain((0..WINDOW.min(count)).map(move |i| (start + i) % count))
     }
 
     /// The entry of the file with this handle, if it is staged. Takes no lock. Before records are
     /// written for it, [`Attachment::enter_file`] has to be called once.
     pub fn find_file(&self, name: &FileName) -> Result<Option<FileRef>> {
         let key = name.key();
-        for index in self.window(key) {
+        for index in self.window(key, true) {
             let offset = self.geometry().file_entry(index);
             if self.load(offset + at!(FileEntry.key))? != key {
                 continue;
@@ -265,7 +312,7 @@ impl<M: Medium> Attachment<M> {
         Ok(lock)
     }
 
-    /// The file's entry, made if there is none. Durable on return.
+    /// The file's entry, made if there is none. Durable with the first record that is.
     pub fn enter_file(&self, name: &FileName) -> Result<FileRef> {
         if name.handle.len() > HANDLE_MAX {
             return Err(Error::Invalid("a file handle has at most 128 bytes"));
@@ -275,11 +322,12 @@ impl<M: Medium> Attachment<M> {
         }
         let _lock = self.lock_files()?;
         if let Some(file) = self.pool.find_file(name)? {
-            self.settle_entry(file.index())?;
+            self.write_names_back(file.index())?;
+            self.pool.make_mark_durable(file)?;
             return Ok(file);
         }
         let limit = self.pool.geometry().file_count;
-        for index in self.pool.window(name.key()) {
+        for index in self.pool.window(name.key(), false) {
             let entry = self.pool.read_entry(index)?;
             if entry.state == 0 {
                 return self.write_entry(index, &entry, name);
@@ -303,7 +351,8 @@ impl<M: Medium> Attachment<M> {
             name_crc: crc32c::crc32c(&bytes),
             device: name.device,
             boot: pool.boot_tag(),
-            reserved: [0; 20],
+            reserved: [0; 12],
+            modified: 0,
             retired: 0,
             sealed: 0,
             lock: 0,
@@ -325,13 +374,15 @@ impl<M: Medium> Attachment<M> {
         }
         pool.make_durable(offset, FileEntry::SIZE as u64)?;
         self.count_files(1)?;
-        pool.persist(offset + at!(FileEntry.state), entry.state)?;
+        // All else is durable. That it lives has to be with the first record that counts, not sooner.
+        pool.store(offset + at!(FileEntry.state), entry.state)?;
+        pool.make_ordered(offset + at!(FileEntry.state), 8)?;
         Ok(FileRef { id: file_id })
     }
 
-    /// Makes durable what another attachment wrote and perhaps died over: records that name the entry
-    /// are worth nothing without it.
-    fn settle_entry(&self, index: u32) -> Result<()> {
+    /// Writes back what another attachment wrote of a file's name and perhaps died over: records that
+    /// name the entry are worth nothing without it. The caller fences.
+    fn write_names_back(&self, index: u32) -> Result<()> {
         let pool = &self.pool;
         let group = u64::from(index) / pool.geometry().names_per_chunk();
         if let Some(place) = pool.name_place(index)? {
@@ -339,14 +390,13 @@ impl<M: Medium> Attachment<M> {
             let chunk = (place >> pool.geometry().chunk_shift) as u32;
             pool.medium().flush(pool.geometry().chunk_word(chunk), 8)?;
         }
-        pool.medium().flush(NAMES + group * 8, 8)?;
-        pool.make_durable(pool.geometry().file_entry(index), FileEntry::SIZE as u64)
+        Ok(pool.medium().flush(NAMES + group * 8, 8)?)
     }
 
     fn name_place_or_lease(&self, index: u32) -> Result<u64> {
         let pool = &self.pool;
         if let Some(place) = pool.name_place(index)? {
-            self.settle_entry(index)?;
+            self.write_names_back(index)?;
             return Ok(place);
         }
         let group = u64::from(index) / pool.geometry().names_per_chunk();
@@ -367,12 +417,17 @@ impl<M: Medium> Attachment<M> {
     /// Removes a file's entry, and with it, in one durable store, every record of the file. The
     /// caller has made the base file durable, or gives the staged bytes up.
     pub fn forget_file(&self, file: FileRef) -> Result<()> {
-        let guard = self.lock_file(file)?;
-        let _lock = self.lock_files()?;
-        let offset = self.pool.geometry().file_entry(file.index());
-        self.pool.persist(offset + at!(FileEntry.state), 0)?;
-        self.count_files(-1)?;
-        drop(guard);
-        Ok(())
+        self.lock_file(file)?.forget()
+    }
+}
+
+impl<M: Medium> FileGuard<'_, M> {
+    /// [`Attachment::forget_file`], of a file that is locked already.
+    pub fn forget(self) -> Result<()> {
+        let attachment = self.attachment();
+        let _lock = attachment.lock_files()?;
+        let offset = attachment.pool.geometry().file_entry(self.file().index());
+        attachment.pool.persist(offset + at!(FileEntry.state), 0)?;
+        attachment.count_files(-1)
     }
 }

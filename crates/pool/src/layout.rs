@@ -154,8 +154,10 @@ media_struct! {
         slot_count: u32,
         /// Entries of the file table.
         file_count: u32,
+        /// Chunks the pool was made with: it is never cut below.
+        first_chunks: u32,
         /// Zero.
-        reserved: [u8; 40],
+        reserved: [u8; 36],
         /// CRC32C of the bytes before.
         crc: u32,
     }
@@ -196,7 +198,7 @@ media_struct! {
     /// Words shared by all attachments. Locks and counters are volatile: reset by the first
     /// attachment after an unclean end.
     Shared: 320 {
-        /// Lock over the superblock, growing and shrinking.
+        /// Lock over the superblock and growing.
         super_lock: u64,
         /// Fills the line.
         pad0: [u8; 56],
@@ -266,7 +268,9 @@ media_struct! {
         /// Tag of the boot in which the entry was made.
         boot: u32,
         /// Zero.
-        reserved: [u8; 20],
+        reserved: [u8; 12],
+        /// When the file was last written, in nanoseconds since 1970; 0 when not known (volatile).
+        modified: u64,
         /// Records up to this sequence number are in the base file (checked word, durable).
         retired: u64,
         /// Data CRCs of records up to this sequence number no longer count (checked word, durable).
@@ -281,7 +285,8 @@ media_struct! {
         last_seq: u64,
         /// Place in the log of the record being written, plus one (volatile).
         pending: u64,
-        /// For the store (volatile).
+        /// Who publishes the file, slot + 1 in bits 0-15; how often that changed, bits 16-39; how often
+        /// staged bytes were relinked, bits 40-62; whether they are right now, bit 63 (volatile).
         version: u64,
     }
 }
@@ -294,10 +299,10 @@ impl FileEntry {
     /// Bits of `file_id` that number the entry.
     pub const INDEX_BITS: u32 = 24;
 
-    /// CRC32C of the identity: the bytes between the state and the progress words.
+    /// CRC32C of the identity: the bytes between the state and the words that change.
     #[must_use]
     pub fn identity_crc(&self) -> u32 {
-        crc32c::crc32c(&self.encode()[8..64])
+        crc32c::crc32c(&self.encode()[8..56])
     }
 
     /// The state word of a live entry with this identity.
@@ -370,7 +375,8 @@ media_struct! {
         crc: u32,
         /// A [`RecordKind`].
         kind: u8,
-        /// [`Record::COMMITTED`], [`Record::GROUP`], [`Record::DATA_CRC`].
+        /// [`Record::COMMITTED`], [`Record::GROUP`], [`Record::DATA_CRC`], [`Record::CHAINED`],
+        /// [`Record::TOGETHER`].
         flags: u8,
         /// Zero.
         reserved: u16,
@@ -403,11 +409,34 @@ impl Record {
     pub const GROUP: u8 = 2;
     /// Flag: `data_crc` is set.
     pub const DATA_CRC: u8 = 4;
+    /// Flag: the record `prev` was not known to be durable when this one was written, so after a crash of
+    /// the system this one counts only if that one is there.
+    pub const CHAINED: u8 = 8;
+    /// Flag of a commit: one of a ring, each of another file, which count only all together.
+    pub const TOGETHER: u8 = 16;
+
+    /// The words of the record on the medium, which are quicker to make and to write than bytes.
+    #[must_use]
+    #[inline]
+    pub fn words(&self) -> [u64; 8] {
+        let two = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let kinds = u32::from(self.kind) | u32::from(self.flags) << 8;
+        [
+            two(self.crc, kinds | u32::from(self.reserved) << 16),
+            self.file_id,
+            self.seq,
+            self.file_offset,
+            self.pool_offset,
+            two(self.len, self.data_crc),
+            two(self.boot, self.generation),
+            self.prev,
+        ]
+    }
 
     /// The CRC that belongs to this record at `position` of `chunk`.
     #[must_use]
     pub fn expected_crc(&self, uuid: &[u8; 16], chunk: u32, position: u32) -> u32 {
-        crc_of_record(&self.encode(), uuid, chunk, position)
+        crc_of_words(&self.words(), uuid, chunk, position)
     }
 
     /// Whether the record belongs where it lies and is complete (not whether it makes sense).
@@ -417,15 +446,25 @@ impl Record {
     }
 }
 
-/// CRC32C of an encoded record's bytes 4..64, seeded with where it lies.
+/// CRC32C of an encoded record's bytes 4..64, seeded with where it lies, and inverted: so a line of zeros is
+/// never a valid record.
 #[must_use]
 pub fn crc_of_record(bytes: &[u8; 64], uuid: &[u8; 16], chunk: u32, position: u32) -> u32 {
-    let mut place = [0; 24];
-    place[..16].copy_from_slice(uuid);
-    place[16..20].copy_from_slice(&chunk.to_le_bytes());
-    place[20..].copy_from_slice(&position.to_le_bytes());
-    // Inverted, so that a line of zeros is never a valid record.
-    !crc32c::crc32c_append(crc32c::crc32c(&place), &bytes[4..])
+    crc_of_words(&Record::decode(bytes).words(), uuid, chunk, position)
+}
+
+/// [`crc_of_record`] of a record's words.
+#[inline]
+pub(crate) fn crc_of_words(words: &[u64; 8], uuid: &[u8; 16], chunk: u32, position: u32) -> u32 {
+    let [first, rest @ ..] = words;
+    let uuid = u128::from_le_bytes(*uuid);
+    let place = [
+        uuid as u64,
+        (uuid >> 64) as u64,
+        u64::from(chunk) | u64::from(position) << 32,
+    ];
+    let head = (first >> 32) as u32;
+    crate::crc::Covered { place, head, rest }.inverse_crc()
 }
 
 /// What a record does.
@@ -438,8 +477,9 @@ pub enum RecordKind {
     Truncate = 2,
     /// A range of the file becomes zeros.
     Zero = 3,
-    /// An extent is about to be exchanged with the file's range (B9): act only if its CRC matches.
-    Exchange = 4,
+    /// Staged bytes are about to be handed to the file without being copied: where they are no longer
+    /// what they were, the file has them.
+    Relink = 4,
     /// The records before it count after a crash of the system; with `GROUP`, they count at all.
     Commit = 5,
 }
@@ -452,17 +492,17 @@ impl RecordKind {
             Self::Write,
             Self::Truncate,
             Self::Zero,
-            Self::Exchange,
+            Self::Relink,
             Self::Commit,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
     }
 
-    /// Whether the record names an extent of the pool.
+    /// Whether the record has an extent of the pool. A relink only names what writes before it have.
     #[must_use]
     pub fn has_extent(self) -> bool {
-        matches!(self, Self::Write | Self::Exchange)
+        self == Self::Write
     }
 }
 
@@ -482,7 +522,7 @@ pub enum ChunkKind {
     Names = 4,
     /// Page trees of regions.
     Region = 5,
-    /// Cut off by shrinking.
+    /// Cut off, or about to be.
     Absent = 6,
 }
 
@@ -546,13 +586,28 @@ impl ChunkWord {
             return 0;
         }
         // CRC-8 with polynomial 0x07: sees every flip of one, two or an odd number of bits.
-        bytes.iter().fold(0, |crc, byte| {
-            (0..8).fold(crc ^ byte, |crc, _| {
-                (crc << 1) ^ if crc & 0x80 == 0 { 0 } else { 0x07 }
-            })
-        })
+        bytes
+            .iter()
+            .fold(0, |crc: u8, byte| CRC8[usize::from(crc ^ byte)])
     }
 }
+
+/// CRC-8 with polynomial 0x07 of each byte.
+const CRC8: [u8; 256] = {
+    let mut table = [0; 256];
+    let mut at = 0;
+    while at < 256 {
+        let mut crc = at as u8;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = (crc << 1) ^ if crc & 0x80 == 0 { 0 } else { 0x07 };
+            bit += 1;
+        }
+        table[at] = crc;
+        at += 1;
+    }
+    table
+};
 
 /// A sequence number with 16 check bits in one atomic word; `salt` ties it to its entry.
 #[must_use]
@@ -703,8 +758,12 @@ impl Geometry {
     }
 }
 
+/// Counts changes of what programs that share a pool must agree on and no field tells: 1, where the entry of
+/// a file is looked for.
+const RULES: u64 = 1;
+
 /// Signature of everything that must agree between programs sharing a pool: structure sizes and
-/// field places, byte order, page and line size.
+/// field places, byte order, page and line size, rules that no field tells.
 pub const ABI: u64 = {
     let mut hash = 0xcbf2_9ce4_8422_2325;
     hash = mix_fields(hash, Superblock::FIELDS);
@@ -715,6 +774,7 @@ pub const ABI: u64 = {
     hash = mix_fields(hash, Record::FIELDS);
     hash = mix(hash, PAGE);
     hash = mix(hash, LINE);
+    hash = mix(hash, RULES);
     mix(hash, if cfg!(target_endian = "little") { 1 } else { 2 })
 };
 
@@ -741,3 +801,29 @@ macro_rules! at {
     };
 }
 pub(crate) use at;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_a_record_are_its_bytes() {
+        let bytes: [u8; 64] = std::array::from_fn(|at| (at * 37 + 11) as u8);
+        let words = Record::decode(&bytes).words();
+        let bytes_of = |words: [u64; 8]| words.map(u64::to_le_bytes).concat();
+        assert_eq!(bytes_of(words), bytes);
+    }
+
+    #[test]
+    fn the_crc_of_a_record_is_of_its_place_and_bytes() {
+        let bytes: [u8; 64] = std::array::from_fn(|at| (at * 91 + 5) as u8);
+        let uuid = std::array::from_fn(|at| (at * 7) as u8);
+        let (chunk, position) = (0x0102_0304_u32, 0x0506_0708_u32);
+        let place = [chunk.to_le_bytes(), position.to_le_bytes()].concat();
+        let all = [&uuid[..], &place, &bytes[4..]].concat();
+        assert_eq!(
+            crc_of_record(&bytes, &uuid, chunk, position),
+            !crc32c::crc32c(&all)
+        );
+    }
+}

@@ -8,6 +8,7 @@
 
 mod alloc;
 mod check;
+mod crc;
 mod error;
 mod file;
 mod files;
@@ -15,11 +16,15 @@ mod fork;
 pub mod layout;
 mod lock;
 mod log;
+mod mirror;
 mod ofd;
+mod parallel;
 mod pool;
 mod recover;
+mod relink;
 mod resize;
 mod slots;
+mod together;
 
 pub use alloc::Extent;
 pub use check::{CheckReport, ChunkRun, Dump, FileDump, Info, Problem, RecordDump, SlotDump};
@@ -27,9 +32,10 @@ pub use error::{Error, Result};
 pub use file::{FileMedium, PoolFile, ReadOnlyMedium, boot_id};
 pub use files::{FileName, FileRef};
 pub use lock::Owner;
-pub use log::{FileGuard, Op, When};
+pub use log::{FileGuard, Op, PUBLISHER, When};
 pub use pool::{Attachment, BootId, CreateOptions, Exclusive, Pool};
 pub use recover::{
-    Counts, RecoveredFile, Recovery, Rejected, Rejection, Released, Replay, ReplayOp,
+    Counts, Rebuilt, RecoveredFile, Recovery, Rejected, Rejection, Released, Replay, ReplayOp,
 };
+pub use relink::Intent;
 pub use slots::{Hold, LocalLocks, SlotLocks};

@@ -14,20 +14,28 @@ use std::sync::atomic::Ordering;
 
 use adit_pmem::Medium;
 
-use crate::alloc::{Extent, Role};
+use crate::alloc::{ChunkMap, Extent, Role};
 use crate::error::{Error, Result};
 use crate::files::{END_UNKNOWN, FileRef};
-use crate::layout::{
-    ChunkKind, FileEntry, Record, RecordKind, at, checked_value, checked_word, crc_of_record,
-};
+use crate::layout::{ChunkKind, Record, RecordKind, at, checked_value, checked_word, crc_of_words};
 use crate::lock::{Acquired, Locked, PATIENCE};
 use crate::pool::{Attachment, Pool};
 
 /// Log chunks an attachment may hold, unless told otherwise.
 const LOG_LIMIT: u32 = 16;
 
+/// Records that all logs of a pool together have room for, unless told otherwise: a recovery has to
+/// walk them all.
+const LOGGED_TOGETHER: u64 = 2 << 20;
+
+/// Log chunks that every attachment may have, whatever the others hold: one to fill, and one to empty.
+const LOG_SHARE: u32 = 2;
+
 /// Largest sequence number.
 pub(crate) const SEQ_MAX: u64 = (1 << 48) - 1;
+
+/// Bits of a file's publishing word that name the publisher's slot, plus one.
+pub const PUBLISHER: u64 = 0xffff;
 
 /// One operation on a file, to be logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,23 +63,12 @@ pub enum Op {
         /// How many bytes.
         len: u32,
     },
-    /// The extent is about to be exchanged with the file's range: a repeat is allowed only while the
-    /// extent still has this CRC.
-    Exchange {
-        /// Where in the file.
-        file_offset: u64,
-        /// The staged range.
-        extent: Extent,
-        /// CRC32C of the staged bytes.
-        data_crc: u32,
-    },
 }
 
 impl Op {
     fn extent(&self) -> Option<(Extent, u32)> {
         match *self {
             Self::Write { extent, len, .. } => Some((extent, len)),
-            Self::Exchange { extent, .. } => Some((extent, extent.len)),
             _ => None,
         }
     }
@@ -82,7 +79,7 @@ impl Op {
             Self::Write {
                 data_crc: Some(_),
                 ..
-            } | Self::Exchange { .. }
+            }
         ) || self.extent().is_none()
     }
 
@@ -92,11 +89,6 @@ impl Op {
                 file_offset, len, ..
             }
             | Self::Zero { file_offset, len } => (file_offset, u64::from(len)),
-            Self::Exchange {
-                file_offset,
-                extent,
-                ..
-            } => (file_offset, u64::from(extent.len)),
             Self::Truncate { size } => (size, 1),
         };
         if len == 0 {
@@ -143,24 +135,12 @@ impl Op {
                 record.file_offset = file_offset;
                 record.len = len;
             }
-            Self::Exchange {
-                file_offset,
-                extent,
-                data_crc,
-            } => {
-                record.kind = RecordKind::Exchange as u8;
-                record.file_offset = file_offset;
-                record.pool_offset = extent.offset;
-                record.len = extent.len;
-                record.data_crc = data_crc;
-                record.flags |= Record::DATA_CRC;
-            }
         }
         record
     }
 }
 
-const EMPTY: Record = Record {
+pub(crate) const EMPTY: Record = Record {
     crc: 0,
     kind: 0,
     flags: 0,
@@ -185,14 +165,26 @@ pub enum When {
     WithCommit,
 }
 
+/// What a record names of the pool.
+fn extent_of(record: &Record) -> Extent {
+    Extent {
+        offset: record.pool_offset,
+        len: record.len,
+    }
+}
+
 /// Where the end of a file is after a record, given where it was before.
 pub(crate) fn end_after(end: u64, record: &Record) -> u64 {
     match RecordKind::from_byte(record.kind) {
-        Some(RecordKind::Write | RecordKind::Exchange) => {
+        Some(RecordKind::Write) => {
             end.max(record.file_offset.saturating_add(u64::from(record.len)))
         }
         Some(RecordKind::Truncate) => record.file_offset,
-        Some(RecordKind::Commit) if record.file_offset != END_UNKNOWN => record.file_offset,
+        Some(RecordKind::Commit)
+            if record.flags & Record::GROUP != 0 && record.file_offset != END_UNKNOWN =>
+        {
+            record.file_offset
+        }
         _ => end,
     }
 }
@@ -202,6 +194,13 @@ pub(crate) fn end_after(end: u64, record: &Record) -> u64 {
 pub(crate) struct Place {
     pub(crate) chunk: u32,
     pub(crate) position: u32,
+}
+
+impl Place {
+    /// As one number.
+    pub(crate) fn packed(self) -> u64 {
+        u64::from(self.chunk) << 32 | u64::from(self.position)
+    }
 }
 
 impl<M: Medium> Pool<M> {
@@ -234,19 +233,35 @@ impl<M: Medium> Pool<M> {
         if file.index() >= self.geometry().file_count {
             return Ok(());
         }
-        let len = FileEntry::SIZE as u64;
-        self.make_durable(self.geometry().file_entry(file.index()), len)
+        let entry = self.geometry().file_entry(file.index());
+        // Not the words beside the marks: they are volatile, and change all the time.
+        self.medium().flush(entry, at!(FileEntry.modified))?;
+        let marks = at!(FileEntry.lock) - at!(FileEntry.retired);
+        self.make_durable(entry + at!(FileEntry.retired), marks)
     }
 
     /// Makes a record and what it stages durable, whoever wrote it.
     pub(crate) fn make_record_durable(&self, place: Place, record: &Record) -> Result<()> {
+        self.write_record_back(place, record)?;
+        self.fence()
+    }
+
+    /// [`Pool::make_record_durable`], up to the fence.
+    pub(crate) fn write_record_back(&self, place: Place, record: &Record) -> Result<()> {
         if RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent) {
             self.medium()
                 .flush(record.pool_offset, u64::from(record.len))?;
         }
-        self.medium()
-            .flush(self.geometry().record(place.chunk, place.position), 64)?;
-        self.medium().fence();
+        let offset = self.geometry().record(place.chunk, place.position);
+        Ok(self.medium().flush(offset, 64)?)
+    }
+
+    /// Makes durable what anybody has logged before: [`FileGuard::log`] leaves that open where it takes a
+    /// kernel sync, and nowhere else.
+    pub fn settle(&self) -> Result<()> {
+        if self.medium().fence_is_slow() {
+            self.fence()?;
+        }
         Ok(())
     }
 
@@ -255,6 +270,12 @@ impl<M: Medium> Pool<M> {
     /// may overwrite the base file then.
     pub fn retired(&self, file: FileRef) -> Result<u64> {
         self.make_mark_durable(file)?;
+        self.seen_retired(file)
+    }
+
+    /// [`Pool::retired`] as it is seen, durable or not: enough for those who only stop looking at the
+    /// records, and let the bytes of the base file and of the records be.
+    pub fn seen_retired(&self, file: FileRef) -> Result<u64> {
         match self.live_entry(file) {
             Ok(entry) => checked_value(entry.retired, file.id)
                 .ok_or_else(|| Error::damaged("file entry", 0, "retired mark")),
@@ -277,32 +298,51 @@ impl<M: Medium> Attachment<M> {
         }
     }
 
+    /// Limits the log chunks of all attachments together, for this one: beyond, it takes no more than its
+    /// share of two.
+    pub fn limit_logs_together(&self, chunks: u32) {
+        let limit = &self.state.logs_together;
+        limit.store(chunks.max(1), Ordering::Relaxed);
+    }
+
+    fn may_grow_log(&self, for_commit: bool) -> Result<bool> {
+        let held = self.log_chunks();
+        if held >= self.log_limit() {
+            return Ok(false);
+        }
+        // A commit makes room, by what it lets be published.
+        if held < LOG_SHARE || for_commit {
+            return Ok(true);
+        }
+        let limit = match self.state.logs_together.load(Ordering::Relaxed) {
+            0 => LOGGED_TOGETHER / u64::from(self.pool.geometry().records_per_chunk()),
+            limit => u64::from(limit),
+        };
+        Ok(u64::from(self.pool.log_chunks()?) < limit)
+    }
+
     /// Log chunks held.
     #[must_use]
     pub fn log_chunks(&self) -> u32 {
         self.leased().filter(|(_, map)| map.is(Role::Log)).count() as u32
     }
 
-    /// Takes the next position of the log. The last positions of the last chunk allowed are kept for
-    /// commit records, so that a full log can still be committed.
-    fn take_place(&self, for_commit: bool) -> Result<Place> {
+    /// Takes the next position of the log. The last positions of each chunk are kept for commit records:
+    /// when no chunk is left, for whatever reason, all that is logged can still be committed, and so
+    /// published, and so make room.
+    pub(crate) fn take_place(&self, for_commit: bool) -> Result<Place> {
         let capacity = self.pool.geometry().records_per_chunk();
-        let reserve = if for_commit {
-            0
+        let end = if for_commit {
+            capacity
         } else {
-            (capacity / 64).max(1)
+            capacity - (capacity / 64).max(1)
         };
         for _ in 0..1024 {
             let seen = self.state.log.load(Ordering::Acquire);
             let (chunk, position) = ((seen >> 32) as u32, seen as u32);
-            if chunk == 0 || position >= capacity {
-                self.next_log_chunk(seen)?;
+            if chunk == 0 || position >= end {
+                self.next_log_chunk(seen, for_commit)?;
                 continue;
-            }
-            if position >= capacity - reserve && self.log_chunks() >= self.log_limit() {
-                return Err(Error::LogFull {
-                    chunks: self.log_chunks(),
-                });
             }
             let swap = self.state.log.compare_exchange(
                 seen,
@@ -321,30 +361,41 @@ impl<M: Medium> Attachment<M> {
         })
     }
 
-    fn next_log_chunk(&self, seen: u64) -> Result<()> {
-        if self.log_chunks() >= self.log_limit() {
+    fn next_log_chunk(&self, seen: u64, for_commit: bool) -> Result<()> {
+        if !self.may_grow_log(for_commit)? {
             return Err(Error::LogFull {
                 chunks: self.log_chunks(),
             });
         }
         let chunk = self.lease_as(ChunkKind::Log, Role::Log)?;
         let new = u64::from(chunk) << 32;
-        if self
+        let swap = self
             .state
             .log
-            .compare_exchange(seen, new, Ordering::AcqRel, Ordering::Acquire)
-            .is_err()
-            && let Some(map) = self.map(chunk)
-        {
+            .compare_exchange(seen, new, Ordering::AcqRel, Ordering::Acquire);
+        if swap.is_ok() {
+            self.settle_rest(seen);
+        } else if let Some(map) = self.map(chunk) {
             // Another thread was first; nothing was ever written to ours.
             self.give_back(chunk, map)?;
         }
         Ok(())
     }
 
+    /// Positions of a former current chunk that nobody will ever take.
+    fn settle_rest(&self, tail: u64) {
+        let (chunk, position) = ((tail >> 32) as u32, tail as u32);
+        if chunk != 0
+            && let Some(map) = self.map(chunk)
+        {
+            let rest = self.pool.geometry().records_per_chunk() - position;
+            map.settled.fetch_add(rest, Ordering::AcqRel);
+        }
+    }
+
     /// Writes a record to its place: one line, streamed.
-    fn write_record(&self, place: Place, record: &Record) -> Result<()> {
-        let geometry = *self.pool.geometry();
+    pub(crate) fn write_record(&self, place: Place, record: &mut Record) -> Result<()> {
+        let geometry = self.pool.geometry();
         let word = self.pool.load(geometry.chunk_word(place.chunk))?;
         let map = self
             .map(place.chunk)
@@ -357,20 +408,40 @@ impl<M: Medium> Attachment<M> {
                 "not the log of this attachment",
             ));
         };
-        let record = Record {
-            generation: (word >> 32) as u32,
-            boot: self.pool.boot_tag(),
-            ..*record
-        };
-        let mut line = record.encode();
-        let crc = crc_of_record(&line, self.pool.uuid(), place.chunk, place.position);
-        line[..4].copy_from_slice(&crc.to_le_bytes());
+        record.crc = 0;
+        record.generation = map.generation();
+        record.boot = self.pool.boot_tag();
+        let mut words = record.words();
+        words[0] |= u64::from(crc_of_words(
+            &words,
+            self.pool.uuid(),
+            place.chunk,
+            place.position,
+        ));
+        let mut line = [0; Record::SIZE];
+        for (bytes, word) in line.as_chunks_mut().0.iter_mut().zip(words) {
+            *bytes = word.to_le_bytes();
+        }
         // Set before the record exists: a record that is there is never forgotten.
-        if let Some(word) = map.bits.get((place.position / 64) as usize) {
+        if let Some(word) = map.waiting().get((place.position / 64) as usize) {
             word.fetch_or(1 << (place.position % 64), Ordering::AcqRel);
         }
+        let mut unwritten = None;
+        if RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent) {
+            self.name_extent(extent_of(record), place);
+            unwritten = self.take_unwritten(record.pool_offset);
+        }
         let offset = self.pool.geometry().record(place.chunk, place.position);
-        Ok(self.pool.medium().write_streaming(offset, &line)?)
+        let medium = self.pool.medium();
+        let Some(bytes) = unwritten else {
+            return Ok(medium.write_streaming(offset, &line)?);
+        };
+        let written = medium.write_both((record.pool_offset, &bytes), (offset, &line));
+        if written.is_err() {
+            // Whoever tries again writes another record, of the same bytes.
+            self.put_unwritten(record.pool_offset, bytes);
+        }
+        Ok(written?)
     }
 
     /// Gives up a place whose record does not count. `true` when it was still waiting.
@@ -379,7 +450,7 @@ impl<M: Medium> Attachment<M> {
             return false;
         };
         let bit = 1 << (place.position % 64);
-        let Some(word) = map.bits.get((place.position / 64) as usize) else {
+        let Some(word) = map.waiting().get((place.position / 64) as usize) else {
             return false;
         };
         let waiting = word.fetch_and(!bit, Ordering::AcqRel) & bit != 0;
@@ -392,12 +463,12 @@ impl<M: Medium> Attachment<M> {
     /// Locks a file: sequence numbers, end and log of the file are the caller's until it is dropped.
     pub fn lock_file(&self, file: FileRef) -> Result<FileGuard<'_, M>> {
         self.ensure_current()?;
-        self.pool.ensure_live(file)?;
+        if file.index() >= self.pool.geometry().file_count {
+            return Err(Error::Forgotten);
+        }
         let entry = self.pool.geometry().file_entry(file.index());
         let offset = entry + at!(FileEntry.lock);
-        let acquired = self
-            .pool
-            .lock_word("file lock", offset, self.owner, PATIENCE)?;
+        let acquired = self.wait_for_file(entry, offset)?;
         let lock = Locked::new(&self.pool, offset, self.owner, self.epoch);
         let guard = FileGuard {
             attachment: self,
@@ -405,7 +476,7 @@ impl<M: Medium> Attachment<M> {
             entry,
             _lock: lock,
         };
-        // It may have been forgotten, and its entry reused, while we waited.
+        // It may have been forgotten, and its entry reused, before or while we waited.
         self.pool.ensure_live(file)?;
         if acquired == Acquired::OwnerDied {
             guard.repair()?;
@@ -413,13 +484,29 @@ impl<M: Medium> Attachment<M> {
         Ok(guard)
     }
 
+    /// Takes the lock of a file. Who holds it while he publishes the file may take as long as the base
+    /// file system does: he is waited for while he lives.
+    fn wait_for_file(&self, entry: u64, offset: u64) -> Result<Acquired> {
+        loop {
+            match self
+                .pool
+                .lock_word("file lock", offset, self.owner, PATIENCE)
+            {
+                Err(Error::Busy { slot, .. })
+                    if u64::from(slot) + 1
+                        == self.pool.load(entry + at!(FileEntry.version))? & PUBLISHER => {}
+                result => return result,
+            }
+        }
+    }
+
     /// Looks at every record of this attachment that is still waiting; the extents of those that were
-    /// retired and that `may_free` allows become free again, chunks without waiting records are given
-    /// back. Returns how many records were settled.
+    /// retired and that `may_free`, asked by file and sequence number, allows become free again, chunks
+    /// without waiting records are given back. Returns how many records were settled.
     ///
     /// One thread at a time: two that find the same chunk settled would both give it back, the second
     /// one when it may be the log again already. `may_free` must not reclaim.
-    pub fn reclaim(&self, may_free: impl Fn(FileRef, Extent) -> bool) -> Result<u64> {
+    pub fn reclaim(&self, may_free: impl Fn(FileRef, u64) -> bool) -> Result<u64> {
         self.ensure_current()?;
         // The lock guards no data, so a panic in `may_free` has broken nothing.
         let _alone = self
@@ -432,7 +519,7 @@ impl<M: Medium> Attachment<M> {
         let mut settled = 0;
         let mut last = None;
         for (chunk, map) in self.leased().filter(|(_, map)| map.is(Role::Log)) {
-            for (i, word) in map.bits.iter().enumerate() {
+            for (i, word) in map.waiting().iter().enumerate() {
                 let mut waiting = word.load(Ordering::Acquire);
                 while waiting != 0 {
                     let bit = waiting.trailing_zeros();
@@ -441,7 +528,7 @@ impl<M: Medium> Attachment<M> {
                         chunk,
                         position: i as u32 * 64 + bit,
                     };
-                    settled += u64::from(self.reclaim_one(place, &mut last, &may_free)?);
+                    settled += u64::from(self.reclaim_one(place, map, &mut last, &may_free)?);
                 }
             }
             if chunk != current && map.settled.load(Ordering::Acquire) >= capacity {
@@ -454,13 +541,17 @@ impl<M: Medium> Attachment<M> {
     fn reclaim_one(
         &self,
         place: Place,
+        map: &ChunkMap,
         last: &mut Option<(FileRef, u64)>,
-        may_free: &impl Fn(FileRef, Extent) -> bool,
+        may_free: &impl Fn(FileRef, u64) -> bool,
     ) -> Result<bool> {
         // A record being written just now is not readable yet: it is not retired either.
-        let Some(record) = self.pool.read_record(place)? else {
+        let record = Record::decode(&self.pool.read_line(place)?);
+        if record.generation != map.generation()
+            || !record.is_valid(self.pool.uuid(), place.chunk, place.position)
+        {
             return Ok(false);
-        };
+        }
         let file = FileRef { id: record.file_id };
         let retired = match *last {
             Some((same, retired)) if same == file => retired,
@@ -470,16 +561,13 @@ impl<M: Medium> Attachment<M> {
         if record.seq > retired {
             return Ok(false);
         }
-        let extent = Extent {
-            offset: record.pool_offset,
-            len: record.len,
-        };
+        let extent = extent_of(&record);
         let names = RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent);
-        if names && !may_free(file, extent) {
+        if names && !may_free(file, record.seq) {
             return Ok(false);
         }
         let mine = self.settle(place);
-        if mine && names {
+        if mine && names && self.unname_extent(extent, place) {
             self.give_extent(extent);
         }
         Ok(mine)
@@ -490,19 +578,25 @@ impl<M: Medium> Attachment<M> {
 pub struct FileGuard<'a, M: Medium> {
     attachment: &'a Attachment<M>,
     file: FileRef,
-    entry: u64,
+    pub(crate) entry: u64,
     _lock: Locked<'a, M>,
 }
 
 impl<M: Medium> FileGuard<'_, M> {
-    fn pool(&self) -> &Pool<M> {
+    pub(crate) fn attachment(&self) -> &Attachment<M> {
+        self.attachment
+    }
+
+    pub(crate) fn pool(&self) -> &Pool<M> {
         &self.attachment.pool
     }
 
+    #[inline]
     fn get(&self, field: u64) -> Result<u64> {
         self.pool().load(self.entry + field)
     }
 
+    #[inline]
     fn set(&self, field: u64, value: u64) -> Result<()> {
         self.pool().store(self.entry + field, value)
     }
@@ -530,14 +624,21 @@ impl<M: Medium> FileGuard<'_, M> {
         self.get(at!(FileEntry.next_seq))
     }
 
-    /// The store's own word of the file.
+    /// The publishing word of the file: who publishes it (slot + 1 in bits 0-15, 0 for nobody), and a
+    /// count above. It changes before the base file does, and after records were retired.
     pub fn version(&self) -> Result<u64> {
         self.get(at!(FileEntry.version))
     }
 
-    /// Sets the store's own word of the file.
+    /// Sets the publishing word of the file.
     pub fn set_version(&self, version: u64) -> Result<()> {
         self.set(at!(FileEntry.version), version)
+    }
+
+    /// Says when the file was last written, in nanoseconds since 1970; 0 when that does not matter any
+    /// more.
+    pub fn set_modified(&self, nanoseconds: u64) -> Result<()> {
+        self.set(at!(FileEntry.modified), nanoseconds)
     }
 
     /// What a dead owner may have left: see the module's head.
@@ -553,8 +654,11 @@ impl<M: Medium> FileGuard<'_, M> {
                 && record.file_id == self.file.id
                 && record.seq.wrapping_add(1) == self.next_seq()?
                 && (record.flags & Record::GROUP == 0 || record.kind == RecordKind::Commit as u8)
+                && record.flags & Record::TOGETHER == 0
             {
-                // Members of a group change nothing; its end knows where the file ends.
+                // Members of a group change nothing; its end knows where the file ends. A commit with
+                // other files counts or does not whether the chain leads through it or past it, and
+                // must not be in the chain when it does not.
                 // It was visible, not necessarily durable; a later commit will rely on it.
                 self.make_group_durable(place, &record)?;
                 self.finish(&record)?;
@@ -591,18 +695,32 @@ impl<M: Medium> FileGuard<'_, M> {
     }
 
     /// Shows a written record in the progress words. Doing it twice changes nothing.
-    fn finish(&self, record: &Record) -> Result<()> {
+    pub(crate) fn finish(&self, record: &Record) -> Result<()> {
         if let Some(end) = self.end()? {
-            self.set_end(end_after(end, record))?;
+            let after = end_after(end, record);
+            if after != end {
+                self.set_end(after)?;
+            }
         }
         self.set(at!(FileEntry.last_seq), record.seq)?;
-        self.set(at!(FileEntry.pending), 0)
+        self.nothing_pending()
     }
 
-    /// Writes one record: sequence number, place, line. `prev` is the record before it in the chain.
-    fn write(&self, mut record: Record, prev: u64) -> Result<(Place, Record)> {
+    /// Writes one record: place, sequence number, line. `prev` is the record before it in the chain; it
+    /// and all before it are durable if it is no later than `durable`.
+    fn write(&self, record: &mut Record, prev: u64, durable: u64) -> Result<Place> {
         let for_commit = record.kind == RecordKind::Commit as u8;
         let place = self.attachment.take_place(for_commit)?;
+        record.seq = self.number(place)?;
+        record.prev = prev.min(record.seq - 1);
+        record.file_id = self.file.id;
+        record.flags |= self.chained(record.prev, durable);
+        self.put(place, record)?;
+        Ok(place)
+    }
+
+    /// The next sequence number, for the record at a place, which is given up when there is none.
+    pub(crate) fn number(&self, place: Place) -> Result<u64> {
         let seq = self.next_seq()?;
         if seq == 0 || seq > SEQ_MAX {
             self.attachment.settle_unwritten(place);
@@ -613,22 +731,52 @@ impl<M: Medium> FileGuard<'_, M> {
             ));
         }
         self.set(at!(FileEntry.next_seq), seq + 1)?;
-        let packed = u64::from(place.chunk) << 32 | u64::from(place.position);
-        self.set(at!(FileEntry.pending), packed + 1)?;
-        record.file_id = self.file.id;
-        record.seq = seq;
-        record.prev = prev.min(seq - 1);
-        if let Err(error) = self.attachment.write_record(place, &record) {
-            self.attachment.settle_unwritten(place);
-            return Err(error);
-        }
-        Ok((place, record))
+        self.set(at!(FileEntry.pending), place.packed() + 1)?;
+        Ok(seq)
     }
 
-    /// Logs one operation and returns its sequence number once it is durable. Data that was streamed
-    /// into its extent before is durable with it: in the same fence when the record carries the
-    /// data's CRC, in a fence of its own otherwise.
+    /// The flag of a record whose `prev` is not known to be durable, as far as `durable` says.
+    pub(crate) fn chained(&self, prev: u64, durable: u64) -> u8 {
+        if prev > durable && self.pool().medium().fence_is_slow() {
+            Record::CHAINED
+        } else {
+            0
+        }
+    }
+
+    /// The last record of the chain.
+    pub(crate) fn last_seq(&self) -> Result<u64> {
+        self.get(at!(FileEntry.last_seq))
+    }
+
+    /// Writes a record to its place, which is given up when that fails.
+    pub(crate) fn put(&self, place: Place, record: &mut Record) -> Result<()> {
+        self.attachment
+            .write_record(place, record)
+            .inspect_err(|_| self.attachment.settle_unwritten(place))
+    }
+
+    /// Says that no record is being written.
+    pub(crate) fn nothing_pending(&self) -> Result<()> {
+        self.set(at!(FileEntry.pending), 0)
+    }
+
+    /// Logs one operation and returns its sequence number: once it is durable if it counts now, else
+    /// once it is ordered before what comes later, which the commit makes durable with itself. Data that
+    /// was streamed into its extent before goes with it: by the same fence when the record carries the
+    /// data's CRC, by a fence of its own otherwise.
     pub fn append(&mut self, op: &Op, counts: When) -> Result<u64> {
+        let seq = self.log(op, counts, 0)?;
+        if counts == When::Now {
+            self.pool().settle()?;
+        }
+        Ok(seq)
+    }
+
+    /// [`FileGuard::append`] that never waits for a device: where a fence does, the caller gives the lock
+    /// up first, then waits for [`Pool::settle`], and tells nobody of the operation before. `durable` is
+    /// the last record of the file of which the caller knows that it is durable, with all before it.
+    pub fn log(&mut self, op: &Op, counts: When, durable: u64) -> Result<u64> {
         self.attachment.ensure_current()?;
         op.check()?;
         let mut record = op.record();
@@ -636,13 +784,28 @@ impl<M: Medium> FileGuard<'_, M> {
             record.flags |= Record::COMMITTED;
         }
         if !op.has_data_crc() {
-            self.pool().medium().fence();
+            self.pool().fence()?;
         }
-        let (_, record) = self.write(record, self.get(at!(FileEntry.last_seq))?)?;
-        self.pool().medium().fence();
+        self.write(&mut record, self.get(at!(FileEntry.last_seq))?, durable)?;
+        self.order_record(counts)?;
         self.finish(&record)?;
         self.trim(op);
         Ok(record.seq)
+    }
+
+    /// What a record needs before it is shown. One that waits for a commit needs to come before it,
+    /// whoever writes that: on persistent memory a fence of this core; where a fence is a kernel sync,
+    /// the commit's own covers all writes of all processes. In the boot of its writer it counts anyway,
+    /// because it is seen; in another one the commit's unbroken chain and the CRCs tell what is missing.
+    ///
+    /// The same holds there for one that counts at once: its writer waits for the sync when others may
+    /// have the lock, and what they log meanwhile is chained to it.
+    fn order_record(&self, counts: When) -> Result<()> {
+        if counts == When::Now && !self.pool().medium().fence_is_slow() {
+            return self.pool().fence();
+        }
+        self.pool().medium().order();
+        Ok(())
     }
 
     fn trim(&self, op: &Op) {
@@ -656,16 +819,25 @@ impl<M: Medium> FileGuard<'_, M> {
     /// Logs several operations that happen entirely or not at all, with one fence for all of them (two
     /// when a record lacks its data's CRC). Returns the sequence number of the group's end.
     pub fn append_group(&mut self, ops: &[Op], counts: When) -> Result<u64> {
+        let seq = self.log_group(ops, counts, 0)?;
+        if counts == When::Now {
+            self.pool().settle()?;
+        }
+        Ok(seq)
+    }
+
+    /// [`FileGuard::append_group`] as [`FileGuard::log`] is [`FileGuard::append`].
+    pub fn log_group(&mut self, ops: &[Op], counts: When, durable: u64) -> Result<u64> {
         self.attachment.ensure_current()?;
         ops.iter().try_for_each(Op::check)?;
         if ops.is_empty() {
             return Err(Error::Invalid("a group of no operations"));
         }
         if ops.iter().any(|op| !op.has_data_crc()) {
-            self.pool().medium().fence();
+            self.pool().fence()?;
         }
         let mut written = Vec::with_capacity(ops.len() + 1);
-        match self.write_group(ops, counts, &mut written) {
+        match self.write_group(ops, counts, durable, &mut written) {
             Ok(seq) => {
                 ops.iter().for_each(|op| self.trim(op));
                 Ok(seq)
@@ -675,13 +847,19 @@ impl<M: Medium> FileGuard<'_, M> {
                 for place in written {
                     self.attachment.settle(place);
                 }
-                self.set(at!(FileEntry.pending), 0)?;
+                self.nothing_pending()?;
                 Err(error)
             }
         }
     }
 
-    fn write_group(&self, ops: &[Op], counts: When, written: &mut Vec<Place>) -> Result<u64> {
+    fn write_group(
+        &self,
+        ops: &[Op],
+        counts: When,
+        durable: u64,
+        written: &mut Vec<Place>,
+    ) -> Result<u64> {
         let now = if counts == When::Now {
             Record::COMMITTED
         } else {
@@ -692,8 +870,7 @@ impl<M: Medium> FileGuard<'_, M> {
         for op in ops {
             let mut record = op.record();
             record.flags |= Record::GROUP;
-            let (place, record) = self.write(record, prev)?;
-            written.push(place);
+            written.push(self.write(&mut record, prev, durable)?);
             prev = record.seq;
             end = end.map(|end| end_after(end, &record));
         }
@@ -706,9 +883,8 @@ impl<M: Medium> FileGuard<'_, M> {
         // The end of the file travels with the commit record, so that whoever repairs after us knows
         // it without reading the group.
         commit.file_offset = end.unwrap_or(END_UNKNOWN);
-        let (place, commit) = self.write(commit, prev)?;
-        written.push(place);
-        self.pool().medium().fence();
+        written.push(self.write(&mut commit, prev, durable)?);
+        self.order_record(counts)?;
         self.finish(&commit)?;
         Ok(commit.seq)
     }
@@ -716,14 +892,21 @@ impl<M: Medium> FileGuard<'_, M> {
     /// Commits every record of the file so far, whichever process wrote it: after a crash of the
     /// system they all count. Durable on return.
     pub fn commit(&mut self) -> Result<u64> {
+        let seq = self.log_commit(0)?;
+        self.pool().settle()?;
+        Ok(seq)
+    }
+
+    /// [`FileGuard::commit`] as [`FileGuard::log`] is [`FileGuard::append`].
+    pub fn log_commit(&mut self, durable: u64) -> Result<u64> {
         self.attachment.ensure_current()?;
-        let commit = Record {
+        let mut commit = Record {
             kind: RecordKind::Commit as u8,
             file_offset: END_UNKNOWN,
             ..EMPTY
         };
-        let (_, commit) = self.write(commit, self.get(at!(FileEntry.last_seq))?)?;
-        self.pool().medium().fence();
+        self.write(&mut commit, self.get(at!(FileEntry.last_seq))?, durable)?;
+        self.order_record(When::Now)?;
         self.finish(&commit)?;
         Ok(commit.seq)
     }
@@ -759,7 +942,7 @@ impl<M: Medium> FileGuard<'_, M> {
 
 impl<M: Medium> Attachment<M> {
     /// Counts a place that never got its record, or whose record failed halfway.
-    fn settle_unwritten(&self, place: Place) {
+    pub(crate) fn settle_unwritten(&self, place: Place) {
         if !self.settle(place)
             && let Some(map) = self.map(place.chunk)
         {

@@ -14,26 +14,28 @@
 #![allow(unsafe_code)]
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use adit_pmem::MappedMedium;
+use adit_pmem::Reopen;
 use adit_pmem::map::{Access, Mapping};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result, kernel};
-use crate::file::bytes;
+use crate::file::{FileMedium, bytes};
 use crate::slots::{Hold, SlotLocks};
 
 /// Bytes that are locked lie far behind the end of any pool.
 const BASE: i64 = 1 << 60;
 /// The gate's byte, one before the first slot's.
 const GATE: i64 = BASE - 1;
-/// Times the gate is tried, and the pause between.
+/// The byte of who makes the pool larger.
+const GROWTH: i64 = BASE - 2;
+/// Times the gate is tried, and the pause between. Growing may have to write a gigabyte.
 const GATE_TRIES: u32 = 20_000;
-const GATE_PAUSE: Duration = Duration::from_micros(250);
+const GROWTH_TRIES: u32 = 8 * GATE_TRIES;
+const PAUSE: Duration = Duration::from_micros(250);
 
 const F_OFD_GETLK: usize = 36;
 const F_OFD_SETLK: usize = 37;
@@ -51,12 +53,12 @@ struct Flock {
 }
 
 impl Flock {
-    fn byte(at: i64) -> Self {
+    fn bytes(at: i64, len: i64) -> Self {
         Self {
             kind: F_WRLCK,
             whence: 0,
             start: at,
-            len: 1,
+            len,
             pid: 0,
         }
     }
@@ -99,12 +101,18 @@ fn fcntl(fd: impl AsFd, command: usize, lock: &mut Flock) -> Result<(), Errno> {
     }
 }
 
-/// The locks of a pool file.
-pub(crate) struct FileLocks {
+/// A pool file as something to lock, opened anew each time.
+#[derive(Debug, Clone)]
+pub(crate) struct LockFile {
     path: PathBuf,
     /// Device and inode: the path may name another file by now.
     identity: (u64, u64),
-    medium: Arc<MappedMedium>,
+}
+
+/// The locks of a pool file.
+pub(crate) struct FileLocks {
+    file: LockFile,
+    medium: FileMedium,
 }
 
 /// One locked byte.
@@ -114,29 +122,27 @@ struct ByteHold {
 
 impl Hold for ByteHold {}
 
-impl FileLocks {
-    pub(crate) fn new(path: &Path, fd: impl AsFd, medium: Arc<MappedMedium>) -> Result<Self> {
-        let identity = identity(fd)?;
+impl LockFile {
+    pub(crate) fn new(path: &Path, fd: impl AsFd) -> Result<Self> {
         Ok(Self {
             path: path.to_owned(),
-            identity,
-            medium,
+            identity: identity(fd)?,
         })
     }
 
     pub(crate) fn open(&self) -> Result<OwnedFd> {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        let fd =
-            rustix::fs::open(bytes(&self.path), flags, Mode::empty()).map_err(kernel("open"))?;
-        if identity(&fd)? != self.identity {
-            return Err(Error::Invalid("the pool was replaced by another file"));
-        }
-        Ok(fd)
+        self.reopen().map(|(fd, _)| fd).map_err(|errno| {
+            if errno == Errno::STALE {
+                Error::Invalid("the pool was replaced by another file")
+            } else {
+                kernel("open")(errno)
+            }
+        })
     }
 
     fn lock(&self, at: i64) -> Result<Option<Box<dyn Hold>>> {
         let fd = self.open()?;
-        match fcntl(&fd, F_OFD_SETLK, &mut Flock::byte(at)) {
+        match fcntl(&fd, F_OFD_SETLK, &mut Flock::bytes(at, 1)) {
             Ok(()) => {}
             Err(Errno::AGAIN | Errno::ACCESS) => return Ok(None),
             Err(errno) => return Err(kernel("fcntl")(errno)),
@@ -149,46 +155,90 @@ impl FileLocks {
         Ok(Some(Box::new(ByteHold { _mapping: mapping })))
     }
 
-    fn is_locked(&self, at: i64) -> Result<bool> {
-        let mut lock = Flock::byte(at);
+    fn is_locked(&self, at: i64, len: i64) -> Result<bool> {
+        let mut lock = Flock::bytes(at, len);
         fcntl(self.open()?, F_OFD_GETLK, &mut lock).map_err(kernel("fcntl"))?;
         Ok(lock.kind != F_UNLCK)
     }
+
+    /// Whether anybody who lives is attached.
+    pub(crate) fn is_any_slot_locked(&self, slots: u32) -> Result<bool> {
+        self.is_locked(BASE, i64::from(slots))
+    }
+
+    pub(crate) fn gate(&self) -> Result<Box<dyn Hold>> {
+        self.wait_for("gate", GATE, GATE_TRIES)
+    }
+
+    /// Held while the pool is made larger: blocks are made ready, and zeroed, before anybody knows that
+    /// they are there, so two at once would zero what one of them has begun to use.
+    pub(crate) fn growth(&self) -> Result<Box<dyn Hold>> {
+        self.wait_for("growth", GROWTH, GROWTH_TRIES)
+    }
+
+    fn wait_for(&self, lock: &'static str, at: i64, tries: u32) -> Result<Box<dyn Hold>> {
+        for _ in 0..tries {
+            if let Some(hold) = self.lock(at)? {
+                return Ok(hold);
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Err(Error::Busy {
+            lock,
+            slot: u32::MAX,
+            thread: 0,
+        })
+    }
 }
 
-fn identity(fd: impl AsFd) -> Result<(u64, u64)> {
+impl Reopen for LockFile {
+    fn reopen(&self) -> Result<(OwnedFd, u64), Errno> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(bytes(&self.path), flags, Mode::empty())?;
+        // Without asking for times: after an answer that had them, the kernel gives the next write a time
+        // of its own, however soon it comes, and each sync has to write the inode for it.
+        let asked = StatxFlags::INO | StatxFlags::SIZE;
+        let stat = rustix::fs::statx(&fd, "", AtFlags::EMPTY_PATH, asked)?;
+        let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+        if (device, stat.stx_ino) != self.identity {
+            return Err(Errno::STALE);
+        }
+        Ok((fd, stat.stx_size))
+    }
+}
+
+impl FileLocks {
+    pub(crate) fn new(file: LockFile, medium: FileMedium) -> Self {
+        Self { file, medium }
+    }
+}
+
+pub(crate) fn identity(fd: impl AsFd) -> Result<(u64, u64)> {
     let stat = rustix::fs::fstat(fd).map_err(kernel("fstat"))?;
     Ok((stat.st_dev, stat.st_ino))
 }
 
 impl SlotLocks for FileLocks {
     fn claim(&self, slot: u32) -> Result<Option<Box<dyn Hold>>> {
-        self.lock(BASE + i64::from(slot))
+        self.file.lock(BASE + i64::from(slot))
     }
 
     fn is_alive(&self, slot: u32) -> bool {
-        self.is_locked(BASE + i64::from(slot)).unwrap_or(true)
+        self.file
+            .is_locked(BASE + i64::from(slot), 1)
+            .unwrap_or(true)
     }
 
     fn gate(&self) -> Result<Box<dyn Hold>> {
-        for _ in 0..GATE_TRIES {
-            if let Some(hold) = self.lock(GATE)? {
-                return Ok(hold);
-            }
-            std::thread::sleep(GATE_PAUSE);
-        }
-        Err(Error::Busy {
-            lock: "gate",
-            slot: u32::MAX,
-            thread: 0,
-        })
+        let gate = self.file.gate()?;
+        self.medium.ensure_current()?;
+        Ok(gate)
     }
 
     fn refresh(&self) -> bool {
         let grown = || -> Option<u64> {
-            let fd = self.open().ok()?;
-            let size = rustix::fs::fstat(&fd).ok()?.st_size as u64;
-            self.medium.grow(&fd, size - size % 4096).ok()
+            let (fd, size) = self.file.reopen().ok()?;
+            self.medium.mapped().grow(&fd, size - size % 4096).ok()
         };
         grown().is_some()
     }

@@ -1,6 +1,7 @@
 //! The pool as a whole: creating and opening it, attaching and detaching.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use adit_pmem::Medium;
 
@@ -12,7 +13,7 @@ use crate::layout::{
     Superblock, VERSION, at,
 };
 use crate::lock::Owner;
-use crate::recover::Recovery;
+use crate::recover::Rebuilt;
 use crate::slots::{Hold, SlotLocks};
 
 /// Identity of one boot of the system: what the kernel gives as `random/boot_id`.
@@ -45,8 +46,11 @@ pub struct Pool<M: Medium> {
     uuid: [u8; 16],
     boot: BootId,
     locks: Box<dyn SlotLocks>,
-    opened_chunks: u32,
+    /// Chunks that the superblock said when we opened or attached.
+    opened_chunks: AtomicU32,
     boot_tag: u32,
+    /// Threads that a walk over the logs may use.
+    walkers: AtomicUsize,
 }
 
 impl<M: Medium> std::fmt::Debug for Pool<M> {
@@ -111,7 +115,8 @@ impl<M: Medium> Pool<M> {
             max_chunks: geometry.max_chunks,
             slot_count: geometry.slot_count,
             file_count: geometry.file_count,
-            reserved: [0; 40],
+            first_chunks: chunks,
+            reserved: [0; 36],
             crc: 0,
         };
         write_superblock(medium, &mut superblock)
@@ -122,7 +127,8 @@ impl<M: Medium> Pool<M> {
         let superblock = read_superblock(&medium)?;
         let geometry = superblock.geometry();
         let expected = u64::from(superblock.chunk_count) << geometry.chunk_shift;
-        if medium.size() < expected {
+        // Somebody may have made it larger between the two looks.
+        if medium.size() < expected && !(locks.refresh() && medium.size() >= expected) {
             return Err(Error::Truncated {
                 expected,
                 found: medium.size(),
@@ -134,8 +140,9 @@ impl<M: Medium> Pool<M> {
             uuid: superblock.uuid,
             boot,
             locks,
-            opened_chunks: superblock.chunk_count,
+            opened_chunks: AtomicU32::new(superblock.chunk_count),
             boot_tag: boot.tag(),
+            walkers: AtomicUsize::new(1),
         }))
     }
 
@@ -171,6 +178,16 @@ impl<M: Medium> Pool<M> {
         self.locks.as_ref()
     }
 
+    /// Lets walks over the logs use several threads. Not for a program that only came to have a pool: it
+    /// never asked for threads.
+    pub fn walk_with(&self, threads: usize) {
+        self.walkers.store(threads.max(1), Ordering::Relaxed);
+    }
+
+    pub(crate) fn walkers(&self) -> usize {
+        self.walkers.load(Ordering::Relaxed)
+    }
+
     /// The superblock that counts now.
     pub fn superblock(&self) -> Result<Superblock> {
         read_superblock(&self.medium)
@@ -186,25 +203,29 @@ impl<M: Medium> Pool<M> {
     /// Chunks of the pool now, never more than the medium holds.
     pub fn chunk_count(&self) -> Result<u32> {
         // The shared word is volatile: after a loss of power it may say less than the superblock did
-        // when we opened. After shrinking it says less rightly; what was cut off is marked absent.
+        // when we opened. After the pool was cut it says less rightly, until we attach; what was cut off is
+        // marked absent.
         let said = self.load(SHARED + at!(Shared.chunk_count))?;
         let said = said
             .min(u64::from(self.geometry.max_chunks))
-            .max(u64::from(self.opened_chunks));
+            .max(u64::from(self.opened_chunks.load(Ordering::Relaxed)));
         if said << self.geometry.chunk_shift > self.medium.size() {
             self.locks.refresh();
         }
         Ok(said.min(self.medium.size() >> self.geometry.chunk_shift) as u32)
     }
 
+    #[inline]
     pub(crate) fn load(&self, offset: u64) -> Result<u64> {
         Ok(self.medium.load(offset)?)
     }
 
+    #[inline]
     pub(crate) fn store(&self, offset: u64, value: u64) -> Result<()> {
         Ok(self.medium.store(offset, value)?)
     }
 
+    #[inline]
     pub(crate) fn cas(&self, offset: u64, current: u64, new: u64) -> Result<Result<u64, u64>> {
         Ok(self.medium.compare_exchange(offset, current, new)?)
     }
@@ -217,7 +238,20 @@ impl<M: Medium> Pool<M> {
 
     pub(crate) fn make_durable(&self, offset: u64, len: u64) -> Result<()> {
         self.medium.flush(offset, len)?;
+        self.fence()
+    }
+
+    /// Everything flushed or streamed is durable on return, or it is an error.
+    pub(crate) fn fence(&self) -> Result<()> {
         self.medium.fence();
+        Ok(self.medium.sound()?)
+    }
+
+    /// Stores that are seen, and durable with whatever is made durable next: for what nobody misses
+    /// before that.
+    pub(crate) fn make_ordered(&self, offset: u64, len: u64) -> Result<()> {
+        self.medium.flush(offset, len)?;
+        self.medium.order();
         Ok(())
     }
 
@@ -227,30 +261,21 @@ impl<M: Medium> Pool<M> {
         Ok(Slot::decode(&bytes))
     }
 
-    /// Slots whose holders live.
+    /// Slots whose holders live. The kernel is asked only about those that say they are taken.
     #[must_use]
     pub fn living_slots(&self) -> Vec<u32> {
+        let state = |slot| self.load(self.geometry.slot(slot) + at!(Slot.state));
+        let taken = |slot: &u32| state(*slot).map_or(true, |state| state != Slot::FREE);
         (0..self.geometry.slot_count)
+            .filter(taken)
             .filter(|slot| self.locks.is_alive(*slot))
             .collect()
-    }
-
-    /// Living attachments, asking the kernel only about slots that say they are taken.
-    fn living_attachments(&self) -> Result<u32> {
-        let mut living = 0;
-        for slot in 0..self.geometry.slot_count {
-            let state = self.load(self.geometry.slot(slot) + at!(Slot.state))?;
-            if state != Slot::FREE && self.locks.is_alive(slot) {
-                living += 1;
-            }
-        }
-        Ok(living)
     }
 
     /// Holds the gate, with nobody attached.
     pub fn exclusive(&self) -> Result<Exclusive<'_, M>> {
         let gate = self.locks.gate()?;
-        let attached = self.living_attachments()?;
+        let attached = self.living_slots().len() as u32;
         if attached > 0 {
             return Err(Error::InUse { attached });
         }
@@ -266,8 +291,14 @@ impl<M: Medium> Pool<M> {
     pub fn attach(self: &Arc<Self>) -> Result<Attachment<M>> {
         let epoch = fork::enter()?;
         let gate = self.locks.gate()?;
+        let first = self.living_slots().is_empty();
+        if first {
+            self.medium.begin_anew()?;
+        }
         let superblock = self.superblock()?;
-        let first = self.living_attachments()? == 0;
+        // It may have been cut since we opened it, and is not while anybody is attached.
+        let chunks = superblock.chunk_count;
+        self.opened_chunks.store(chunks, Ordering::Relaxed);
         let mut recovery = None;
         if first {
             // Unclean from here on, and durably so before anything can be logged.
@@ -304,7 +335,8 @@ impl<M: Medium> Pool<M> {
             self.store(offset + at!(Slot.pid), u64::from(std::process::id()))?;
             self.store(offset + at!(Slot.boot), u64::from(self.boot.tag()))?;
             self.store(offset + at!(Slot.state), Slot::ATTACHED)?;
-            self.make_durable(offset, Slot::SIZE as u64)?;
+            // Every boot frees all slots.
+            self.make_ordered(offset, Slot::SIZE as u64)?;
             return Ok((slot, incarnation, hold));
         }
         Err(Error::NoSlot {
@@ -359,7 +391,7 @@ pub(crate) fn write_superblock<M: Medium>(medium: &M, superblock: &mut Superbloc
         medium.write_streaming(offset, &bytes)?;
         medium.fence();
     }
-    Ok(())
+    Ok(medium.sound()?)
 }
 
 fn read_copy<M: Medium>(medium: &M, offset: u64) -> Result<Option<Superblock>> {
@@ -439,8 +471,14 @@ pub(crate) struct AttachmentState {
     pub(crate) hint: std::sync::atomic::AtomicU32,
     /// Log chunks held at most; 0 for the default.
     pub(crate) log_limit: std::sync::atomic::AtomicU32,
+    /// Log chunks of all attachments together at most; 0 for the default.
+    pub(crate) logs_together: std::sync::atomic::AtomicU32,
     /// Held while a thread looks for log chunks to give back.
     pub(crate) reclaiming: std::sync::Mutex<()>,
+    /// Bytes that are written with the record that names them, by the offset of their extent.
+    pub(crate) unwritten: std::sync::Mutex<Vec<(u64, Vec<u8>)>>,
+    /// How many these are: most media have none, and then nobody takes the lock.
+    pub(crate) waits_unwritten: std::sync::atomic::AtomicUsize,
 }
 
 /// This process's seat at a pool: a slot, leased chunks, a log.
@@ -454,7 +492,7 @@ pub struct Attachment<M: Medium> {
     hold: Option<Box<dyn Hold>>,
     pub(crate) maps: Box<[std::sync::OnceLock<Box<ChunkMap>>]>,
     pub(crate) state: AttachmentState,
-    recovery: Option<Recovery>,
+    recovery: Option<Rebuilt>,
 }
 
 impl<M: Medium> std::fmt::Debug for Attachment<M> {
@@ -473,9 +511,9 @@ impl<M: Medium> Attachment<M> {
     }
 
     /// What was found, when this attachment was the first: the files to publish before anything else,
-    /// and what could not be believed.
+    /// and what could not be believed. [`Attachment::scan`] finds their records.
     #[must_use]
-    pub fn recovery(&self) -> Option<&Recovery> {
+    pub fn recovery(&self) -> Option<&Rebuilt> {
         self.recovery.as_ref()
     }
 
@@ -496,17 +534,45 @@ impl<M: Medium> Attachment<M> {
 
     /// Gives everything back. Chunks with records that are not retired are left to recovery. The last
     /// one to leave an empty pool marks it clean.
-    pub fn detach(mut self) -> Result<()> {
+    pub fn detach(self) -> Result<()> {
+        self.leave(|superblock| Ok(superblock.chunk_count), |_| {})
+    }
+
+    /// [`Attachment::detach`]. The last one to leave an empty pool takes out of use what it has grown by
+    /// and what is free at its end, and `cut` makes the medium shorter, to so many chunks, also where it is
+    /// longer because somebody was killed while he grew or cut it. Nobody can attach meanwhile, so nobody
+    /// grows it.
+    pub fn detach_and_cut(self, cut: impl FnOnce(u32)) -> Result<()> {
+        let pool = Arc::clone(&self.pool);
+        self.leave(|superblock| pool.take_out_the_end(superblock), cut)
+    }
+
+    fn leave(
+        mut self,
+        keep: impl FnOnce(&Superblock) -> Result<u32>,
+        cut: impl FnOnce(u32),
+    ) -> Result<()> {
         self.ensure_current()?;
         self.reclaim(|_, _| true)?;
         let gate = self.pool.locks().gate()?;
         self.give_back_chunks()?;
         let state = self.pool.geometry().slot(self.owner.slot) + at!(Slot.state);
-        self.pool.persist(state, Slot::FREE)?;
+        self.pool.store(state, Slot::FREE)?;
+        self.pool.make_ordered(state, 8)?;
         self.hold = None;
-        if self.pool.living_attachments()? == 0 && self.pool.is_empty()? {
-            self.pool
-                .mark(&self.pool.superblock()?, Superblock::CLEAN)?;
+        if self.pool.living_slots().is_empty() && self.pool.is_empty()? {
+            let before = self.pool.superblock()?;
+            let chunk_count = keep(&before)?;
+            let now = Superblock {
+                chunk_count,
+                ..before
+            };
+            self.pool.mark(&now, Superblock::CLEAN)?;
+            if chunk_count < before.chunk_count {
+                let shared = SHARED + at!(Shared.chunk_count);
+                self.pool.store(shared, u64::from(chunk_count))?;
+            }
+            cut(chunk_count);
         }
         drop(gate);
         Ok(())

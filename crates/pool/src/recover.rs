@@ -2,25 +2,33 @@
 //!
 //! [`Pool::scan`] changes nothing, so it may be repeated and interrupted at will. A publisher takes
 //! each file of the result, applies its records in order to the base file, makes that durable, and
-//! retires them; [`Attachment::release_orphans`] then frees what no record needs any more.
+//! retires them; [`crate::Attachment::release_orphans`] then frees what no record needs any more.
 //!
 //! A record counts when it is whole, belongs where it lies, is newer than its file's `retired` mark
 //! and, if it is part of a group, the group is complete. In the boot that wrote it that is enough:
 //! every acknowledged operation is replayed. After a crash of the system it must also be committed, by
-//! itself or by a later commit record from which an unbroken chain leads to it.
+//! itself or by a later commit record from which an unbroken chain leads to it. A commit of several files
+//! is one only if the others are as sound (`together.rs`): so all files are gone through first, and those
+//! with such commits are decided at the end. What is made of the result stands in `recover/rebuild.rs`.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+mod rebuild;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use adit_pmem::Medium;
 
 use crate::error::{Error, Result};
-use crate::files::{END_UNKNOWN, FileName, FileRef};
+use crate::files::{FileName, FileRef};
 use crate::layout::{
-    ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, Record, RecordKind, SHARED, Shared, Slot,
-    Superblock, at, checked_value,
+    ChunkKind, ChunkWord, FileEntry, ORPHAN, Record, RecordKind, Slot, at, checked_value,
 };
 use crate::log::{Place, SEQ_MAX};
-use crate::pool::{Attachment, Pool};
+use crate::parallel;
+use crate::pool::Pool;
+use crate::relink::{Gone, left_of};
+use crate::together::{Link, Rings};
+
+pub use rebuild::{Rebuilt, Released};
 
 /// Rejected records listed one by one; more are only counted.
 const LISTED: usize = 1000;
@@ -113,6 +121,12 @@ struct Item {
     flags: u8,
     boot: u32,
     state: State,
+    /// Whether a crash of the system cannot take it back.
+    committed: bool,
+    /// A commit of several files of which another one is missing: it commits nothing.
+    broken: bool,
+    /// Sequence number of the end of its group, or its own.
+    end_seq: u64,
 }
 
 impl Item {
@@ -122,6 +136,14 @@ impl Item {
 
     fn is_commit(&self) -> bool {
         self.kind == RecordKind::Commit && self.flags & Record::GROUP == 0
+    }
+
+    fn is_together(&self) -> bool {
+        self.is_commit() && self.flags & Record::TOGETHER != 0
+    }
+
+    fn is_operation(&self) -> bool {
+        !matches!(self.kind, RecordKind::Commit | RecordKind::Relink)
     }
 
     fn is_member(&self) -> bool {
@@ -153,7 +175,7 @@ pub struct RecoveredFile {
 }
 
 impl RecoveredFile {
-    /// The file, for [`Attachment::lock_file`].
+    /// The file, for [`crate::Attachment::lock_file`].
     #[must_use]
     pub fn file(&self) -> FileRef {
         FileRef { id: self.file_id }
@@ -185,28 +207,27 @@ pub enum ReplayOp {
         /// How many.
         len: u32,
     },
-    /// Exchange, if the staged bytes still have their CRC; they were checked when the walk ran.
-    Exchange {
+    /// Nothing: an interrupted relink has handed the bytes that were staged for here to the file.
+    Relinked {
         /// Where in the file.
         file_offset: u64,
-        /// Where the bytes are in the pool.
-        pool_offset: u64,
         /// How many.
         len: u32,
-        /// CRC32C that the staged bytes must have.
-        data_crc: u32,
     },
 }
 
 /// One record to replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Replay {
-    /// Its place in the file's order.
+    /// Its place in the file's order. Members of a group, which are retired together, all have the place
+    /// of the group's end.
     pub seq: u64,
     /// What it does.
     pub op: ReplayOp,
     /// Offset of the record in the pool.
     pub at: u64,
+    /// Whether a crash of the system cannot take it back.
+    pub committed: bool,
 }
 
 /// Result of a walk over all logs.
@@ -220,10 +241,51 @@ pub struct Recovery {
     pub rejected: Vec<Rejected>,
     /// Sorted by file and sequence number; at most 3/4 of the logs' size.
     items: Vec<Item>,
+    /// What relinks that were not finished have handed to files: sorted by file, then by place in the pool.
+    gone: Vec<Gone>,
     bit_searches: u64,
 }
 
 impl Recovery {
+    fn nothing() -> Self {
+        Self {
+            files: Vec::new(),
+            counts: Counts::default(),
+            rejected: Vec::new(),
+            items: Vec::new(),
+            gone: Vec::new(),
+            bit_searches: 0,
+        }
+    }
+
+    /// Adds what was seen after it.
+    fn add(&mut self, mut seen: Self) {
+        let Counts {
+            chunks,
+            lines,
+            empty,
+            stale,
+            retired,
+            uncommitted,
+            unclosed,
+            live,
+            rejected,
+        } = seen.counts;
+        self.counts.chunks += chunks;
+        self.counts.lines += lines;
+        self.counts.empty += empty;
+        self.counts.stale += stale;
+        self.counts.retired += retired;
+        self.counts.uncommitted += uncommitted;
+        self.counts.unclosed += unclosed;
+        self.counts.live += live;
+        self.counts.rejected += rejected;
+        let room = LISTED - self.rejected.len().min(LISTED);
+        seen.rejected.truncate(room);
+        self.rejected.append(&mut seen.rejected);
+        self.items.append(&mut seen.items);
+    }
+
     fn reject(&mut self, offset: u64, reason: Rejection) {
         self.counts.rejected += 1;
         if self.rejected.len() < LISTED {
@@ -256,14 +318,16 @@ impl Recovery {
     ) -> impl Iterator<Item = Result<Replay>> + 'a {
         self.items_of(file.id)
             .iter()
-            .filter(|item| item.state == State::Live && item.kind != RecordKind::Commit)
+            .filter(|item| item.state == State::Live && item.is_operation())
             .map(move |item| {
                 let at = pool
                     .geometry()
                     .record(item.place.chunk, item.place.position);
                 match pool.read_record(item.place)? {
                     Some(record) if record.seq == item.seq && record.file_id == item.file_id => {
-                        replay_of(&record, at)
+                        let replay = replay_of(&record, at, item)?;
+                        let gone = self.gone_of(file.id, pool, record.pool_offset);
+                        Ok(left_of(replay, item.seq, gone))
                     }
                     _ => Err(Error::damaged(
                         "log record",
@@ -272,6 +336,23 @@ impl Recovery {
                     )),
                 }
             })
+            .flat_map(|parts| {
+                let (first, rest) = match parts {
+                    Ok((first, rest)) => (Ok(first), rest),
+                    Err(error) => (Err(error), Vec::new()),
+                };
+                std::iter::once(first).chain(rest.into_iter().map(Ok))
+            })
+    }
+
+    /// What may have gone of a record's bytes: as these, each range lies within one chunk.
+    fn gone_of<M: Medium>(&self, file_id: u64, pool: &Pool<M>, pool_offset: u64) -> &[Gone] {
+        let shift = pool.geometry().chunk_shift;
+        let place = |gone: &Gone| (gone.file_id, gone.pool_offset >> shift);
+        let wanted = (file_id, pool_offset >> shift);
+        let start = self.gone.partition_point(|gone| place(gone) < wanted);
+        let end = self.gone.partition_point(|gone| place(gone) <= wanted);
+        &self.gone[start..end]
     }
 
     /// Where the file ends after its records, given the size of its base file.
@@ -281,9 +362,9 @@ impl Recovery {
                 ReplayOp::Write {
                     file_offset, len, ..
                 }
-                | ReplayOp::Exchange {
-                    file_offset, len, ..
-                } => end.max(file_offset.saturating_add(u64::from(len))),
+                | ReplayOp::Relinked { file_offset, len } => {
+                    end.max(file_offset.saturating_add(u64::from(len)))
+                }
                 ReplayOp::Truncate { size } => size,
                 ReplayOp::Zero { .. } => end,
             })
@@ -295,12 +376,11 @@ impl Recovery {
     }
 }
 
-fn replay_of(record: &Record, at: u64) -> Result<Replay> {
+fn replay_of(record: &Record, at: u64, item: &Item) -> Result<Replay> {
     let Record {
         file_offset,
         pool_offset,
         len,
-        data_crc,
         ..
     } = *record;
     let op = match RecordKind::from_byte(record.kind) {
@@ -311,18 +391,13 @@ fn replay_of(record: &Record, at: u64) -> Result<Replay> {
         },
         Some(RecordKind::Truncate) => ReplayOp::Truncate { size: file_offset },
         Some(RecordKind::Zero) => ReplayOp::Zero { file_offset, len },
-        Some(RecordKind::Exchange) => ReplayOp::Exchange {
-            file_offset,
-            pool_offset,
-            len,
-            data_crc,
-        },
         _ => return Err(Error::damaged("log record", at, "nothing to replay")),
     };
     Ok(Replay {
-        seq: record.seq,
+        seq: item.end_seq,
         op,
         at,
+        committed: item.committed,
     })
 }
 
@@ -331,29 +406,18 @@ impl<M: Medium> Pool<M> {
     /// that living attachments write meanwhile may or may not be seen; hold a file's lock to see all of
     /// its records.
     pub fn scan(&self) -> Result<Recovery> {
-        let mut found = Recovery {
-            files: Vec::new(),
-            counts: Counts::default(),
-            rejected: Vec::new(),
-            items: Vec::new(),
-            bit_searches: 0,
-        };
-        let mut orphans = HashSet::new();
-        for chunk in 0..self.chunk_count()? {
-            let word = self.chunk_word(chunk)?;
-            match word {
-                Some(word) if word.kind == ChunkKind::Log => {
-                    if !self.owner_lives(word)? {
-                        orphans.insert(chunk);
-                    }
+        let mut found = Recovery::nothing();
+        let mut orphans = BTreeSet::new();
+        let walkers = self.walkers();
+        let chunks = self.chunks_to_walk()?;
+        // Some at a time: what a walk has seen of a chunk is held beside what is kept of it.
+        for chunks in chunks.chunks(walkers * 4) {
+            let walks = parallel::each(walkers, chunks.len(), |nth| self.walk(chunks[nth]));
+            for walk in walks {
+                if let Some(walk) = walk? {
+                    self.take(walk, &mut found, &mut orphans);
                 }
-                // A damaged word may have been a log's. Lines that are whole in this very place say so.
-                None if chunk >= self.geometry().header_chunks() => {
-                    orphans.insert(chunk);
-                }
-                _ => continue,
             }
-            self.walk_chunk(chunk, word, &mut found)?;
         }
         found
             .items
@@ -374,15 +438,46 @@ impl<M: Medium> Pool<M> {
         Ok(state != Slot::FREE && self.locks().is_alive(slot))
     }
 
-    fn walk_chunk(&self, chunk: u32, word: Option<ChunkWord>, found: &mut Recovery) -> Result<()> {
+    /// Chunks that hold a log, or may have.
+    fn chunks_to_walk(&self) -> Result<Vec<u32>> {
+        let mut chunks = Vec::new();
+        for chunk in 0..self.chunk_count()? {
+            if self.may_be_log(chunk, self.chunk_word(chunk)?) {
+                chunks.push(chunk);
+            }
+        }
+        Ok(chunks)
+    }
+
+    /// A damaged word may have been a log's. Lines that are whole in this very place say so.
+    fn may_be_log(&self, chunk: u32, word: Option<ChunkWord>) -> bool {
+        match word {
+            Some(word) => word.kind == ChunkKind::Log,
+            None => chunk >= self.geometry().header_chunks(),
+        }
+    }
+
+    /// Looks at every line of a chunk; `None` when it is no log any more.
+    fn walk(&self, chunk: u32) -> Result<Option<Walk>> {
+        let word = self.chunk_word(chunk)?;
+        if !self.may_be_log(chunk, word) {
+            return Ok(None);
+        }
+        let orphaned = match word {
+            Some(word) => !self.owner_lives(word)?,
+            None => true,
+        };
+        let mut walk = Walk {
+            chunk,
+            orphaned,
+            seen: Recovery::nothing(),
+            bad: Vec::new(),
+            last_whole: None,
+        };
         let geometry = *self.geometry();
-        let mut bad = Vec::new();
-        let mut last_whole = None;
         let mut block = vec![0; BLOCK.min(geometry.chunk_size() as usize)];
         let per_block = (block.len() / 64) as u32;
-        if word.is_some() {
-            found.counts.chunks += 1;
-        }
+        walk.seen.counts.chunks = u64::from(word.is_some());
         for first in (0..geometry.records_per_chunk()).step_by(per_block as usize) {
             self.medium()
                 .read(geometry.record(chunk, first), &mut block)?;
@@ -393,29 +488,42 @@ impl<M: Medium> Pool<M> {
                 };
                 let mut bytes = [0; 64];
                 bytes.copy_from_slice(line);
-                match self.classify(place, &bytes, word) {
-                    Line::Empty => found.counts.empty += 1,
-                    Line::Stale => found.counts.stale += 1,
-                    Line::Bad => bad.push((place, bytes)),
-                    Line::Future => {
-                        found.reject(geometry.record(chunk, place.position), Rejection::Future)
-                    }
-                    Line::Whole(record) => {
-                        last_whole = Some(place.position);
-                        self.remember(place, &record, found);
-                    }
-                }
-                found.counts.lines += 1;
+                self.look_at(place, &bytes, word, &mut walk);
             }
         }
-        // In a chunk whose word is damaged, lines that are no records are just data.
-        if word.is_some() {
-            for (place, bytes) in bad {
-                let reason = self.diagnose(place, &bytes, last_whole, found);
-                found.reject(geometry.record(chunk, place.position), reason);
+        Ok(Some(walk))
+    }
+
+    fn look_at(&self, place: Place, bytes: &[u8; 64], word: Option<ChunkWord>, walk: &mut Walk) {
+        let seen = &mut walk.seen;
+        seen.counts.lines += 1;
+        match self.classify(place, bytes, word) {
+            Line::Empty => seen.counts.empty += 1,
+            Line::Stale => seen.counts.stale += 1,
+            // In a chunk whose word is damaged, lines that are no records are just data.
+            Line::Bad if word.is_some() => walk.bad.push((place, *bytes)),
+            Line::Bad => {}
+            Line::Future => seen.reject(
+                self.geometry().record(place.chunk, place.position),
+                Rejection::Future,
+            ),
+            Line::Whole(record) => {
+                walk.last_whole = Some(place.position);
+                self.remember(place, &record, seen);
             }
         }
-        Ok(())
+    }
+
+    /// Adds what was seen of a chunk. Chunks come in their order, whoever has walked them.
+    fn take(&self, walk: Walk, found: &mut Recovery, orphans: &mut BTreeSet<u32>) {
+        if walk.orphaned {
+            orphans.insert(walk.chunk);
+        }
+        found.add(walk.seen);
+        for (place, bytes) in walk.bad {
+            let reason = self.diagnose(place, &bytes, walk.last_whole, found);
+            found.reject(self.geometry().record(place.chunk, place.position), reason);
+        }
     }
 
     fn classify(&self, place: Place, bytes: &[u8; 64], word: Option<ChunkWord>) -> Line {
@@ -485,6 +593,9 @@ impl<M: Medium> Pool<M> {
             flags: record.flags,
             boot: record.boot,
             state: State::Retired,
+            committed: false,
+            broken: false,
+            end_seq: record.seq,
         });
     }
 
@@ -492,10 +603,18 @@ impl<M: Medium> Pool<M> {
     /// record's may be anything by now.
     fn sense(&self, record: &Record) -> Result<RecordKind, &'static str> {
         let kind = RecordKind::from_byte(record.kind).ok_or("unknown kind")?;
-        if record.flags & !(Record::COMMITTED | Record::GROUP | Record::DATA_CRC) != 0
-            || record.reserved != 0
-        {
+        let known = Record::COMMITTED
+            | Record::GROUP
+            | Record::DATA_CRC
+            | Record::CHAINED
+            | Record::TOGETHER;
+        if record.flags & !known != 0 || record.reserved != 0 {
             return Err("unknown flags");
+        }
+        if record.flags & Record::TOGETHER != 0
+            && (kind != RecordKind::Commit || record.flags & Record::GROUP != 0)
+        {
+            return Err("flags that exclude each other");
         }
         if record.seq == 0 || record.seq > SEQ_MAX || record.prev >= record.seq {
             return Err("impossible sequence number");
@@ -543,26 +662,66 @@ impl<M: Medium> Pool<M> {
     }
 
     /// Decides which of the records found count.
-    fn judge(&self, found: &mut Recovery, orphans: &HashSet<u32>) -> Result<()> {
+    fn judge(&self, found: &mut Recovery, orphans: &BTreeSet<u32>) -> Result<()> {
+        let mut together = Vec::new();
         let mut start = 0;
         while start < found.items.len() {
             let file_id = found.items[start].file_id;
             let len = found.items[start..].partition_point(|item| item.file_id == file_id);
-            self.judge_file(start, start + len, found, orphans)?;
+            if let Some(records) = self.sound_records(start..start + len, found)? {
+                let shares = |i: &usize| found.items[*i].is_together();
+                if records.sound.iter().any(shares) {
+                    together.push(records);
+                } else {
+                    self.decide(&records, found, orphans)?;
+                }
+            }
             start += len;
+        }
+        if !together.is_empty() {
+            self.judge_rings(&together, found)?;
+            for records in &together {
+                self.decide(records, found, orphans)?;
+            }
+            found.files.sort_unstable_by_key(|file| file.file_id);
+            found
+                .gone
+                .sort_unstable_by_key(|gone| (gone.file_id, gone.pool_offset));
         }
         Ok(())
     }
 
-    fn judge_file(
+    /// Finds the commits of several files that are not whole.
+    fn judge_rings(&self, files: &[SoundRecords], found: &mut Recovery) -> Result<()> {
+        let mut rings = Rings::new();
+        let mut places = BTreeMap::new();
+        for records in files {
+            for (i, sound) in chains(records, found) {
+                let item = found.items[i];
+                if let Some(record) = self.read_record(item.place)? {
+                    let key = (item.file_id, item.seq);
+                    rings.insert(key, Link::of(&record, sound));
+                    places.insert(key, i);
+                }
+            }
+        }
+        for key in self.broken(&rings)? {
+            if let Some(i) = places.get(&key) {
+                found.items[*i].broken = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// The records of a file that are not retired and, if they may count, have their bytes; `None` when
+    /// there is nothing to decide.
+    fn sound_records(
         &self,
-        start: usize,
-        end: usize,
+        range: std::ops::Range<usize>,
         found: &mut Recovery,
-        orphans: &HashSet<u32>,
-    ) -> Result<()> {
+    ) -> Result<Option<SoundRecords>> {
         let file = FileRef {
-            id: found.items[start].file_id,
+            id: found.items[range.start].file_id,
         };
         let place = |item: &Item| {
             self.geometry()
@@ -571,23 +730,28 @@ impl<M: Medium> Pool<M> {
         let entry = match self.live_entry(file) {
             Ok(entry) => entry,
             Err(Error::Forgotten) => {
-                found.counts.retired += (end - start) as u64;
-                return Ok(());
+                found.counts.retired += range.len() as u64;
+                return Ok(None);
             }
             Err(_) => {
-                for i in start..end {
+                for i in range {
                     found.reject(place(&found.items[i]), Rejection::Undecided);
                 }
-                return Ok(());
+                return Ok(None);
             }
         };
         let retired = checked_value(entry.retired, file.id).unwrap_or(0);
         let sealed = checked_value(entry.sealed, file.id).unwrap_or(0);
         let mut sound: Vec<usize> = Vec::new();
-        for i in start..end {
+        let mut relinks: Vec<usize> = Vec::new();
+        for i in range.clone() {
             let item = found.items[i];
             if item.seq <= retired {
                 found.counts.retired += 1;
+                continue;
+            }
+            if item.kind == RecordKind::Relink {
+                relinks.push(i);
                 continue;
             }
             if sound
@@ -603,37 +767,61 @@ impl<M: Medium> Pool<M> {
         // count, so a second verdict is the last.
         let first = self.verdict(&sound, retired, found);
         let mut complete = Vec::with_capacity(sound.len());
-        for (i, state) in sound.iter().zip(first.states) {
-            let item = found.items[*i];
-            match self.bytes_of(&item, state, sealed)? {
-                Ok(()) => complete.push(*i),
-                Err(reason) => found.reject(place(&item), reason),
+        let without = self.without_bytes(&sound, &first.states, sealed, found)?;
+        let mut without = without.into_iter().peekable();
+        for (nth, i) in sound.iter().enumerate() {
+            match without.next_if(|(missing, _)| *missing == nth) {
+                None => complete.push(*i),
+                Some((_, reason)) => found.reject(place(&found.items[*i]), reason),
             }
         }
-        let verdict = self.verdict(&complete, retired, found);
+        Ok(Some(SoundRecords {
+            file,
+            entry,
+            retired,
+            last_seq: found.items[range]
+                .iter()
+                .map(|item| item.seq)
+                .max()
+                .unwrap_or(0),
+            sound: complete,
+            relinks,
+        }))
+    }
+
+    /// Decides about the sound records of a file.
+    fn decide(
+        &self,
+        records: &SoundRecords,
+        found: &mut Recovery,
+        orphans: &BTreeSet<u32>,
+    ) -> Result<()> {
+        let verdict = self.verdict(&records.sound, records.retired, found);
         found.counts.unclosed += verdict.unclosed;
         found.counts.uncommitted += verdict.uncommitted;
-        for (offset, missing) in verdict.broken {
+        for (offset, missing) in verdict.chains_broken {
             found.reject(offset, Rejection::BrokenChain { missing });
         }
         let mut summary = RecoveredFile {
-            file_id: file.id,
+            file_id: records.file.id,
             name: None,
             name_error: None,
             records: 0,
             uncommitted: 0,
             first_seq: 0,
-            last_seq: found.items[start..end]
-                .iter()
-                .map(|item| item.seq)
-                .max()
-                .unwrap_or(0),
+            last_seq: records.last_seq,
             orphaned: false,
         };
-        let fates = verdict.states.into_iter().zip(verdict.committed);
-        for (i, (state, committed)) in complete.iter().copied().zip(fates) {
+        let fates = verdict
+            .states
+            .into_iter()
+            .zip(verdict.committed)
+            .zip(verdict.end_seqs);
+        for (i, ((state, committed), end_seq)) in records.sound.iter().copied().zip(fates) {
             let item = &mut found.items[i];
             item.state = state;
+            item.committed = committed;
+            item.end_seq = end_seq;
             if state == State::Live {
                 found.counts.live += 1;
                 if item.kind != RecordKind::Commit {
@@ -647,22 +835,78 @@ impl<M: Medium> Pool<M> {
             }
         }
         if summary.records > 0 {
-            match self.name_of(file.index(), &entry) {
+            match self.name_of(records.file.index(), &records.entry) {
                 Ok(name) => summary.name = Some(name),
                 Err(error) => summary.name_error = Some(error.to_string()),
             }
             found.files.push(summary);
+            self.judge_relinks(&records.relinks, found)?;
         } else {
             // Commits alone have nothing to say any more.
-            for i in complete {
-                if found.items[i].state == State::Live {
-                    found.items[i].state = State::Retired;
+            for i in &records.sound {
+                if found.items[*i].state == State::Live {
+                    found.items[*i].state = State::Retired;
                     found.counts.live -= 1;
                     found.counts.retired += 1;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Which of a file's relinks happened. They all count, until the records beside them are retired.
+    fn judge_relinks(&self, relinks: &[usize], found: &mut Recovery) -> Result<()> {
+        let first = found.gone.len();
+        for &i in relinks {
+            let item = found.items[i];
+            let record = Record::decode(&self.read_line(item.place)?);
+            let at = self
+                .geometry()
+                .record(item.place.chunk, item.place.position);
+            let (start, len) = (record.pool_offset, record.len);
+            if let Err(what) = self.sense_extent(start, u64::from(len))? {
+                let what = what.to_owned();
+                found.reject(at, Rejection::Nonsense { what });
+                continue;
+            }
+            found.items[i].state = State::Live;
+            found.counts.live += 1;
+            if !self.data_matches(start, len, record.data_crc)? {
+                found.gone.push(Gone {
+                    file_id: item.file_id,
+                    seq: item.seq,
+                    file_offset: record.file_offset,
+                    pool_offset: start,
+                    len: u64::from(len),
+                });
+            }
+        }
+        found.gone[first..].sort_unstable_by_key(|gone| gone.pool_offset);
+        Ok(())
+    }
+
+    /// Which of the sound records that would count lack their staged bytes, by their place among them,
+    /// and why.
+    fn without_bytes(
+        &self,
+        sound: &[usize],
+        states: &[State],
+        sealed: u64,
+        found: &Recovery,
+    ) -> Result<Vec<(usize, Rejection)>> {
+        let shares = shares(sound.iter().map(|i| u64::from(found.items[*i].count)));
+        let missing = parallel::each(self.walkers(), shares.len(), |share| {
+            let mut missing = Vec::new();
+            for nth in shares[share].clone() {
+                let item = &found.items[sound[nth]];
+                if let Err(reason) = self.bytes_of(item, states[nth], sealed)? {
+                    missing.push((nth, reason));
+                }
+            }
+            Ok(missing)
+        });
+        let missing: Result<Vec<_>> = missing.into_iter().collect();
+        Ok(missing?.into_iter().flatten().collect())
     }
 
     /// Whether the staged bytes of a record that would count are there.
@@ -689,11 +933,6 @@ impl<M: Medium> Pool<M> {
     fn verdict(&self, sound: &[usize], retired: u64, found: &Recovery) -> Verdict {
         let mut verdict = Verdict::default();
         let items: Vec<Item> = sound.iter().map(|i| found.items[*i]).collect();
-        let by_seq: HashMap<u64, usize> = items
-            .iter()
-            .enumerate()
-            .map(|(i, item)| (item.seq, i))
-            .collect();
         let boot = self.boot_tag();
         // For members and ends of complete groups: the group's end.
         let mut group_end: Vec<Option<usize>> = vec![None; items.len()];
@@ -701,7 +940,7 @@ impl<M: Medium> Pool<M> {
             if !end.is_group_end() {
                 continue;
             }
-            match group_of(end, &items, &by_seq, &group_end) {
+            match group_of(i, &items, &group_end) {
                 Ok(members) => {
                     group_end[i] = Some(i);
                     members
@@ -712,18 +951,23 @@ impl<M: Medium> Pool<M> {
                     let at = self.geometry().record(end.place.chunk, end.place.position);
                     // After a crash of the system, a group cut short is what was to be expected.
                     if end.boot == boot || missing <= retired {
-                        verdict.broken.push((at, missing));
+                        verdict.chains_broken.push((at, missing));
                     }
                 }
             }
         }
+        let stands = standing(&items, retired);
         let mut committed: Vec<bool> = items
             .iter()
-            .map(|item| item.flags & Record::COMMITTED != 0)
+            .zip(&stands)
+            .map(|(item, stands)| item.flags & Record::COMMITTED != 0 && *stands)
             .collect();
         let mut walked = vec![false; items.len()];
-        for commit in items.iter().filter(|item| item.is_commit()) {
-            match covered(commit, &items, &by_seq, retired, &walked) {
+        let commits = items.iter().enumerate();
+        for (at, commit) in commits.filter(|(_, item)| item.is_commit() && !item.broken) {
+            match covered(at, &items, retired, &walked) {
+                // It is chained to a commit that is missing, or broken.
+                Ok(_) if !stands[at] => {}
                 Ok(covered) => {
                     for i in covered {
                         walked[i] = true;
@@ -735,7 +979,7 @@ impl<M: Medium> Pool<M> {
                 Err(missing) => {
                     let Place { chunk, position } = commit.place;
                     verdict
-                        .broken
+                        .chains_broken
                         .push((self.geometry().record(chunk, position), missing));
                 }
             }
@@ -746,66 +990,147 @@ impl<M: Medium> Pool<M> {
         }
         for (i, item) in items.iter().enumerate() {
             let in_group = item.is_member() || item.is_group_end();
-            verdict.states.push(if in_group && group_end[i].is_none() {
-                verdict.unclosed += 1;
-                State::Dropped
-            } else if item.boot != boot && !committed[i] && !item.is_commit() {
-                verdict.uncommitted += 1;
-                State::Dropped
-            } else {
-                State::Live
-            });
+            verdict
+                .states
+                .push(if (in_group && group_end[i].is_none()) || item.broken {
+                    verdict.unclosed += 1;
+                    State::Dropped
+                } else if item.boot != boot && !committed[i] && !item.is_commit() {
+                    verdict.uncommitted += 1;
+                    State::Dropped
+                } else {
+                    State::Live
+                });
             verdict.committed.push(committed[i]);
+            let end = group_end[i].map_or(item, |end| &items[end]);
+            verdict.end_seqs.push(end.seq);
         }
         verdict
     }
 }
 
-/// The members of the group that `end` closes, or the sequence number of one that is missing. A record
-/// is a member of one group only, so all groups together take one walk over the records.
-fn group_of(
-    end: &Item,
-    items: &[Item],
-    by_seq: &HashMap<u64, usize>,
-    group_end: &[Option<usize>],
-) -> Result<Vec<usize>, u64> {
+/// Divides records, given by how many bytes each has, among threads: runs of many short ones, or a few
+/// long ones.
+fn shares(lengths: impl Iterator<Item = u64>) -> Vec<std::ops::Range<usize>> {
+    const ENOUGH: u64 = 1 << 20;
+    /// What a record costs however short it is, as bytes.
+    const EACH: u64 = 1 << 11;
+    let mut shares = Vec::new();
+    let (mut start, mut end, mut weight) = (0, 0, 0);
+    for len in lengths {
+        end += 1;
+        weight += EACH + len;
+        if weight >= ENOUGH {
+            shares.push(start..end);
+            (start, weight) = (end, 0);
+        }
+    }
+    if start < end {
+        shares.push(start..end);
+    }
+    shares
+}
+
+/// The place of the record `seq` among those before place `before`. They are in order, without
+/// duplicates, and a chain mostly leads to the neighbour.
+fn before(items: &[Item], before: usize, seq: u64) -> Option<usize> {
+    let last = before.checked_sub(1)?;
+    if items[last].seq == seq {
+        return Some(last);
+    }
+    items[..last]
+        .binary_search_by_key(&seq, |item| item.seq)
+        .ok()
+}
+
+/// The members of the group that the record at `end` closes, or the sequence number of one that is
+/// missing. A record is a member of one group only, so all groups together take one walk over the
+/// records.
+fn group_of(end: usize, items: &[Item], group_end: &[Option<usize>]) -> Result<Vec<usize>, u64> {
     let mut members = Vec::new();
-    let mut next = end.prev;
-    for _ in 0..end.count {
-        let Some(i) = by_seq.get(&next).copied() else {
-            return Err(next);
-        };
-        if !items[i].is_member() || items[i].boot != end.boot || group_end[i].is_some() {
+    let closing = &items[end];
+    let mut next = closing.prev;
+    let mut at = end;
+    for _ in 0..closing.count {
+        at = before(items, at, next).ok_or(next)?;
+        if !items[at].is_member() || items[at].boot != closing.boot || group_end[at].is_some() {
             return Err(next);
         }
-        members.push(i);
-        next = items[i].prev;
+        members.push(at);
+        next = items[at].prev;
     }
     Ok(members)
 }
 
-/// The records that a commit covers: down the chain to the commit before it, or to where another
-/// commit's walk came by. The chain falls with every step, so it ends.
+/// Which of the records have all that they are chained to: down the chain everything is there, up to one
+/// that was written when all before it was durable.
+fn standing(items: &[Item], retired: u64) -> Vec<bool> {
+    let mut stands = Vec::with_capacity(items.len());
+    for (at, item) in items.iter().enumerate() {
+        let free = item.flags & Record::CHAINED == 0 || item.prev <= retired;
+        let prev = |stands: &[bool]| before(items, at, item.prev).is_some_and(|prev| stands[prev]);
+        stands.push(free || prev(&stands));
+    }
+    stands
+}
+
+/// The records that the commit at `commit` covers: down the chain to the commit before it, or to where
+/// another commit's walk came by. The chain falls with every step, so it ends.
 fn covered(
-    commit: &Item,
+    commit: usize,
     items: &[Item],
-    by_seq: &HashMap<u64, usize>,
     retired: u64,
     walked: &[bool],
 ) -> Result<Vec<usize>, u64> {
     let mut members = Vec::new();
-    let mut next = commit.prev;
+    let mut next = items[commit].prev;
+    let mut at = commit;
     while next > retired {
-        let Some(i) = by_seq.get(&next).copied() else {
-            return Err(next);
-        };
-        if items[i].is_commit() || items[i].boot != commit.boot || walked[i] {
+        at = before(items, at, next).ok_or(next)?;
+        let commits = items[at].is_commit() && !items[at].broken;
+        if commits || items[at].boot != items[commit].boot || walked[at] {
             break;
         }
-        members.push(i);
-        next = items[i].prev;
+        members.push(at);
+        next = items[at].prev;
     }
     Ok(members)
+}
+
+/// The commits of several files among a file's sound records, and whether all that each commits is
+/// there. A chain that comes to an earlier one goes on behind it, as if that committed nothing.
+fn chains(records: &SoundRecords, found: &Recovery) -> Vec<(usize, bool)> {
+    let items: Vec<Item> = records.sound.iter().map(|i| found.items[*i]).collect();
+    let none_walked = vec![false; items.len()];
+    let stands = standing(&items, records.retired);
+    let mut sound: BTreeMap<u64, bool> = BTreeMap::new();
+    let mut all = Vec::new();
+    for (at, item) in items
+        .iter()
+        .enumerate()
+        .filter(|(_, item)| item.is_together())
+    {
+        let own = covered(at, &items, records.retired, &none_walked);
+        let is_sound = own.is_ok_and(|own| {
+            let first = own.last().map_or(item.prev, |first| items[*first].prev);
+            stands[at] && sound.get(&first).copied().unwrap_or(true)
+        });
+        sound.insert(item.seq, is_sound);
+        all.push((records.sound[at], is_sound));
+    }
+    all
+}
+
+/// The records of one file that are not retired and have their bytes, in order.
+struct SoundRecords {
+    file: FileRef,
+    entry: FileEntry,
+    retired: u64,
+    /// The last sequence number seen, of whatever record.
+    last_seq: u64,
+    sound: Vec<usize>,
+    /// What was to be relinked of them.
+    relinks: Vec<usize>,
 }
 
 /// What became of the records of one file.
@@ -813,10 +1138,22 @@ fn covered(
 struct Verdict {
     states: Vec<State>,
     committed: Vec<bool>,
+    end_seqs: Vec<u64>,
     unclosed: u64,
     uncommitted: u64,
     /// Commit records whose chain is broken: offset, and the missing sequence number.
-    broken: Vec<(u64, u64)>,
+    chains_broken: Vec<(u64, u64)>,
+}
+
+/// What a walk has seen of one chunk.
+struct Walk {
+    chunk: u32,
+    /// Nobody alive writes it.
+    orphaned: bool,
+    seen: Recovery,
+    /// Lines that are neither empty nor whole.
+    bad: Vec<(Place, [u8; 64])>,
+    last_whole: Option<u32>,
 }
 
 enum Line {
@@ -825,283 +1162,4 @@ enum Line {
     Bad,
     Future,
     Whole(Record),
-}
-
-impl<M: Medium> Pool<M> {
-    /// Resets what is volatile and derives it anew from what is durable. The caller holds the gate
-    /// and nobody is attached. Interrupted anywhere, it is simply done again.
-    pub(crate) fn rebuild(&self, superblock: &Superblock) -> Result<Recovery> {
-        for lock in [
-            at!(Shared.super_lock),
-            at!(Shared.files_lock),
-            at!(Shared.recovery_lock),
-        ] {
-            self.store(SHARED + lock, 0)?;
-        }
-        self.store(
-            SHARED + at!(Shared.chunk_count),
-            u64::from(superblock.chunk_count),
-        )?;
-        for slot in 0..self.geometry().slot_count {
-            self.store(self.geometry().slot(slot) + at!(Slot.state), Slot::FREE)?;
-        }
-        // What processes of this boot left visible is not all durable, and what we decide from it has
-        // to stay true: the tables first, then every record that counts.
-        self.make_durable(0, self.geometry().header_len())?;
-        let found = self.scan()?;
-        for item in found.live() {
-            if let Some(record) = self.read_record(item.place)? {
-                self.make_record_durable(item.place, &record)?;
-            }
-        }
-        self.rebuild_chunks(&found)?;
-        self.rebuild_files(&found)?;
-        self.recount_files()?;
-        self.medium().flush(SHARED, Shared::SIZE as u64)?;
-        self.medium().fence();
-        Ok(found)
-    }
-
-    fn rebuild_chunks(&self, found: &Recovery) -> Result<()> {
-        let geometry = *self.geometry();
-        let needed = self.needed_chunks(found)?;
-        for chunk in 0..self.chunk_count()? {
-            let offset = geometry.chunk_word(chunk);
-            let old = self.chunk_word(chunk)?;
-            let generation = old.map_or(0, |word| word.generation);
-            let new = if chunk < geometry.header_chunks() {
-                ChunkWord {
-                    kind: ChunkKind::Header,
-                    owner: 0,
-                    generation,
-                }
-            } else {
-                match (needed.get(&chunk), old) {
-                    (
-                        Some(Needed {
-                            kind,
-                            generation: seen,
-                        }),
-                        old,
-                    ) => ChunkWord {
-                        kind: *kind,
-                        owner: if *kind == ChunkKind::Names { 0 } else { ORPHAN },
-                        generation: old.map_or(seen.unwrap_or(0), |word| word.generation),
-                    },
-                    (None, Some(word)) if word.kind == ChunkKind::Region => word,
-                    (None, Some(word)) if word.kind == ChunkKind::Free && word.owner == 0 => word,
-                    (None, _) => ChunkWord {
-                        kind: ChunkKind::Free,
-                        owner: 0,
-                        generation: generation.wrapping_add(1),
-                    },
-                }
-            };
-            if old != Some(new) {
-                self.store(offset, new.encode())?;
-                self.medium().flush(offset, 8)?;
-            }
-        }
-        self.medium().fence();
-        Ok(())
-    }
-
-    /// Chunks that something which counts lies in.
-    fn needed_chunks(&self, found: &Recovery) -> Result<BTreeMap<u32, Needed>> {
-        let geometry = *self.geometry();
-        let mut needed = BTreeMap::new();
-        for item in found.live() {
-            let Some(record) = self.read_record(item.place)? else {
-                continue;
-            };
-            let generation = Some(record.generation);
-            needed.insert(
-                item.place.chunk,
-                Needed {
-                    kind: ChunkKind::Log,
-                    generation,
-                },
-            );
-            if item.kind.has_extent() {
-                let chunk = (record.pool_offset >> geometry.chunk_shift) as u32;
-                needed.entry(chunk).or_insert(Needed {
-                    kind: ChunkKind::Data,
-                    generation: None,
-                });
-            }
-        }
-        // Records whose file entry is damaged are kept for a repair by hand.
-        for rejected in found
-            .rejected
-            .iter()
-            .filter(|r| r.reason == Rejection::Undecided)
-        {
-            let chunk = (rejected.offset >> geometry.chunk_shift) as u32;
-            let generation = self.chunk_word(chunk)?.map(|word| word.generation);
-            needed.insert(
-                chunk,
-                Needed {
-                    kind: ChunkKind::Log,
-                    generation,
-                },
-            );
-            let position = ((rejected.offset - geometry.chunk(chunk)) / 64) as u32;
-            if let Some(record) = self.read_record(Place { chunk, position })?
-                && RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent)
-            {
-                let chunk = (record.pool_offset >> geometry.chunk_shift) as u32;
-                needed.entry(chunk).or_insert(Needed {
-                    kind: ChunkKind::Data,
-                    generation: None,
-                });
-            }
-        }
-        for group in 0..geometry.name_groups() {
-            if let Some(chunk) = checked_value(self.load(NAMES + group * 8)?, group)
-                && chunk >= u64::from(geometry.header_chunks())
-                && chunk < u64::from(geometry.max_chunks)
-            {
-                needed.entry(chunk as u32).or_insert(Needed {
-                    kind: ChunkKind::Names,
-                    generation: None,
-                });
-            }
-        }
-        Ok(needed)
-    }
-
-    fn rebuild_files(&self, found: &Recovery) -> Result<()> {
-        for index in 0..self.geometry().file_count {
-            let offset = self.geometry().file_entry(index);
-            if self.load(offset)? == 0 {
-                // A waiter of the past may have left its lock in an entry that is empty by now.
-                if self.load(offset + at!(FileEntry.lock))? != 0 {
-                    self.store(offset + at!(FileEntry.lock), 0)?;
-                }
-                continue;
-            }
-            let entry = self.read_entry(index)?;
-            if !entry.is_valid(index) {
-                continue;
-            }
-            let items = found.items_of(entry.file_id);
-            if found.counts.rejected == 0 && !items.iter().any(|item| item.state == State::Live) {
-                // Nothing of it counts: whatever a past boot left uncommitted is gone for good.
-                self.persist(offset + at!(FileEntry.state), 0)?;
-                continue;
-            }
-            let marks = [entry.retired, entry.sealed]
-                .map(|mark| checked_value(mark, entry.file_id).unwrap_or(0));
-            let last = items
-                .last()
-                .map_or(0, |item| item.seq)
-                .max(marks[0])
-                .max(marks[1]);
-            let boot = self.boot_tag();
-            let chain = items
-                .iter()
-                .rev()
-                .find(|item| item.state == State::Live && item.boot == boot)
-                .map_or(0, |item| item.seq);
-            for (field, value) in [
-                (at!(FileEntry.lock), 0),
-                (at!(FileEntry.next_seq), last.saturating_add(1)),
-                (at!(FileEntry.end), END_UNKNOWN),
-                (at!(FileEntry.last_seq), chain),
-                (at!(FileEntry.pending), 0),
-                (at!(FileEntry.version), 0),
-            ] {
-                self.store(offset + field, value)?;
-            }
-            self.medium().flush(offset + 64, 64)?;
-        }
-        self.medium().fence();
-        Ok(())
-    }
-}
-
-struct Needed {
-    kind: ChunkKind,
-    generation: Option<u32>,
-}
-
-/// What [`Attachment::release_orphans`] did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Released {
-    /// Slots of dead attachments made free.
-    pub slots: u32,
-    /// Chunks made free.
-    pub chunks: u32,
-    /// Orphaned chunks that records which count still need.
-    pub kept: u32,
-}
-
-impl<M: Medium> Attachment<M> {
-    /// [`Pool::scan`] for those who act on what they find: publishers and recovery. What a dead
-    /// publisher left visible (a mark, a removed entry) is durable before it is believed; otherwise a
-    /// loss of power could bring back records behind facts that we made durable meanwhile.
-    pub fn scan(&self) -> Result<Recovery> {
-        self.ensure_current()?;
-        let geometry = *self.pool.geometry();
-        let table = u64::from(geometry.file_count) * FileEntry::SIZE as u64;
-        self.pool.make_durable(geometry.file_table(), table)?;
-        self.pool.scan()
-    }
-
-    /// Buries dead attachments: their slots become free, their chunks orphans; then frees every orphan
-    /// that no record which counts needs. Publish and retire the orphaned files first to free all.
-    pub fn release_orphans(&self) -> Result<Released> {
-        let offset = SHARED + at!(Shared.recovery_lock);
-        let (_lock, _) = self.lock_shared("recovery lock", offset)?;
-        let mut released = Released::default();
-        let dead = self.dead_slots()?;
-        for chunk in 0..self.pool.chunk_count()? {
-            if let Some(word) = self.pool.chunk_word(chunk)?
-                && dead.contains(&u32::from(word.owner).wrapping_sub(1))
-            {
-                self.pool.change_chunk(
-                    chunk,
-                    word,
-                    ChunkWord {
-                        owner: ORPHAN,
-                        ..word
-                    },
-                )?;
-            }
-        }
-        for slot in dead {
-            let state = self.pool.geometry().slot(slot) + at!(Slot.state);
-            self.pool.persist(state, Slot::FREE)?;
-            released.slots += 1;
-        }
-        let needed = self.pool.needed_chunks(&self.scan()?)?;
-        for chunk in 0..self.pool.chunk_count()? {
-            let Some(word) = self.pool.chunk_word(chunk)? else {
-                continue;
-            };
-            if word.owner != ORPHAN || !matches!(word.kind, ChunkKind::Data | ChunkKind::Log) {
-                continue;
-            }
-            if needed.contains_key(&chunk) {
-                released.kept += 1;
-            } else if self.pool.free_chunk(chunk, word)? {
-                released.chunks += 1;
-            }
-        }
-        Ok(released)
-    }
-
-    /// Slots that are taken by nobody alive.
-    fn dead_slots(&self) -> Result<Vec<u32>> {
-        let mut dead = Vec::new();
-        for slot in 0..self.pool.geometry().slot_count {
-            let state = self
-                .pool
-                .load(self.pool.geometry().slot(slot) + at!(Slot.state))?;
-            if state != Slot::FREE && slot != self.owner.slot && !self.pool.locks().is_alive(slot) {
-                dead.push(slot);
-            }
-        }
-        Ok(dead)
-    }
 }

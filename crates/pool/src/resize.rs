@@ -1,11 +1,12 @@
-//! Changing the number of chunks. The file is grown before and cut after.
+//! Changing the number of chunks. The file is grown before and cut after: grown by whoever is attached, cut
+//! by the last one to leave.
 
 use adit_pmem::Medium;
 
 use crate::error::{Error, Result};
-use crate::layout::{ChunkKind, ChunkWord, SHARED, at};
+use crate::layout::{ChunkKind, ChunkWord, SHARED, Superblock, at};
 use crate::lock::Acquired;
-use crate::pool::{Attachment, write_superblock};
+use crate::pool::{Attachment, Pool, write_superblock};
 
 impl<M: Medium> Attachment<M> {
     /// Takes chunks up to `chunks` into use; the medium holds them already. Returns the number in
@@ -50,65 +51,37 @@ impl<M: Medium> Attachment<M> {
         )?;
         Ok(superblock.chunk_count)
     }
+}
 
-    /// Takes the chunks from `chunks` on out of use, if all of them are free.
-    pub fn shrink_to(&self, chunks: u32) -> Result<u32> {
-        let (_lock, _) = self.lock_shared("super lock", SHARED + at!(Shared.super_lock))?;
-        let pool = &self.pool;
-        let mut superblock = pool.superblock()?;
-        if chunks <= pool.geometry().header_chunks() {
-            return Err(Error::Invalid("no chunk would be left beside the tables"));
-        }
-        for chunk in chunks..superblock.chunk_count {
-            if let Err(error) = self.take_out(chunk) {
-                for taken in chunks..chunk {
-                    self.put_back(taken)?;
-                }
-                return Err(error);
+impl<M: Medium> Pool<M> {
+    /// Takes the free chunks at the end out of use, down to the size that the pool was made with. The
+    /// caller holds the gate, and nobody is attached. Returns how many chunks are left, for the superblock.
+    ///
+    /// That they are absent is durable before the superblock says so: whoever opened the pool before, and
+    /// attaches later, must not find them free. A crash in between leaves the pool unclean, and the next
+    /// attachment makes them free again.
+    pub(crate) fn take_out_the_end(&self, superblock: &Superblock) -> Result<u32> {
+        let geometry = *self.geometry();
+        let least = superblock.first_chunks.max(geometry.header_chunks() + 1);
+        let mut keep = superblock.chunk_count;
+        while keep > least {
+            let Some(word) = self.chunk_word(keep - 1)? else {
+                break;
+            };
+            if !matches!(word.kind, ChunkKind::Free | ChunkKind::Absent) {
+                break;
             }
+            let absent = ChunkWord {
+                kind: ChunkKind::Absent,
+                ..word
+            };
+            self.store(geometry.chunk_word(keep - 1), absent.encode())?;
+            keep -= 1;
         }
-        if chunks < superblock.chunk_count {
-            superblock.chunk_count = chunks;
-            // Nobody leases beyond the count any more before the superblock says so.
-            pool.store(SHARED + at!(Shared.chunk_count), u64::from(chunks))?;
-            write_superblock(pool.medium(), &mut superblock)?;
+        let words = u64::from(superblock.chunk_count - keep) * 8;
+        if words > 0 {
+            self.make_durable(geometry.chunk_word(keep), words)?;
         }
-        Ok(superblock.chunk_count)
-    }
-
-    fn take_out(&self, chunk: u32) -> Result<()> {
-        let offset = self.pool.geometry().chunk_word(chunk);
-        match self.pool.chunk_word(chunk)? {
-            Some(word) if word.kind == ChunkKind::Absent => Ok(()),
-            Some(word) if word.kind == ChunkKind::Free => {
-                let absent = ChunkWord {
-                    kind: ChunkKind::Absent,
-                    ..word
-                };
-                if self.pool.change_chunk(chunk, word, absent)? {
-                    Ok(())
-                } else {
-                    Err(Error::NotFree { chunk })
-                }
-            }
-            Some(_) => Err(Error::NotFree { chunk }),
-            None => Err(Error::damaged("chunk word", offset, "its check disagrees")),
-        }
-    }
-
-    fn put_back(&self, chunk: u32) -> Result<()> {
-        if let Some(word) = self.pool.chunk_word(chunk)?
-            && word.kind == ChunkKind::Absent
-        {
-            self.pool.change_chunk(
-                chunk,
-                word,
-                ChunkWord {
-                    kind: ChunkKind::Free,
-                    ..word
-                },
-            )?;
-        }
-        Ok(())
+        Ok(keep)
     }
 }

@@ -3,14 +3,51 @@
 mod common;
 
 use adit_pool::layout::Geometry;
-use adit_pool::{Error, LocalLocks, Op, Pool, When};
+use adit_pool::{Error, Extent, Hold, LocalLocks, Op, Pool, SlotLocks, When};
 use adit_sim::SimMedium;
+use common::memory::Memory;
 use common::*;
 
 fn tiny(chunks: u32) -> (SimMedium, LocalLocks) {
     let medium = SimMedium::new(tiny_size(chunks));
     Pool::create(&medium, &options(TINY)).expect("create");
     (medium, LocalLocks::default())
+}
+
+/// Two that find the same chunk settled would both give it back, the second one perhaps when it is the
+/// log again. So the second waits while the first is under way.
+#[test]
+fn one_thread_at_a_time_reclaims() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let (medium, locks) = tiny(8);
+    let a = open(medium, &locks, boot(1)).unwrap().attach().unwrap();
+    let file = a.enter_file(&name(1)).unwrap();
+    for _ in 0..2 {
+        let op = fill(&a, 0, &[1; 100]).unwrap();
+        a.lock_file(file).unwrap().append(&op, When::Now).unwrap();
+    }
+    a.lock_file(file).unwrap().retire(2).unwrap();
+    let second_is_in = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let started = AtomicBool::new(false);
+        let reclaimed = a.reclaim(|_, _| {
+            if !started.swap(true, Ordering::SeqCst) {
+                scope.spawn(|| {
+                    a.reclaim(|_, _| {
+                        second_is_in.store(true, Ordering::SeqCst);
+                        true
+                    })
+                });
+                // Long enough for the second to come in, if anything let it.
+                for _ in 0..100 {
+                    std::thread::sleep(std::time::Duration::from_millis(2));
+                    assert!(!second_is_in.load(Ordering::SeqCst), "both are in");
+                }
+            }
+            true
+        });
+        assert_eq!(reclaimed.unwrap(), 2);
+    });
 }
 
 #[test]
@@ -238,11 +275,23 @@ fn growing_and_shrinking() {
     assert_eq!(a.grow_to(chunks + 6).unwrap(), chunks + 6);
     assert_eq!(pool.free_chunks().unwrap(), 10);
     let held: Vec<_> = (0..10).map(|_| a.alloc(8192).unwrap()).collect();
-    assert!(matches!(a.shrink_to(chunks), Err(Error::NotFree { .. })));
     held.into_iter().for_each(|extent| a.free(extent).unwrap());
-    a.release_empty().unwrap();
-    assert_eq!(a.shrink_to(chunks).unwrap(), chunks);
+    let (b, mut cut) = (pool.attach().unwrap(), None);
+    a.detach_and_cut(|to| cut = Some(to)).unwrap();
+    assert_eq!(cut, None, "somebody is attached");
+    let last = b.alloc(100).unwrap();
+    b.free(last).unwrap();
+    b.detach_and_cut(|to| cut = Some(to)).unwrap();
+    assert_eq!(cut, Some(chunks));
+    let a = pool.attach().unwrap();
     assert_eq!(pool.free_chunks().unwrap(), 4);
+    assert_eq!(a.grow_to(chunks + 1).unwrap(), chunks + 1);
+    assert_eq!(pool.free_chunks().unwrap(), 5);
+    // Without a way to cut it, it keeps its size.
+    a.detach().unwrap();
+    let a = pool.attach().unwrap();
+    assert_eq!(pool.free_chunks().unwrap(), 5);
+    a.detach_and_cut(|_| {}).unwrap();
     assert_eq!(
         open(medium, &locks, boot(1))
             .unwrap()
@@ -250,6 +299,40 @@ fn growing_and_shrinking() {
             .unwrap(),
         chunks
     );
+}
+
+/// A medium that becomes larger when somebody looks again, as a file does that another process grows.
+struct Grows(SimMedium, LocalLocks);
+
+impl SlotLocks for Grows {
+    fn claim(&self, slot: u32) -> adit_pool::Result<Option<Box<dyn Hold>>> {
+        self.1.claim(slot)
+    }
+    fn is_alive(&self, slot: u32) -> bool {
+        self.1.is_alive(slot)
+    }
+    fn gate(&self) -> adit_pool::Result<Box<dyn Hold>> {
+        self.1.gate()
+    }
+    fn refresh(&self) -> bool {
+        self.0.grow(tiny_size(10));
+        true
+    }
+}
+
+#[test]
+fn a_pool_that_grows_while_it_is_opened_is_not_truncated() {
+    let (grown, locks) = tiny(10);
+    let small = SimMedium::new(tiny_size(4));
+    let mut bytes = vec![0; tiny_size(4) as usize];
+    adit_pmem::Medium::read(&grown, 0, &mut bytes).unwrap();
+    adit_pmem::Medium::write_streaming(&small, 0, &bytes).unwrap();
+    let refused = open(small.clone(), &locks, boot(1));
+    assert!(matches!(refused, Err(Error::Truncated { .. })));
+    let grows = Grows(small.clone(), locks.clone());
+    let pool = Pool::open(small, Box::new(grows), boot(1)).unwrap();
+    let chunks = open(grown, &locks, boot(1)).unwrap().chunk_count().unwrap();
+    assert_eq!(pool.chunk_count().unwrap(), chunks);
 }
 
 #[test]
@@ -319,5 +402,40 @@ fn threads_never_share_an_extent() {
             });
         }
     });
-    assert_eq!(a.release_empty().unwrap(), 10, "all lines came back");
+    // How many chunks were leased depends on how much the threads were at it at once.
+    a.release_empty().unwrap();
+    assert_eq!(pool.free_chunks().unwrap(), 10, "all lines came back");
+}
+
+/// Bytes that wait for their record are there when the record is, and nowhere when they were given up.
+#[test]
+fn bytes_that_wait_for_their_record() {
+    let medium = Memory::new(&vec![0; tiny_size(12) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let attachment = pool.attach().unwrap();
+    let file = attachment.enter_file(&name(1)).unwrap();
+    let there = |extent: Extent| {
+        let at = extent.offset as usize;
+        medium.bytes()[at..at + extent.len as usize].to_vec()
+    };
+    let given_up = attachment.alloc(300).unwrap();
+    attachment.fill_with_record(given_up, vec![7; 300]).unwrap();
+    attachment.free(given_up).unwrap();
+    let extent = attachment.alloc(300).unwrap();
+    assert!(attachment.fill_with_record(extent, vec![8; 299]).is_err());
+    let crc = attachment.fill_with_record(extent, vec![8; 300]).unwrap();
+    assert_eq!(there(extent), [0; 300]);
+    let op = Op::Write {
+        file_offset: 0,
+        extent,
+        len: 300,
+        data_crc: Some(crc),
+    };
+    let mut guard = attachment.lock_file(file).unwrap();
+    guard.append(&op, When::Now).unwrap();
+    drop(guard);
+    assert_eq!(there(extent), [8; 300]);
+    assert!(!medium.bytes().windows(64).any(|bytes| bytes == [7; 64]));
+    assert_eq!(pool.scan().unwrap().rejected, []);
 }

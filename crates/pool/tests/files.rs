@@ -8,11 +8,12 @@
 mod common;
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use adit_pool::layout::Geometry;
-use adit_pool::{Error, PoolFile, When};
+use adit_pool::layout::{ChunkKind, Geometry};
+use adit_pool::{Error, FileName, PoolFile, When};
 use common::*;
 
 /// A directory of the test's own in memory, removed at the end.
@@ -20,7 +21,7 @@ struct Place(PathBuf);
 
 impl Place {
     fn new(test: &str) -> Self {
-        let place = PathBuf::from(format!("/dev/shm/adit-pool-{test}-{}", std::process::id()));
+        let place = scratch().join(format!("adit-pool-{test}-{}", std::process::id()));
         fs::create_dir_all(&place).unwrap();
         Self(place)
     }
@@ -30,6 +31,36 @@ impl Place {
     }
 }
 
+/// Where pools are made: on tmpfs, unless [`on_cached_media_too`] says otherwise.
+fn scratch() -> PathBuf {
+    std::env::var_os("ADIT_POOL_SCRATCH").map_or_else(|| "/dev/shm".into(), PathBuf::from)
+}
+
+/// All of it once more where stores go through the page cache, if the build lies on such a medium.
+#[test]
+fn on_cached_media_too() {
+    let dir = env!("CARGO_TARGET_TMPDIR");
+    let open = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::RDONLY;
+    let fd = rustix::fs::open(dir, open, rustix::fs::Mode::empty()).unwrap();
+    let found = adit_pmem::detect::medium_of(fd);
+    if found.kind != adit_pmem::MediumKind::Cached
+        || std::env::var_os("ADIT_POOL_SCRATCH").is_some()
+    {
+        return;
+    }
+    let again = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--skip", "on_cached_media_too"])
+        .env("ADIT_POOL_SCRATCH", dir)
+        .output()
+        .unwrap();
+    assert!(
+        again.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&again.stdout),
+        String::from_utf8_lossy(&again.stderr)
+    );
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
@@ -37,6 +68,41 @@ impl Drop for Place {
 }
 
 const MB: u64 = 1 << 20;
+
+/// A program may close, count or pass on every descriptor that it has: none of them is ours.
+#[test]
+fn an_attached_pool_keeps_no_descriptor() {
+    let place = Place::new("descriptors");
+    let path = place.0.join("pool");
+    drop(PoolFile::create(&path, 8 * MB, Geometry::default()).unwrap());
+    let open = || {
+        let all = fs::read_dir("/proc/self/fd").unwrap();
+        let links = all.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+        links.filter(|link| link.starts_with(&path)).count()
+    };
+    let pool = PoolFile::open(&path).unwrap();
+    let attachment = pool.attach().unwrap();
+    assert_eq!(open(), 0);
+    let held = fs::File::open(&path).unwrap();
+    assert_eq!(open(), 1, "the test does not see descriptors");
+    drop(held);
+    attachment.detach().unwrap();
+    assert_eq!(open(), 0);
+}
+
+#[test]
+fn names_of_files_that_are_gone_take_no_room() {
+    let place = Place::new("names");
+    let pool = PoolFile::create(&place.pool(), 8 * MB, Geometry::default()).unwrap();
+    let attachment = pool.attach().unwrap();
+    // Far more files than the pool has chunks, one after the other: each leaves nothing behind.
+    for number in 0..=255 {
+        let file = attachment.enter_file(&name(number)).unwrap();
+        attachment.forget_file(file).unwrap();
+    }
+    let file = attachment.enter_file(&name(1)).unwrap();
+    stage(&attachment, file, 0, &[5; 10_000], When::Now).unwrap();
+}
 
 #[test]
 fn create_open_use_reopen() {
@@ -62,7 +128,6 @@ fn create_open_use_reopen() {
         [5; 10_000]
     );
     assert!(pool.pool().check().unwrap().is_sound());
-    pool.sync().unwrap();
     assert!(matches!(
         pool.remove(false),
         Err(Error::Unpublished { files: 1 })
@@ -94,11 +159,22 @@ fn two_handles_see_each_other_and_the_growth() {
     // The other handle maps what was added when it first needs it.
     let extent = b.alloc(2 << 20).unwrap();
     b.fill(extent, 0, &[7; 4096]).unwrap();
-    assert!(matches!(one.shrink(&a, 8 * MB), Err(Error::NotFree { .. })));
-    b.detach().unwrap();
-    assert_eq!(one.shrink(&a, 8 * MB).unwrap(), 4);
-    assert_eq!(fs::metadata(place.pool()).unwrap().len(), 8 * MB);
-    assert_eq!(one.grow(&a, 12 * MB).unwrap(), 6);
+    // The last one to leave gives it back, and nobody else.
+    let len = || fs::metadata(place.pool()).unwrap().len();
+    two.detach(b).unwrap();
+    assert_eq!(len(), 32 * MB);
+    one.detach(a).unwrap();
+    assert_eq!(len(), 8 * MB);
+    // Who had it open all the time takes no chunk that is gone, and may make it larger again.
+    let a = two.attach().unwrap();
+    let held = std::iter::from_fn(|| a.alloc(2 << 20).ok()).collect::<Vec<_>>();
+    assert_eq!(two.pool().chunk_count().unwrap(), 4);
+    assert!(held.len() < 4);
+    for extent in held {
+        a.fill(extent, 0, &[7; 4096]).unwrap();
+        a.free(extent).unwrap();
+    }
+    assert_eq!(two.grow(&a, 12 * MB).unwrap(), 6);
     a.alloc(2 << 20).unwrap();
     let absurd = one.grow(&a, 100 << 40);
     assert!(
@@ -178,19 +254,24 @@ fn what_is_not_this_users_pool_is_refused() {
     );
     let small = PoolFile::create(&place.0.join("small"), 2 * MB, Geometry::default());
     assert!(matches!(small, Err(Error::Invalid(_))));
-    let huge = PoolFile::create(&place.0.join("huge"), 64 << 30, Geometry::default());
-    if let Err(error) = huge {
-        assert!(
-            matches!(
-                error,
-                Error::Kernel {
-                    call: "fallocate",
-                    ..
-                }
-            ),
-            "{error}"
-        );
-    }
+    // Refused before anything is taken: other tests use the same disk.
+    let fs = rustix::fs::statfs(place.0.as_os_str().as_bytes()).unwrap();
+    let beyond = (fs.f_bavail * fs.f_bsize as u64 + (1 << 30)).next_multiple_of(2 * MB);
+    let geometry = Geometry {
+        max_chunks: (beyond / (2 * MB)) as u32 + 2,
+        ..Geometry::default()
+    };
+    let huge = PoolFile::create(&place.0.join("huge"), beyond, geometry);
+    assert!(
+        matches!(
+            huge,
+            Err(Error::Kernel {
+                call: "fallocate",
+                ..
+            })
+        ),
+        "{huge:?}"
+    );
     let left: Vec<_> = fs::read_dir(&place.0)
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -221,4 +302,52 @@ fn a_pool_that_is_cut_short_while_mapped_is_an_error_not_a_signal() {
         "{error}"
     );
     assert!(pool.pool().medium().mapped().damage().is_some());
+}
+
+/// Nearly all entries can be used, and chunks for names are taken one after the other as they are needed.
+#[test]
+fn the_table_of_files_can_be_filled() {
+    let place = Place::new("entries");
+    let geometry = Geometry {
+        file_count: 1024,
+        ..Geometry::default()
+    };
+    let file = PoolFile::create(&place.pool(), 32 * MB, geometry).unwrap();
+    let attachment = file.attach().unwrap();
+    let name = |n: u64| FileName {
+        handle_type: 1,
+        handle: crc32c::crc32c(&n.to_le_bytes()).to_le_bytes().to_vec(),
+        path: format!("/some/where/file-{n}").into_bytes(),
+        device: 42,
+    };
+    let names = || {
+        let chunks = file.pool().chunk_count().unwrap();
+        let words = (0..chunks).filter_map(|chunk| file.pool().chunk_word(chunk).unwrap());
+        words.filter(|word| word.kind == ChunkKind::Names).count()
+    };
+    let mut entered = Vec::new();
+    for n in 0..1200 {
+        match attachment.enter_file(&name(n)) {
+            Ok(file) => entered.push((n, file)),
+            Err(Error::TooManyFiles { .. }) => {}
+            Err(other) => panic!("{other}"),
+        }
+        if n == 150 {
+            assert_eq!(names(), 1, "a second chunk of names for so few files");
+        }
+    }
+    assert_eq!(names(), 4);
+    assert!(entered.len() > 1000, "only {} files", entered.len());
+    assert!(
+        entered.iter().take(850).map(|(n, _)| *n).eq(0..850),
+        "one of the first was refused"
+    );
+    for (n, file) in &entered {
+        let found = attachment.pool().find_file(&name(*n)).unwrap();
+        assert_eq!(found, Some(*file), "file {n}");
+    }
+    for (_, file) in entered {
+        attachment.forget_file(file).unwrap();
+    }
+    assert_eq!(attachment.pool().find_file(&name(3)).unwrap(), None);
 }

@@ -124,6 +124,87 @@ fn survive(what: &str, bytes: &[u8]) -> Vec<Error> {
     errors
 }
 
+/// Several threads find what one finds, and a rebuild with several leaves the bytes that one leaves.
+fn threads_agree(bytes: &[u8]) {
+    for boot_number in [1, 2] {
+        let found = [1, 4].map(|threads| {
+            let medium = Memory::new(bytes);
+            let pool = match open(medium.clone(), &LocalLocks::default(), boot(boot_number)) {
+                Ok(pool) => pool,
+                Err(error) => return (format!("{error:?}"), Vec::new()),
+            };
+            pool.walk_with(threads);
+            let walked = walked(&pool);
+            let attached = pool.attach().map(|attached| format!("{attached:?}"));
+            (format!("{walked}\n{attached:?}"), medium.bytes())
+        });
+        assert_eq!(found[0].0, found[1].0);
+        assert!(found[0].1 == found[1].1, "a rebuild left other bytes");
+    }
+}
+
+/// Everything that a walk says.
+fn walked(pool: &Arc<Pool<Memory>>) -> String {
+    let found = match pool.scan() {
+        Ok(found) => found,
+        Err(error) => return format!("{error:?}"),
+    };
+    let files = &found.files;
+    let records: Vec<Vec<_>> = files
+        .iter()
+        .map(|file| found.records(pool, file.file()).collect())
+        .collect();
+    format!(
+        "{:?} {:?} {files:?} {records:?}",
+        found.counts, found.rejected
+    )
+}
+
+/// Enough records of three files to be divided, in a log of more chunks than are walked at once.
+fn long_image() -> Vec<u8> {
+    let medium = Memory::new(&vec![0; tiny_size(60) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let attachment = pool.attach().unwrap();
+    attachment.limit_log(u32::MAX);
+    attachment.limit_logs_together(u32::MAX);
+    let files = [1, 2, 3].map(|n| attachment.enter_file(&name(n)).unwrap());
+    for nth in 0..3000_u64 {
+        let file = files[(nth % 3) as usize];
+        let bytes = [nth as u8; 60];
+        let when = if nth % 5 == 0 {
+            When::Now
+        } else {
+            When::WithCommit
+        };
+        stage(&attachment, file, nth * 60, &bytes, when).unwrap();
+        if nth % 97 == 0 {
+            attachment.lock_file(file).unwrap().commit().unwrap();
+        }
+    }
+    drop(attachment);
+    medium.bytes()
+}
+
+#[test]
+fn several_threads_find_what_one_finds() {
+    let clean = long_image();
+    threads_agree(&clean);
+    let pool = open(Memory::new(&clean), &LocalLocks::default(), boot(1)).unwrap();
+    let found = pool.scan().unwrap();
+    assert!(found.counts.chunks > 16, "{:?}", found.counts);
+    assert!(found.counts.live > 3000, "{:?}", found.counts);
+    let everywhere = [(0, clean.len())];
+    let mut rng = Rng::new(0x7e4d);
+    for _ in 0..60 {
+        let mut bytes = clean.clone();
+        for _ in 0..1 + rng.below(40) {
+            damage(&mut bytes, &everywhere, &mut rng);
+        }
+        threads_agree(&bytes);
+    }
+}
+
 /// Areas of the image, so that small structures are hit as often as large ones.
 fn areas(len: usize) -> Vec<(usize, usize)> {
     let chunk = |n: u32| TINY.chunk(TINY.header_chunks() + n) as usize;
@@ -174,6 +255,42 @@ fn every_bit_of_the_small_structures() {
     println!("{noticed} errors");
 }
 
+/// Damages some bytes in some way.
+fn damage(bytes: &mut [u8], areas: &[(usize, usize)], rng: &mut Rng) {
+    let (at, room) = pick(rng, areas);
+    match rng.below(6) {
+        0 => bytes[at] ^= 1 << rng.below(8),
+        1 => {
+            let len = (1 + rng.below(64) as usize).min(room);
+            bytes[at..at + len]
+                .iter_mut()
+                .for_each(|byte| *byte = rng.below(256) as u8);
+        }
+        2 => {
+            // Words that tempt arithmetic.
+            let at = at / 8 * 8;
+            let tempting = [0, 1, u64::MAX, 1 << 63, u64::MAX >> 1, 1 << 48, 0xffff_ffff];
+            let word = tempting[rng.below(7) as usize];
+            bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        3 => {
+            // One part over another: records duplicated, entries moved.
+            let (from, from_room) = pick(rng, areas);
+            let (at, from) = (at / 64 * 64, from / 64 * 64);
+            let len = 64.min(room).min(from_room);
+            bytes.copy_within(from..from + len, at);
+        }
+        4 => {
+            let len = (rng.below(4096) as usize).min(room);
+            bytes[at..at + len].fill(0);
+        }
+        _ => {
+            let len = (rng.below(4096) as usize).min(room);
+            bytes[at..at + len].fill(0xff);
+        }
+    }
+}
+
 #[test]
 fn random_damage() {
     let clean = image();
@@ -183,38 +300,10 @@ fn random_damage() {
     for round in 0..2500 {
         let mut bytes = clean.clone();
         for _ in 0..1 + rng.below(4) {
-            let (at, room) = pick(&mut rng, &areas);
-            match rng.below(6) {
-                0 => bytes[at] ^= 1 << rng.below(8),
-                1 => {
-                    let len = (1 + rng.below(64) as usize).min(room);
-                    bytes[at..at + len]
-                        .iter_mut()
-                        .for_each(|byte| *byte = rng.below(256) as u8);
-                }
-                2 => {
-                    // Words that tempt arithmetic.
-                    let at = at / 8 * 8;
-                    let tempting = [0, 1, u64::MAX, 1 << 63, u64::MAX >> 1, 1 << 48, 0xffff_ffff];
-                    let word = tempting[rng.below(7) as usize];
-                    bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
-                }
-                3 => {
-                    // One part over another: records duplicated, entries moved.
-                    let (from, from_room) = pick(&mut rng, &areas);
-                    let (at, from) = (at / 64 * 64, from / 64 * 64);
-                    let len = 64.min(room).min(from_room);
-                    bytes.copy_within(from..from + len, at);
-                }
-                4 => {
-                    let len = (rng.below(4096) as usize).min(room);
-                    bytes[at..at + len].fill(0);
-                }
-                _ => {
-                    let len = (rng.below(4096) as usize).min(room);
-                    bytes[at..at + len].fill(0xff);
-                }
-            }
+            damage(&mut bytes, &areas, &mut rng);
+        }
+        if round % 8 == 0 {
+            threads_agree(&bytes);
         }
         failed += survive(&format!("round {round}"), &bytes).len();
     }
@@ -239,6 +328,9 @@ fn forged_structures() {
                 2 => forge_chunk_word(&mut bytes, &mut rng),
                 _ => forge_superblock(&mut bytes, &mut rng),
             }
+        }
+        if round % 8 == 0 {
+            threads_agree(&bytes);
         }
         survive(&format!("forged, round {round}"), &bytes);
     }

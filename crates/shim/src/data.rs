@@ -12,7 +12,8 @@
 
 use crate::ofd::{Ofd, Offset};
 use crate::real::call_real;
-use crate::{fds, sys, table};
+use crate::writer::{Buffers, Writer};
+use crate::{descriptors, fds, ofd, stage, sys, table, times};
 use adit_pmem::copy::guarded_copy;
 use adit_store::direct::{DirectFile, Served};
 use adit_store::registry::{FileSlot, Reason};
@@ -24,7 +25,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 pub(crate) static KERNEL_WRITES: AtomicBool = AtomicBool::new(false);
 
 /// Longer calls are not worth serving: the copy dominates, and the kernel caps them anyway.
-const LONGEST: usize = 1 << 30;
+pub(crate) const LONGEST: usize = 1 << 30;
 
 /// Reads through the mapping; `None` after noting why not.
 fn served_read(ofd: &Ofd, fd: i32, at: u64, into: *mut c_void, len: usize) -> Option<usize> {
@@ -32,7 +33,7 @@ fn served_read(ofd: &Ofd, fd: i32, at: u64, into: *mut c_void, len: usize) -> Op
         Err(Reason::Limit)
     } else {
         // SAFETY: the buffer is the program's, for the kernel or us to fill.
-        unsafe { ofd.file().read(fd, at, into.cast(), len) }
+        unsafe { ofd.file()?.read(fd, at, into.cast(), len) }
     };
     noted(ofd, served, FileSlot::served_read)
 }
@@ -47,7 +48,7 @@ fn served_overwrite(ofd: &Ofd, fd: i32, at: u64, from: *const c_void, len: usize
         Err(Reason::Flags)
     } else {
         // SAFETY: the buffer is the program's, for the kernel or us to read.
-        unsafe { ofd.file().overwrite(fd, at, from.cast(), len) }
+        unsafe { ofd.file()?.overwrite(fd, at, from.cast(), len) }
     };
     let done = noted(ofd, served, FileSlot::served_write)?;
     ofd.note_store(slot);
@@ -80,8 +81,10 @@ fn or_kernel(
         return Ok(done);
     }
     let bytes = kernel()?;
-    if bytes > 0 {
-        moved(ofd.file(), at, at.saturating_add(bytes as u64));
+    if bytes > 0
+        && let Some(file) = ofd.file()
+    {
+        moved(file, at, at.saturating_add(bytes as u64));
     }
     Ok(bytes)
 }
@@ -94,12 +97,16 @@ type Moved = fn(&DirectFile, u64, u64);
 fn positional(
     fd: i32,
     at: i64,
+    by_writer: impl FnOnce(&Writer, &Ofd) -> sys::Result,
     served: impl FnOnce(&Ofd, u64) -> Option<usize>,
     kernel: impl FnOnce() -> sys::Result,
     moved: Moved,
 ) -> isize {
     let result = match (u64::try_from(at), fds::promoted(fd)) {
-        (Ok(at), Some(ofd)) => or_kernel(&ofd, at, served(&ofd, at), kernel, moved),
+        (Ok(start), Some(ofd)) => match ofd.writer() {
+            Some(writer) => by_writer(writer, &ofd),
+            None => or_kernel(&ofd, start, served(&ofd, start), kernel, moved),
+        },
         _ => kernel(),
     };
     sys::to_libc(result)
@@ -108,18 +115,18 @@ fn positional(
 /// A sequential read of `len` bytes: `attempt` reads at a position without moving any offset,
 /// `kernel` reads at the kernel's offset and moves it.
 #[inline]
-fn sequential_read(
+pub(crate) fn sequential_read(
     ofd: &Ofd,
     attempt: impl Fn(u64) -> sys::Result,
     kernel: impl Fn() -> sys::Result,
-) -> isize {
+) -> sys::Result {
     loop {
         let Offset::At(at) = ofd.offset() else {
-            return sys::to_libc(kernel());
+            return kernel();
         };
         match attempt(at) {
             Ok(got) if !ofd.advance(at, at + got as u64) => {}
-            result => return sys::to_libc(result),
+            result => return result,
         }
     }
 }
@@ -132,16 +139,16 @@ fn sequential_write(
     len: usize,
     attempt: impl Fn(u64) -> sys::Result,
     kernel: impl Fn() -> sys::Result,
-) -> isize {
+) -> sys::Result {
     loop {
         let Offset::At(at) = ofd.offset() else {
-            return sys::to_libc(kernel());
+            return kernel();
         };
         let Some(end) = at
             .checked_add(len as u64)
             .filter(|&end| end <= i64::MAX as u64)
         else {
-            return sys::to_libc(attempt(at));
+            return attempt(at);
         };
         if !ofd.advance(at, end) {
             continue;
@@ -151,7 +158,7 @@ fn sequential_write(
         if at + done != end {
             ofd.advance(end, at + done);
         }
-        return sys::to_libc(result);
+        return result;
     }
 }
 
@@ -160,7 +167,10 @@ pub(crate) extern "C" fn read(fd: i32, into: *mut c_void, len: usize) -> isize {
     let Some(ofd) = fds::promoted(fd) else {
         return sys::to_libc(kernel());
     };
-    sequential_read(
+    if let Some(writer) = ofd.writer() {
+        return sys::to_libc(writer.read(&ofd, fd, Buffers::into(into, len), None));
+    }
+    sys::to_libc(sequential_read(
         &ofd,
         |at| {
             or_kernel(
@@ -172,13 +182,14 @@ pub(crate) extern "C" fn read(fd: i32, into: *mut c_void, len: usize) -> isize {
             )
         },
         kernel,
-    )
+    ))
 }
 
 pub(crate) extern "C" fn pread(fd: i32, into: *mut c_void, len: usize, at: i64) -> isize {
     positional(
         fd,
         at,
+        |writer, ofd| writer.read(ofd, fd, Buffers::into(into, len), Some(at)),
         |ofd, at| served_read(ofd, fd, at, into, len),
         || sys::pread(fd as usize, into as usize, len, at as usize),
         DirectFile::saw,
@@ -190,7 +201,10 @@ pub(crate) extern "C" fn write(fd: i32, from: *const c_void, len: usize) -> isiz
     let Some(ofd) = fds::promoted(fd) else {
         return sys::to_libc(kernel());
     };
-    sequential_write(
+    if let Some(writer) = ofd.writer() {
+        return sys::to_libc(writer.write(&ofd, fd, Buffers::from(from, len), None));
+    }
+    sys::to_libc(sequential_write(
         &ofd,
         len,
         |at| {
@@ -203,13 +217,14 @@ pub(crate) extern "C" fn write(fd: i32, from: *const c_void, len: usize) -> isiz
             )
         },
         kernel,
-    )
+    ))
 }
 
 pub(crate) extern "C" fn pwrite(fd: i32, from: *const c_void, len: usize, at: i64) -> isize {
     positional(
         fd,
         at,
+        |writer, ofd| writer.write(ofd, fd, Buffers::from(from, len), Some(at)),
         |ofd, at| served_overwrite(ofd, fd, at, from, len),
         || sys::pwrite(fd as usize, from as usize, len, at as usize),
         DirectFile::wrote,
@@ -217,16 +232,16 @@ pub(crate) extern "C" fn pwrite(fd: i32, from: *const c_void, len: usize, at: i6
 }
 
 /// A program's vector, copied so that it cannot change under us. Longer ones go to the kernel.
-struct Vector {
+pub(crate) struct Vector {
     parts: [libc::iovec; Self::MOST],
     count: usize,
     total: usize,
 }
 
 impl Vector {
-    const MOST: usize = 16;
+    pub(crate) const MOST: usize = 16;
 
-    fn copy(iov: *const libc::iovec, count: i32) -> Option<Self> {
+    pub(crate) fn copy(iov: *const libc::iovec, count: i32) -> Option<Self> {
         let count = usize::try_from(count)
             .ok()
             .filter(|&count| count <= Self::MOST)?;
@@ -250,13 +265,17 @@ impl Vector {
         })
     }
 
+    /// The parts that are not empty.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &libc::iovec> {
+        self.parts[..self.count]
+            .iter()
+            .filter(|part| part.iov_len > 0)
+    }
+
     /// Serves the whole vector piece by piece, or nothing.
     fn serve(&self, at: u64, one: impl Fn(u64, &libc::iovec) -> Option<usize>) -> Option<usize> {
         let mut done = 0;
-        for part in self.parts[..self.count]
-            .iter()
-            .filter(|part| part.iov_len > 0)
-        {
+        for part in self.parts() {
             done += one(at + done as u64, part)?;
         }
         Some(done)
@@ -308,8 +327,11 @@ pub(crate) extern "C" fn readv(fd: i32, iov: *const libc::iovec, count: i32) -> 
     let Some(ofd) = fds::promoted(fd) else {
         return sys::to_libc(kernel());
     };
+    if let Some(writer) = ofd.writer() {
+        return sys::to_libc(writer.read(&ofd, fd, Buffers::Many(iov, count), None));
+    }
     let vector = Vector::copy(iov, count);
-    sequential_read(
+    sys::to_libc(sequential_read(
         &ofd,
         |at| {
             let served = vector.as_ref().and_then(|vector| vector.read(&ofd, fd, at));
@@ -322,7 +344,7 @@ pub(crate) extern "C" fn readv(fd: i32, iov: *const libc::iovec, count: i32) -> 
             )
         },
         kernel,
-    )
+    ))
 }
 
 pub(crate) extern "C" fn writev(fd: i32, iov: *const libc::iovec, count: i32) -> isize {
@@ -330,11 +352,14 @@ pub(crate) extern "C" fn writev(fd: i32, iov: *const libc::iovec, count: i32) ->
     let Some(ofd) = fds::promoted(fd) else {
         return sys::to_libc(kernel());
     };
+    if let Some(writer) = ofd.writer() {
+        return sys::to_libc(writer.write(&ofd, fd, Buffers::Many(iov, count), None));
+    }
     let Some(vector) = Vector::copy(iov, count) else {
-        ofd.hand_over(fd);
+        ofd.hand_over_offset(fd);
         return sys::to_libc(kernel());
     };
-    sequential_write(
+    sys::to_libc(sequential_write(
         &ofd,
         vector.total,
         |at| {
@@ -348,7 +373,7 @@ pub(crate) extern "C" fn writev(fd: i32, iov: *const libc::iovec, count: i32) ->
             )
         },
         kernel,
-    )
+    ))
 }
 
 pub(crate) extern "C" fn preadv(fd: i32, iov: *const libc::iovec, count: i32, at: i64) -> isize {
@@ -359,6 +384,7 @@ pub(crate) extern "C" fn preadv(fd: i32, iov: *const libc::iovec, count: i32, at
     positional(
         fd,
         at,
+        |writer, ofd| writer.read(ofd, fd, Buffers::Many(iov, count), Some(at)),
         |ofd, at| Vector::copy(iov, count)?.read(ofd, fd, at),
         || kernel_preadv(fd, iov, count, at, 0),
         DirectFile::saw,
@@ -373,19 +399,23 @@ pub(crate) extern "C" fn pwritev(fd: i32, iov: *const libc::iovec, count: i32, a
     positional(
         fd,
         at,
+        |writer, ofd| writer.write(ofd, fd, Buffers::Many(iov, count), Some(at)),
         |ofd, at| Vector::copy(iov, count)?.overwrite(ofd, fd, at),
         || kernel_pwritev(fd, iov, count, at, 0),
         DirectFile::wrote,
     )
 }
 
-/// Position -1 means the description's own offset; flags are promises only the kernel can make.
-fn hand_over_for_v2(fd: i32, at: i64) {
-    if at == -1
-        && let Some(ofd) = fds::promoted(fd)
-    {
-        ofd.hand_over(fd);
+/// Before a call with flags, which are promises only the kernel can make: returns the flags that it
+/// needs besides. Position -1 means the description's own offset.
+fn hand_over_for_v2(fd: i32, at: i64) -> Result<i32, i32> {
+    let Some(ofd) = fds::promoted(fd) else {
+        return Ok(0);
+    };
+    if at == -1 || ofd.writer().is_some() {
+        ofd.hand_over(fd)?;
     }
+    Ok(ofd.writer().map_or(0, Writer::kernel_flags))
 }
 
 pub(crate) extern "C" fn preadv2(
@@ -399,8 +429,8 @@ pub(crate) extern "C" fn preadv2(
         (-1, 0) => readv(fd, iov, count),
         (0.., 0) => preadv(fd, iov, count, at),
         _ => {
-            hand_over_for_v2(fd, at);
-            sys::to_libc(kernel_preadv(fd, iov, count, at, flags))
+            let ready = hand_over_for_v2(fd, at);
+            sys::to_libc(ready.and_then(|_| kernel_preadv(fd, iov, count, at, flags)))
         }
     }
 }
@@ -416,8 +446,8 @@ pub(crate) extern "C" fn pwritev2(
         (-1, 0) => writev(fd, iov, count),
         (0.., 0) => pwritev(fd, iov, count, at),
         _ => {
-            hand_over_for_v2(fd, at);
-            sys::to_libc(kernel_pwritev(fd, iov, count, at, flags))
+            let ready = hand_over_for_v2(fd, at);
+            sys::to_libc(ready.and_then(|own| kernel_pwritev(fd, iov, count, at, flags | own)))
         }
     }
 }
@@ -455,7 +485,7 @@ pread_chk!(pread_chk, __pread_chk);
 pread_chk!(pread64_chk, __pread64_chk);
 
 /// Positions up to here are below every file system's limit, so moving there cannot fail.
-const CERTAIN: i64 = 1 << 40;
+pub(crate) const CERTAIN: i64 = 1 << 40;
 
 pub(crate) extern "C" fn lseek(fd: i32, offset: i64, whence: i32) -> i64 {
     let kernel = |offset: i64, whence: i32| {
@@ -465,11 +495,25 @@ pub(crate) extern "C" fn lseek(fd: i32, offset: i64, whence: i32) -> i64 {
         None => kernel(offset, whence),
         Some(ofd) => loop {
             let Offset::At(at) = ofd.offset() else {
-                break kernel(offset, whence);
+                let seek = || kernel(offset, whence);
+                let sought = match ofd.writer() {
+                    Some(writer) => writer.with_kernels_offset(&ofd, seek),
+                    None => Some(seek()),
+                };
+                match sought {
+                    Some(result) => break result,
+                    None => continue,
+                }
             };
+            let size = || ofd.writer().and_then(|writer| writer.size(&ofd, fd));
             let target = match whence {
                 libc::SEEK_SET => Some(offset),
                 libc::SEEK_CUR => (at as i64).checked_add(offset),
+                libc::SEEK_END => size().and_then(|size| offset.checked_add_unsigned(size)),
+                // Where data is and where holes are, only the kernel knows.
+                _ if ofd.writer().is_some() => {
+                    break ofd.hand_over(fd).and_then(|()| kernel(offset, whence));
+                }
                 _ => None,
             };
             // The kernel's own offset is idle while ours counts, so it can be used to ask.
@@ -478,6 +522,7 @@ pub(crate) extern "C" fn lseek(fd: i32, offset: i64, whence: i32) -> i64 {
                 _ if whence == libc::SEEK_CUR => {
                     kernel(at as i64, libc::SEEK_SET).and_then(|_| kernel(offset, whence))
                 }
+                Some(target) => kernel(target, libc::SEEK_SET),
                 _ => kernel(offset, whence),
             };
             match moved {
@@ -487,4 +532,43 @@ pub(crate) extern "C" fn lseek(fd: i32, offset: i64, whence: i32) -> i64 {
         },
     };
     sys::to_libc(result.map(|at| at as usize)) as i64
+}
+
+/// What an offered call answers with to be passed on.
+pub(crate) const PASS: i64 = i64::MIN;
+
+/// `ftruncate`.
+pub(crate) extern "C" fn ftruncate(fd: i32, size: i64) -> i64 {
+    let Some(ofd) = fds::promoted(fd) else {
+        return PASS;
+    };
+    if let Some(writer) = ofd.writer() {
+        return sys::to_libc(writer.truncate(&ofd, fd, size)) as i64;
+    }
+    descriptors::before_holes(fd);
+    PASS
+}
+
+/// `fsync` and `fdatasync`.
+pub(crate) extern "C" fn fsync(fd: i32) -> i64 {
+    times::settle_all();
+    let answer = fds::promoted(fd).and_then(|ofd| ofd.writer()?.sync(&ofd, fd));
+    answer.map_or(PASS, |result| sys::to_libc(result) as i64)
+}
+
+/// Before `sync_file_range`.
+pub(crate) extern "C" fn before_sync_range(fd: i32) {
+    if let Some(ofd) = fds::promoted(fd)
+        && let Some(writer) = ofd.writer()
+    {
+        let _ = writer.sync(&ofd, fd);
+    }
+}
+
+/// Before `sync` and `syncfs`.
+pub(crate) extern "C" fn before_sync() {
+    times::settle_all();
+    if stage::STAGED.load(Ordering::Relaxed) != 0 {
+        ofd::each_promoted(|fd, _| before_sync_range(fd));
+    }
 }

@@ -6,61 +6,129 @@
 #![allow(unsafe_code)]
 
 use crate::fds::{self, Kind};
-use crate::ofd::{self, Ofd};
+use crate::ofd::{self, Backing, Ofd};
 use crate::real::call_real;
-use crate::{data, init, process, signal, sys, table};
+use crate::writer::Writer;
+use crate::{appends, data, init, process, signal, stdio, sys, table};
 use adit_pmem::MediumKind;
+use adit_pmem::copy::guarded_copy;
 use adit_store::direct::DirectFile;
 use adit_store::registry::FileId;
+use adit_store::staged::Mode;
 use core::ffi::{c_int, c_uint};
 use core::sync::atomic::Ordering;
 
 /// Opens whose data path is the kernel's: not readable through a mapping, or with a promise about
 /// every write that only the kernel can keep (PROTOCOLS F1, F8).
-const KERNEL_ONLY: c_int = libc::O_DIRECT | libc::O_DSYNC | libc::O_PATH | libc::O_DIRECTORY;
+pub(crate) const KERNEL_ONLY: c_int =
+    libc::O_DIRECT | libc::O_DSYNC | libc::O_PATH | libc::O_DIRECTORY;
 
 /// After `open(path, flags, …)`.
-pub(crate) extern "C" fn opened(_path: usize, flags: c_int, _mode: usize, fd: c_int) {
-    note_open(fd, flags);
+pub(crate) extern "C" fn opened(_path: usize, flags: c_int, _mode: usize, fd: c_int) -> c_int {
+    note_open(fd, flags)
 }
 
 /// After `openat(directory, path, flags, …)`.
-pub(crate) extern "C" fn opened_at(_directory: usize, _path: usize, flags: c_int, fd: c_int) {
-    note_open(fd, flags);
+pub(crate) extern "C" fn opened_at(
+    _directory: usize,
+    _path: usize,
+    flags: c_int,
+    fd: c_int,
+) -> c_int {
+    note_open(fd, flags)
 }
 
 /// After the `mkstemp` family, which opens for reading and writing.
-pub(crate) extern "C" fn opened_temporary(_a: usize, _b: usize, _c: usize, fd: c_int) {
-    note_open(fd, libc::O_RDWR);
+pub(crate) extern "C" fn opened_temporary(_a: usize, _b: usize, _c: usize, fd: c_int) -> c_int {
+    note_open(fd, libc::O_RDWR)
 }
 
-fn note_open(fd: c_int, flags: c_int) {
+/// After `creat`.
+pub(crate) extern "C" fn created(_path: usize, _mode: usize, _c: usize, fd: c_int) -> c_int {
+    note_open(fd, libc::O_WRONLY)
+}
+
+/// Notes what a new descriptor is; returns it, or -1 with errno set where it must not be had.
+pub(crate) fn note_open(fd: c_int, flags: c_int) -> c_int {
     if process::in_vfork_child() {
-        return;
+        return fd;
     }
     forget_stale(fd);
     let mode = flags & libc::O_ACCMODE;
-    if fd <= fds::LAST_STANDARD
-        || mode == libc::O_WRONLY
-        || mode == libc::O_ACCMODE
-        || flags & KERNEL_ONLY != 0
-    {
-        return;
+    if fd <= fds::LAST_STANDARD || mode == libc::O_ACCMODE || flags & libc::O_PATH != 0 {
+        return fd;
     }
-    let Some(credit) = init::credit() else { return };
+    let Some(credit) = init::credit() else {
+        return fd;
+    };
+    if mode != libc::O_RDONLY
+        && let Some(staging) = init::mode()
+        && let Some(fd) = note_writer(fd, flags, staging)
+    {
+        return fd;
+    }
+    if mode != libc::O_RDONLY
+        && let Some(appends) = appends::asked().filter(|appends| appends.watches(mode))
+    {
+        appends::note_open(fd, flags, appends);
+        return fd;
+    }
+    if mode == libc::O_WRONLY || flags & KERNEL_ONLY != 0 {
+        return fd;
+    }
     let shared = flags & libc::O_APPEND != 0;
     fds::set_candidate(fd, credit, shared || process::sharing());
     if process::sharing() {
-        process::share(fd);
+        let _ = process::share(fd);
     }
+    fd
+}
+
+/// Gives a descriptor that was opened for writing its [`Writer`], at once: nobody can be in a call on
+/// a descriptor that its open has not returned, so its offset can be ours in a process of many
+/// threads, too. `None` where the mode has nothing to add to what the kernel does.
+fn note_writer(fd: c_int, flags: c_int, mode: Mode) -> Option<c_int> {
+    let stat = regular_file(fd)?;
+    let stageable = flags & KERNEL_ONLY == 0
+        && stat.st_nlink > 0
+        && adit_pmem::kind_of_fd(fd) != MediumKind::Other;
+    // What is durable by its own flags, and in mode `atomic` what only the kernel writes.
+    let plain = flags & libc::O_DSYNC != 0 || mode == Mode::Atomic;
+    let offset = stageable.then_some(0);
+    let ofd = (stageable || !plain)
+        .then(|| Backing::Writer(Writer::new(mode, flags, stageable)))
+        .and_then(|backing| ofd::allocate(backing, None, offset));
+    if let Some(ofd) = ofd {
+        fds::set_promoted(fd, ofd);
+        if process::sharing() {
+            // Nothing is staged yet that could fail.
+            let _ = process::share(fd);
+        }
+    }
+    if init::required() {
+        let staged = match ofd.and_then(|ofd| Some((ofd, ofd.writer()?))) {
+            Some((_, writer)) if !writer.must_stage() => Ok(()),
+            Some((ofd, writer)) => writer.stage(ofd, fd),
+            // What the mode adds nothing to is the kernel's.
+            None if plain && mode == Mode::Sync => Ok(()),
+            None => Err(libc::EOPNOTSUPP),
+        };
+        if let Err(refusal) = staged {
+            close(fd);
+            sys::set_errno(refusal);
+            return Some(-1);
+        }
+    }
+    ofd.map(|_| fd)
 }
 
 /// After a call that returns a descriptor which is no file: a word left over means that the number
 /// was closed where we could not see it (PROTOCOLS F6).
-pub(crate) extern "C" fn returned(_a: usize, _b: usize, _c: usize, fd: c_int) {
+pub(crate) extern "C" fn returned(_a: usize, _b: usize, _c: usize, fd: c_int) -> c_int {
     if !process::in_vfork_child() {
         forget_stale(fd);
     }
+    fd
 }
 
 /// As [`returned`] for calls that fill an array of two.
@@ -122,21 +190,36 @@ pub(crate) extern "C" fn consider(fd: c_int) {
         .is_ok();
     if let Verdict::Promote(ofd) = verdict {
         if !written {
-            ofd.hand_over(fd);
+            ofd.hand_over_offset(fd);
             ofd.drop_name(fd);
         } else if process::sharing() {
-            process::share(fd);
+            let _ = process::share(fd);
         }
     }
 }
 
 /// Credit for a file that is too small or too strange today and may not be tomorrow.
-const LATER: u64 = 1 << 20;
+pub(crate) const LATER: u64 = 1 << 20;
 /// The most that a large file's reader is made to wait: promotion costs some tens of microseconds,
 /// which two per cent of this many bytes through the kernel exceed.
 const PATIENCE: u64 = 32 << 20;
 /// Below this a file's reads nearly always touch its last page, which is the kernel's.
-const SMALLEST: u64 = 4 * 4096;
+pub(crate) const SMALLEST: u64 = 4 * 4096;
+
+/// What is to go through the kernel before a file is mapped: a pass over it in calls of a page, or as
+/// much as makes promotion disappear in it.
+pub(crate) fn price_of_a_look(size: u64) -> u64 {
+    size.saturating_mul(5).div_ceil(2).min(PATIENCE)
+}
+
+/// Whether a mapping of a file on this medium can serve it.
+pub(crate) fn is_mappable(kind: MediumKind, stat: &libc::stat) -> bool {
+    // Huge pages of tmpfs are mapped whole across the end of the file, so the probe behind a range
+    // would find a page where there is no file (the kernel keeps it so on purpose). tmpfs tells by
+    // its preferred block size that it uses them.
+    let huge = kind == MediumKind::Ram && stat.st_blksize > 4096;
+    kind != MediumKind::Other && !huge && !init::address_space_limited()
+}
 
 enum Verdict {
     Foreign,
@@ -154,17 +237,18 @@ fn look_at(fd: c_int, shared: bool, waited: bool) -> Verdict {
     };
     let flags = flags as c_int;
     let mode = flags & libc::O_ACCMODE;
-    if mode == libc::O_WRONLY || flags & KERNEL_ONLY != 0 || init::address_space_limited() {
+    if mode == libc::O_WRONLY
+        && flags & KERNEL_ONLY == 0
+        && let Some(appends) = appends::asked()
+    {
+        let ofd = appends::look_at(fd, flags, !shared, appends);
+        return ofd.map_or(Verdict::Foreign, Verdict::Promote);
+    }
+    if mode == libc::O_WRONLY || flags & KERNEL_ONLY != 0 {
         return Verdict::Foreign;
     }
     let kind = adit_pmem::kind_of_fd(fd);
-    if kind == MediumKind::Other {
-        return Verdict::Foreign;
-    }
-    // Huge pages of tmpfs are mapped whole across the end of the file, so the probe behind a range
-    // would find a page where there is no file (the kernel keeps it so on purpose). tmpfs tells by
-    // its preferred block size that it uses them.
-    if kind == MediumKind::Ram && stat.st_blksize > 4096 {
+    if !is_mappable(kind, &stat) {
         return Verdict::Foreign;
     }
     let size = stat.st_size as u64;
@@ -173,8 +257,7 @@ fn look_at(fd: c_int, shared: bool, waited: bool) -> Verdict {
     }
     let adoption = init::adoption(kind);
     if !waited && adoption.percent > 0 {
-        // A pass over the file in calls of a page, or as much as makes promotion disappear in it.
-        return Verdict::Later(size.saturating_mul(5).div_ceil(2).min(PATIENCE));
+        return Verdict::Later(price_of_a_look(size));
     }
     if !signal::ready() {
         return Verdict::Foreign;
@@ -204,7 +287,11 @@ fn look_at(fd: c_int, shared: bool, waited: bool) -> Verdict {
             )
         })
         .flatten();
-    match ofd::allocate(file, slot, own_offset(fd, shared || append)) {
+    match ofd::allocate(
+        Backing::Direct(file),
+        slot,
+        own_offset(fd, shared || append),
+    ) {
         Some(ofd) => Verdict::Promote(ofd),
         None => Verdict::Later(LATER),
     }
@@ -221,7 +308,7 @@ fn own_offset(fd: c_int, shared: bool) -> Option<u64> {
         .map(|at| at as u64)
 }
 
-fn regular_file(fd: c_int) -> Option<libc::stat> {
+pub(crate) fn regular_file(fd: c_int) -> Option<libc::stat> {
     let mut stat = core::mem::MaybeUninit::<libc::stat>::zeroed();
     sys::fstat(fd as usize, stat.as_mut_ptr() as usize).ok()?;
     // SAFETY: all zero is a valid stat, and the kernel has filled it.
@@ -257,18 +344,35 @@ pub(crate) fn forget(fd: c_int) {
     }
 }
 
+/// What a hook of the refusing shapes says: zero to go on, or why the call must not be made.
+pub(crate) fn refusal(ready: Result<(), c_int>) -> c_int {
+    ready.err().unwrap_or(0)
+}
+
+/// The answer of a refused call: -1, with errno set.
+pub(crate) extern "C" fn minus_one(errno: c_int) -> i64 {
+    sys::to_libc(Err(errno)) as i64
+}
+
+/// As [`minus_one`], of a call that returns its error.
+pub(crate) extern "C" fn errno_itself(errno: c_int) -> i64 {
+    i64::from(errno)
+}
+
 /// Gives everything about `fd`'s description back to the kernel: its offset, and all its names in
-/// this process become foreign. Right at any time.
-pub(crate) extern "C" fn release(fd: c_int) {
+/// this process become foreign. Right at any time. What cannot be published stays as it is.
+pub(crate) fn release(fd: c_int) -> Result<(), c_int> {
     if process::in_vfork_child() {
-        return;
+        return Ok(());
     }
-    let Some(word) = fds::word(fd) else { return };
+    let Some(word) = fds::word(fd) else {
+        return Ok(());
+    };
     match fds::kind(word.load(Ordering::SeqCst)) {
         Kind::Foreign => {}
         Kind::Candidate => word.store(0, Ordering::SeqCst),
         Kind::Promoted(ofd) => {
-            ofd.hand_over(fd);
+            ofd.hand_over(fd)?;
             ofd::each_promoted(|name, other| {
                 if core::ptr::eq(other, ofd) {
                     forget(name);
@@ -276,56 +380,121 @@ pub(crate) extern "C" fn release(fd: c_int) {
             });
         }
     }
+    Ok(())
+}
+
+/// Before libc keeps `fd` to itself.
+pub(crate) extern "C" fn before_keeping(fd: c_int) -> c_int {
+    refusal(release(fd))
 }
 
 /// Gives every description back to the kernel and promotes none again: for processes that change
-/// what they may do, so that no later call of ours surprises a sandbox (PROTOCOLS C5).
+/// what they may do, so that no later call of ours surprises a sandbox (PROTOCOLS C5). What cannot be
+/// published stays staged: a program that gives up its rights must not be kept from it.
 pub(crate) extern "C" fn release_all() {
     if process::in_vfork_child() {
         return;
     }
     init::stop_promoting();
     for fd in fds::all() {
-        release(fd);
+        let _ = release(fd);
     }
 }
 
 /// Before a call that may leave holes in the file of `fd`.
-pub(crate) extern "C" fn before_holes(fd: c_int) {
-    if let Some(ofd) = fds::promoted(fd) {
-        ofd.file().holes_from(0);
+pub(crate) extern "C" fn before_holes(fd: c_int) -> c_int {
+    let Some(ofd) = fds::promoted(fd) else {
+        return 0;
+    };
+    match ofd.file() {
+        Some(file) => {
+            file.holes_from(0);
+            0
+        }
+        None => refusal(ofd.hand_over(fd)),
     }
 }
 
 /// Before `truncate`, which names its file by path: any of ours may be meant.
-pub(crate) extern "C" fn before_holes_somewhere() {
-    ofd::each_promoted(|fd, _| before_holes(fd));
+pub(crate) fn before_holes_somewhere() {
+    ofd::each_promoted(|_, ofd| match ofd.writer() {
+        Some(writer) => writer.holes_somewhere(),
+        None => drop(ofd.file().map(|file| file.holes_from(0))),
+    });
+}
+
+/// Before the file of `fd` is mapped: the mapping shows what the kernel has.
+pub(crate) extern "C" fn before_mapping(
+    _address: usize,
+    _len: usize,
+    _protection: c_int,
+    _flags: c_int,
+    fd: c_int,
+) -> c_int {
+    refusal(unstage(fd))
+}
+
+/// Before `aio_read(request)` and `aio_write(request)`, which use the descriptor in other threads.
+pub(crate) extern "C" fn before_aio(request: *const libc::aiocb) -> c_int {
+    if !init::staging() {
+        return 0;
+    }
+    // SAFETY: libc reads the same field next.
+    refusal(unstage(unsafe { (*request).aio_fildes }))
+}
+
+/// Before `aio_fsync(operation, request)`.
+pub(crate) extern "C" fn before_aio_fsync(_operation: c_int, request: *const libc::aiocb) -> c_int {
+    before_aio(request)
+}
+
+/// Gives what is staged through `fd` to the kernel, for good.
+pub(crate) fn unstage(fd: c_int) -> Result<(), c_int> {
+    match fds::promoted(fd) {
+        Some(ofd) if ofd.writer().is_some() => ofd.hand_over(fd),
+        _ => Ok(()),
+    }
 }
 
 /// The kernel is about to use the offset of `fd`.
-pub(crate) extern "C" fn hand_over(fd: c_int) {
-    if let Some(ofd) = fds::promoted(fd) {
-        ofd.hand_over(fd);
-    }
+pub(crate) fn hand_over(fd: c_int) -> Result<(), c_int> {
+    fds::promoted(fd).map_or(Ok(()), |ofd| ofd.hand_over(fd))
+}
+
+/// Before a call of the kernel's that uses the offset of `fd`.
+pub(crate) extern "C" fn before_offset(fd: c_int) -> c_int {
+    refusal(hand_over(fd))
 }
 
 /// Before a call that uses the offsets of two descriptors: `copy_file_range`, `splice` pass the
 /// first and third argument, `sendfile` the first and second.
-pub(crate) extern "C" fn hand_over_pair(first: c_int, second: c_int) {
-    hand_over(first);
-    hand_over(second);
+pub(crate) extern "C" fn before_pair(first: c_int, second: c_int) -> c_int {
+    refusal(hand_over(first).and_then(|()| hand_over(second)))
 }
 
-/// As [`hand_over_pair`] for calls whose second descriptor is the third argument.
-pub(crate) extern "C" fn hand_over_first_third(first: c_int, _offset: usize, third: c_int) {
-    hand_over_pair(first, third);
+/// As [`before_pair`] for calls whose second descriptor is the third argument.
+pub(crate) extern "C" fn before_first_third(first: c_int, _offset: usize, third: c_int) -> c_int {
+    before_pair(first, third)
 }
 
 pub(crate) extern "C" fn close(fd: c_int) -> c_int {
+    let mut published = Ok(());
     if !process::in_vfork_child() {
+        published = publish(fd);
         forget(fd);
     }
-    sys::to_libc(sys::close(fd as usize)) as c_int
+    let closed = sys::close(fd as usize);
+    sys::to_libc(closed.and_then(|zero| published.map(|()| zero))) as c_int
+}
+
+/// Publishes what is staged through `fd` and leaves it to the kernel, as when its last name is about to
+/// go: what is staged has one.
+pub(crate) fn publish(fd: c_int) -> Result<(), c_int> {
+    let Some(ofd) = fds::promoted(fd) else {
+        return Ok(());
+    };
+    ofd.writer()
+        .map_or(Ok(()), |writer| writer.finish(&ofd, fd))
 }
 
 /// Before `close_range(first, last, flags)`.
@@ -344,31 +513,60 @@ pub(crate) extern "C" fn closefrom(first: c_int) {
 }
 
 /// Before `daemon`, which puts /dev/null on the standard descriptors and forks.
-pub(crate) extern "C" fn release_standard() {
-    (0..3).for_each(|fd| release(fd));
-    process::share_all();
+pub(crate) extern "C" fn before_daemon() -> c_int {
+    // The kernel has them already, but for what was put there behind our back.
+    for fd in 0..3 {
+        let _ = release(fd);
+    }
+    refusal(process::share_all())
 }
 
 /// Before `login_tty(fd)`, which puts `fd` on the standard descriptors and closes it.
-pub(crate) extern "C" fn release_standard_and(fd: c_int) {
-    (0..3).for_each(|fd| release(fd));
-    release(fd);
+pub(crate) extern "C" fn before_login(fd: c_int) {
+    for fd in (0..3).chain([fd]) {
+        let _ = release(fd);
+    }
 }
 
-/// The call that follows may fail and leave `fd` open, so its offset goes to the kernel first.
-fn forget_handing_over(fd: c_int) {
-    hand_over(fd);
+/// The call that follows may fail and leave `fd` open, so its offset goes to the kernel first. What
+/// cannot be published is the monitor's from here on: these calls have no way to say so.
+pub(crate) fn forget_handing_over(fd: c_int) {
+    let _ = hand_over(fd);
     forget(fd);
 }
 
-/// `fd` is a new name of what `old` names.
-fn alias(old: c_int, fd: c_int) {
+/// Before `fd` gets another name: the engine knows a description by one number, which may be closed
+/// first. What cannot be published keeps its one name; with two, it would be published through the
+/// number of another file one day.
+fn before_alias(fd: c_int) -> Result<(), c_int> {
+    if process::in_vfork_child() {
+        return Ok(());
+    }
+    let Some(ofd) = fds::promoted(fd) else {
+        return Ok(());
+    };
+    ofd.writer()
+        .map_or(Ok(()), |writer| writer.unstage(&ofd, fd))
+}
+
+/// Whether libc may read and write through the number `fd` inside itself: of the standard streams, and
+/// while the slots are libc's of whatever is open and not ours.
+fn may_be_a_stream(fd: c_int) -> bool {
+    let foreign = || fds::word(fd).is_some_and(|word| word.load(Ordering::SeqCst) == 0);
+    let open = || sys::fcntl(fd as usize, libc::F_GETFD as usize, 0).is_ok();
+    fd <= fds::LAST_STANDARD || (!stdio::serves() && foreign() && open())
+}
+
+/// `fd` is a new name of what `old` names; libc itself may use the number.
+fn alias(old: c_int, fd: c_int, of_stream: bool) {
     if process::in_vfork_child() {
         return;
     }
     forget_stale(fd);
-    if fd <= fds::LAST_STANDARD {
-        return process::share(old);
+    if of_stream || fd <= fds::LAST_STANDARD {
+        // What is staged has become the kernel's before it got this name.
+        let _ = process::share(old);
+        return;
     }
     let Some(word) = fds::word(old) else { return };
     let seen = word.load(Ordering::SeqCst);
@@ -387,60 +585,138 @@ fn alias(old: c_int, fd: c_int) {
 }
 
 pub(crate) extern "C" fn dup(old: c_int) -> c_int {
+    if let Err(errno) = before_alias(old) {
+        return sys::to_libc(Err(errno)) as c_int;
+    }
     type Function = unsafe extern "C" fn(c_int) -> c_int;
     // SAFETY: libc's own function with the program's own arguments.
     let fd = unsafe { call_real!(table::dup, Function)(old) };
     if fd >= 0 {
-        alias(old, fd);
+        alias(old, fd, false);
+    }
+    fd
+}
+
+/// What `dup2` and `dup3` do before and after: `old` gets the name `new`, which may be in use.
+fn dup_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    if old == new || process::in_vfork_child() {
+        return call();
+    }
+    if let Err(errno) = before_alias(old) {
+        return sys::to_libc(Err(errno)) as c_int;
+    }
+    let known = fds::word(old).is_some_and(|word| word.load(Ordering::SeqCst) != 0);
+    let of_stream = known && may_be_a_stream(new);
+    forget_handing_over(new);
+    let fd = call();
+    if fd >= 0 {
+        alias(old, fd, of_stream);
     }
     fd
 }
 
 pub(crate) extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
-    if old != new && !process::in_vfork_child() {
-        forget_handing_over(new);
-    }
     type Function = unsafe extern "C" fn(c_int, c_int) -> c_int;
-    // SAFETY: libc's own function with the program's own arguments.
-    let fd = unsafe { call_real!(table::dup2, Function)(old, new) };
-    if fd >= 0 && old != new {
-        alias(old, fd);
-    }
-    fd
+    dup_onto(old, new, || {
+        // SAFETY: libc's own function with the program's own arguments.
+        unsafe { call_real!(table::dup2, Function)(old, new) }
+    })
 }
 
 pub(crate) extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    if old != new && !process::in_vfork_child() {
-        forget_handing_over(new);
-    }
     type Function = unsafe extern "C" fn(c_int, c_int, c_int) -> c_int;
-    // SAFETY: libc's own function with the program's own arguments.
-    let fd = unsafe { call_real!(table::dup3, Function)(old, new, flags) };
-    if fd >= 0 {
-        alias(old, fd);
-    }
-    fd
+    dup_onto(old, new, || {
+        // SAFETY: libc's own function with the program's own arguments.
+        unsafe { call_real!(table::dup3, Function)(old, new, flags) }
+    })
 }
 
+const F_SETSIG: c_int = 10;
+const F_GETSIG: c_int = 11;
+const F_SETOWN_EX: c_int = 15;
+const F_GETOWN_EX: c_int = 16;
+
 /// Before `fcntl(fd, command, argument)` on a descriptor with a word.
-pub(crate) extern "C" fn before_fcntl(fd: c_int, command: c_int, _argument: usize) {
+pub(crate) extern "C" fn before_fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    refusal(ready_for_fcntl(fd, command, argument))
+}
+
+fn ready_for_fcntl(fd: c_int, command: c_int, argument: usize) -> Result<(), c_int> {
     match command {
-        // New status flags may add O_APPEND or O_DIRECT.
+        // A second name of what is staged would be published through the number of another file.
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => before_alias(fd),
+        // New status flags may add O_APPEND or O_DIRECT: to a writer that is the kernel's alone, any
+        // may come.
+        libc::F_SETFL if is_writer(fd) => unstage(fd),
         libc::F_SETFL => release(fd),
-        // A range may be given relative to the offset.
+        // A range that begins at a number needs neither the offset nor the size, and nobody else has
+        // a staged file open, so locks on it are the kernel's business alone.
+        libc::F_GETLK
+        | libc::F_SETLK
+        | libc::F_SETLKW
+        | libc::F_OFD_GETLK
+        | libc::F_OFD_SETLK
+        | libc::F_OFD_SETLKW
+            if is_writer(fd) && begins_at_a_number(argument as *const libc::flock) =>
+        {
+            Ok(())
+        }
         libc::F_GETLK
         | libc::F_SETLK
         | libc::F_SETLKW
         | libc::F_OFD_GETLK
         | libc::F_OFD_SETLK
         | libc::F_OFD_SETLKW => hand_over(fd),
-        _ => {}
+        // The lease is the monitor's, and so is who is told when it breaks.
+        libc::F_GETLEASE
+        | libc::F_SETLEASE
+        | libc::F_GETOWN
+        | libc::F_SETOWN
+        | F_GETSIG
+        | F_SETSIG
+        | F_GETOWN_EX
+        | F_SETOWN_EX => unstage(fd),
+        _ => Ok(()),
     }
 }
 
-/// After `fcntl` on a descriptor with a word.
-pub(crate) extern "C" fn after_fcntl(fd: c_int, command: c_int, _argument: usize, result: c_int) {
-    if command == libc::F_DUPFD || command == libc::F_DUPFD_CLOEXEC {
-        alias(fd, result);
+fn is_writer(fd: c_int) -> bool {
+    fds::promoted(fd).is_some_and(|ofd| ofd.writer().is_some())
+}
+
+fn begins_at_a_number(lock: *const libc::flock) -> bool {
+    let mut copy = core::mem::MaybeUninit::<libc::flock>::zeroed();
+    // SAFETY: the local has room for a lock; the program's pointer may fault.
+    let copied = signal::guards()
+        && unsafe {
+            guarded_copy(
+                copy.as_mut_ptr().cast(),
+                lock.cast(),
+                size_of::<libc::flock>(),
+            )
+        }
+        .is_ok();
+    // SAFETY: all zero is a valid flock, and any bytes are.
+    copied && unsafe { copy.assume_init() }.l_whence == libc::SEEK_SET as libc::c_short
+}
+
+/// After `fcntl` on a descriptor with a word; returns what the program is to see.
+pub(crate) extern "C" fn after_fcntl(
+    fd: c_int,
+    command: c_int,
+    _argument: usize,
+    result: c_int,
+) -> c_int {
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => alias(fd, result, false),
+        libc::F_GETFL => {
+            if let Some(ofd) = fds::promoted(fd)
+                && let Some(writer) = ofd.writer()
+            {
+                return writer.status_flags(result);
+            }
+        }
+        _ => {}
     }
+    result
 }

@@ -36,7 +36,8 @@ pub(crate) const CREDIT_SHIFT: u32 = 8;
 /// the kernel to move a page.
 pub(crate) const CALL: u64 = 4096;
 
-/// The table. Zero pages until a descriptor is used.
+/// The table. Zero pages until a descriptor is used. The section's name is known to `layout.ld`.
+#[unsafe(link_section = ".bss.adit_descriptors")]
 pub(crate) static TABLE: [AtomicU64; LIMIT] = [const { AtomicU64::new(0) }; LIMIT];
 
 /// One more than the highest descriptor that ever had a word.

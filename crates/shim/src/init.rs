@@ -5,12 +5,15 @@
 //! `__libc_single_threaded` byte.
 #![allow(unsafe_code)]
 
-use crate::{data, sys, times};
+use crate::appends::Appends;
+use crate::{alloc, data, names, process, signal, stage, stdio, sys, times};
 use adit_pmem::MediumKind;
 use adit_store::direct::Adoption;
-use adit_store::registry::{Env, Registry};
+use adit_store::registry::{Env, Registry, RuntimeDir};
+use adit_store::staged::Mode;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::OnceLock;
 
 /// Bytes (and [`crate::fds::CALL`] per call) that a descriptor's calls move through the kernel before it is
 /// looked at.
@@ -20,6 +23,8 @@ const DEFAULT_CREDIT: u64 = 512 << 10;
 pub(crate) static REGISTRY: Registry = Registry::new();
 
 static CREDIT: AtomicU64 = AtomicU64::new(DEFAULT_CREDIT);
+/// What the environment asked for.
+static ASKED_CREDIT: AtomicU64 = AtomicU64::new(u64::MAX);
 const UNSET: u32 = u32::MAX;
 static PERCENT: AtomicU32 = AtomicU32::new(UNSET);
 /// Off until the constructor has found that Adit was asked for, and for ever after `release_all`.
@@ -33,12 +38,70 @@ pub(crate) fn credit() -> Option<u64> {
         .then(|| CREDIT.load(Ordering::Relaxed))
 }
 
+/// The credit that the environment asked for.
+pub(crate) fn asked_credit() -> Option<u64> {
+    let asked = ASKED_CREDIT.load(Ordering::Relaxed);
+    (asked != u64::MAX).then_some(asked)
+}
+
 /// How eagerly a file on a medium of this kind is mapped: as the environment says, or as it pays.
 pub(crate) fn adoption(kind: MediumKind) -> Adoption {
     match PERCENT.load(Ordering::Relaxed) {
         UNSET => Adoption::for_medium(kind),
         percent => Adoption { percent },
     }
+}
+
+/// What a mode that stages needs, as the environment said it at the start: programs overwrite theirs.
+struct Staging {
+    mode: Mode,
+    /// Without one, all is left to the kernel, with what the mode adds to its promise.
+    dir: Option<RuntimeDir>,
+    pool: Option<Vec<u8>>,
+    required: bool,
+    together: bool,
+    /// In mode `posix`.
+    appends: Option<Appends>,
+}
+
+/// Unset in mode `posix` where no appends are staged.
+static STAGING: OnceLock<Staging> = OnceLock::new();
+
+/// Whether files are staged.
+#[inline]
+pub(crate) fn staging() -> bool {
+    STAGING.get().is_some()
+}
+
+/// Whose appends are staged, in mode `posix`.
+pub(crate) fn appends() -> Option<Appends> {
+    STAGING.get()?.appends
+}
+
+/// The mode, if it stages whatever is written.
+pub(crate) fn mode() -> Option<Mode> {
+    let mode = STAGING.get().map(|staging| staging.mode);
+    mode.filter(|&mode| mode != Mode::Posix)
+}
+
+/// Where the monitor is found.
+pub(crate) fn runtime_dir() -> Option<&'static RuntimeDir> {
+    STAGING.get()?.dir.as_ref()
+}
+
+/// The pool that the user asked for.
+pub(crate) fn asked_pool() -> Option<&'static [u8]> {
+    STAGING.get()?.pool.as_deref()
+}
+
+/// Whether a file that cannot be staged must not be opened for writing.
+pub(crate) fn required() -> bool {
+    STAGING.get().is_some_and(|staging| staging.required)
+}
+
+/// Whether one `fsync` commits all staged files of this process.
+pub(crate) fn together() -> bool {
+    STAGING.get().is_some_and(|staging| staging.together)
 }
 
 /// Promotes nothing any more.
@@ -71,6 +134,11 @@ pub(crate) fn address_space_limited() -> bool {
     limit(libc::RLIMIT_AS).is_some()
 }
 
+/// Whether the engine's own memory could make the program run into its limits: it must find some.
+pub(crate) fn memory_limited() -> bool {
+    address_space_limited() || limit(libc::RLIMIT_DATA).is_some()
+}
+
 fn variable(name: &CStr) -> Option<&'static CStr> {
     // SAFETY: the constructor runs before the program could change its environment.
     let value = unsafe { libc::getenv(name.as_ptr()) };
@@ -83,15 +151,45 @@ fn number(name: &CStr) -> Option<u64> {
 }
 
 extern "C" fn start() {
-    if variable(c"ADIT_MODE").is_none() {
+    let Some(name) = variable(c"ADIT_MODE") else {
         return;
-    }
-    REGISTRY.configure(&Env {
+    };
+    let env = Env {
         adit_runtime_dir: variable(c"ADIT_RUNTIME_DIR").map(CStr::to_bytes),
         xdg_runtime_dir: variable(c"XDG_RUNTIME_DIR").map(CStr::to_bytes),
-    });
+    };
+    let mode = match name.to_bytes() {
+        b"posix" => None,
+        b"sync" => Some(Mode::Sync),
+        b"atomic" => Some(Mode::Atomic),
+        b"strict" => Some(Mode::Strict),
+        // Of another version: what it promises is not known here. `adit run` never says it.
+        _ => return,
+    };
+    let appends = variable(c"ADIT_APPENDS").filter(|_| mode.is_none());
+    let appends = appends.and_then(|name| Appends::named(name.to_bytes()));
+    alloc::register_fork_handlers();
+    stdio::configure(mode.is_some(), number(c"ADIT_STDIO"));
+    if mode.is_some() || appends.is_some() {
+        let required = mode.is_some() && variable(c"ADIT_REQUIRE").is_some_and(|it| it == c"1");
+        let together = mode == Some(Mode::Atomic)
+            && variable(c"ADIT_COMMIT").is_some_and(|value| value == c"together");
+        let mode = mode.unwrap_or(Mode::Posix);
+        let _ = STAGING.set(Staging {
+            mode,
+            dir: RuntimeDir::resolve(&env).ok(),
+            pool: variable(c"ADIT_POOL").map(|path| path.to_bytes().to_vec()),
+            required,
+            together,
+            appends,
+        });
+        signal::engine::start();
+        names::start(mode);
+    }
+    REGISTRY.configure(&env);
     if let Some(bytes) = number(c"ADIT_ADOPT_BYTES") {
         CREDIT.store(bytes.min(1 << 40), Ordering::Relaxed);
+        ASKED_CREDIT.store(bytes.min(1 << 40), Ordering::Relaxed);
     }
     if let Some(percent) = number(c"ADIT_ADOPT_PERCENT") {
         PERCENT.store(percent.min(10_000) as u32, Ordering::Relaxed);
@@ -107,6 +205,8 @@ extern "C" fn start() {
 pub(crate) extern "C" fn end() {
     data::KERNEL_WRITES.store(true, Ordering::SeqCst);
     times::settle_all();
+    let _ = process::unstage_all();
+    stage::leave();
     REGISTRY.detach();
 }
 

@@ -8,7 +8,11 @@
 //! 2. [`fds`]: what one word per descriptor says (foreign, candidate, promoted).
 //! 3. [`ofd`]: a promoted open file description, who owns its offset, and hand-over.
 //! 4. [`data`]: the read and write families.
-//! 5. [`descriptors`], [`process`], [`times`]: the calls that change what 2 and 3 say.
+//! 5. [`writer`], [`stage`]: what is opened for writing, in the modes that stage; [`appends`]: in mode `posix`.
+//! 6. [`descriptors`], [`process`], [`times`]: the calls that change what 2 and 3 say.
+//! 7. [`stat`], [`names`]: what a program sees of staged files, and what becomes of their names.
+//! 8. [`stdio`]: libc's own streams, whose calls happen inside libc.
+//! 9. [`together`], [`capi`]: several files committed at one instant, and what programs call by name.
 //!
 //! Rules of the house (PROTOCOLS F): foreign calls tail-jump from assembly to libc's own function,
 //! so there is no Rust frame that a cancelled thread would have to unwind; nothing here allocates,
@@ -16,15 +20,26 @@
 //! answered by doing the call in the kernel.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 
+mod account;
+mod alloc;
+mod appends;
+mod capi;
 mod data;
 mod descriptors;
 mod fds;
+mod fresh;
 mod init;
+mod names;
 mod ofd;
 mod process;
 mod real;
 mod signal;
+mod stage;
+mod stat;
+mod stdio;
 mod stubs;
 mod sys;
 mod table;
 mod times;
+mod together;
+mod writer;

@@ -6,14 +6,19 @@
 //! moves the kernel's offset. From then on sequential calls go to the kernel and positional ones may
 //! still be served, because mapping and page cache are one.
 //!
+//! Modes other than `posix` promote at open what the program may write; such a description is backed by
+//! a [`Writer`] in the place of a mapping.
+//!
 //! This replaces the offsets in memory shared across `fork` that the design first had: the kernel
 //! already shares an offset between processes, survives the death of any of them, and needs no lock.
 //!
 //! # Safety
-//! The arena is one anonymous mapping of `Ofd` cells that is never unmapped and whose cells are
+//! The arena is anonymous mappings of `Ofd` cells that are never unmapped and whose cells are
 //! initialised (all zero is a valid `Ofd`) before their address leaves [`allocate`].
 #![allow(unsafe_code)]
 
+use crate::signal::engine;
+use crate::writer::Writer;
 use crate::{fds, sys, times};
 use adit_store::direct::DirectFile;
 use adit_store::registry::FileSlot;
@@ -32,7 +37,15 @@ const SHARDS: usize = 8;
 #[repr(align(64))]
 struct Shard(AtomicU32);
 
-// SAFETY: the file is written before the cell is published and dropped after its last user left;
+/// What serves a description.
+pub(crate) enum Backing {
+    /// A mapping of the file.
+    Direct(DirectFile),
+    /// The pool, or the kernel with what the mode adds to its promise.
+    Writer(Writer),
+}
+
+// SAFETY: the backing is written before the cell is published and dropped after its last user left;
 // in between only shared references to it, which is itself Sync, exist. The rest is atomic.
 unsafe impl Sync for Ofd {}
 
@@ -48,9 +61,11 @@ pub(crate) struct Ofd {
     shared: AtomicU32,
     /// Set once the last name is gone; whoever leaves last unmaps.
     closing: AtomicU32,
+    /// Which cell this is.
+    index: AtomicU32,
     next_free: AtomicU32,
     /// Initialised from `allocate` until the last user has left.
-    file: UnsafeCell<MaybeUninit<DirectFile>>,
+    backing: UnsafeCell<MaybeUninit<Backing>>,
     /// Where the registry records this file; without it nobody would see to its times later.
     slot: UnsafeCell<Option<FileSlot>>,
     users: [Shard; SHARDS],
@@ -94,11 +109,28 @@ impl Ofd {
         &raw const *self as u64
     }
 
-    /// The mapped file.
     #[inline]
-    pub(crate) fn file(&self) -> &DirectFile {
-        // SAFETY: callers hold a `Users` or a name, so the file has not been dropped.
-        unsafe { (*self.file.get()).assume_init_ref() }
+    fn backing(&self) -> &Backing {
+        // SAFETY: callers hold a `Users` or a name, so the backing has not been dropped.
+        unsafe { (*self.backing.get()).assume_init_ref() }
+    }
+
+    /// The mapped file, if a mapping is what serves the description.
+    #[inline]
+    pub(crate) fn file(&self) -> Option<&DirectFile> {
+        match self.backing() {
+            Backing::Direct(file) => Some(file),
+            Backing::Writer(_) => None,
+        }
+    }
+
+    /// What serves the description in its place.
+    #[inline]
+    pub(crate) fn writer(&self) -> Option<&Writer> {
+        match self.backing() {
+            Backing::Direct(_) => None,
+            Backing::Writer(writer) => Some(writer),
+        }
     }
 
     /// Announces a user of the mapping.
@@ -132,8 +164,33 @@ impl Ofd {
             .is_ok()
     }
 
-    /// Gives the offset back to the kernel, for ever. `fd` must name this description.
-    pub(crate) fn hand_over(&self, fd: i32) {
+    /// Moves the offset from `from`, to where a write had moved it, back to `to`, as far as it came;
+    /// unless someone moved it meanwhile.
+    pub(crate) fn give_back(&self, fd: i32, from: u64, to: u64) {
+        if self.advance(from, to) || !matches!(self.offset(), Offset::Handed) {
+            return;
+        }
+        let seek = |to: u64, whence: i32| sys::lseek(fd as usize, to as usize, whence as usize);
+        if seek(0, libc::SEEK_CUR) == Ok(from as usize) {
+            let _ = seek(to, libc::SEEK_SET);
+        }
+    }
+
+    /// Gives the offset back to the kernel, for ever, and what is staged with it. `fd` must name this
+    /// description. A failure leaves all as it was, because bytes in the pool are safer than half of
+    /// them outside; whoever then went on in the kernel would find an old file.
+    pub(crate) fn hand_over(&self, fd: i32) -> Result<(), i32> {
+        match self.writer() {
+            Some(writer) => writer.unstage(self, fd),
+            None => {
+                self.hand_over_offset(fd);
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives the offset alone back to the kernel.
+    pub(crate) fn hand_over_offset(&self, fd: i32) {
         if self.offset.load(Ordering::Acquire) == HANDED {
             return;
         }
@@ -156,10 +213,16 @@ impl Ofd {
         });
     }
 
+    /// Takes the offset from the kernel. The caller vouches that nobody else can be using it.
+    pub(crate) fn take_offset(&self, fd: i32) -> bool {
+        let at = sys::lseek(fd as usize, 0, libc::SEEK_CUR as usize);
+        at.is_ok_and(|at| self.advance(HANDED as u64, at as u64))
+    }
+
     /// Notes that another process is about to have the description.
-    pub(crate) fn share(&self, fd: i32) {
+    pub(crate) fn share(&self, fd: i32) -> Result<(), i32> {
         self.shared.store(1, Ordering::SeqCst);
-        self.hand_over(fd);
+        self.hand_over(fd)
     }
 
     /// Whether another process has made positional writes append, too. Our own `fcntl` releases the
@@ -222,8 +285,10 @@ impl Ofd {
         let own = self.enter();
         self.closing.store(1, Ordering::SeqCst);
         let counted = |shard: &Shard| shard.0.load(Ordering::SeqCst);
-        if self.users.iter().map(counted).sum::<u32>() > 1 {
-            own.file().revoke();
+        if self.users.iter().map(counted).sum::<u32>() > 1
+            && let Some(file) = own.file()
+        {
+            file.revoke();
         }
     }
 
@@ -241,9 +306,10 @@ impl Ofd {
             .compare_exchange(1, 2, Ordering::SeqCst, Ordering::SeqCst)
             .is_ok()
         {
+            let _inside = engine::enter();
             // SAFETY: the last name and the last user are gone, and this thread won the right to
             // drop; a late reader of a stale word finds the word changed and does not look.
-            unsafe { (*self.file.get()).assume_init_drop() };
+            unsafe { (*self.backing.get()).assume_init_drop() };
             release(self);
         }
     }
@@ -256,58 +322,71 @@ impl Ofd {
         }
         // SAFETY: this is the only thread of the process.
         unsafe { *self.slot.get() = None };
+        if let Some(writer) = self.writer() {
+            // SAFETY: as above.
+            unsafe { writer.in_new_process() };
+            self.offset.store(HANDED, Ordering::SeqCst);
+        }
+    }
+
+    /// Moves the offset from `from` behind an append that ended at `end`; where others have moved it
+    /// meanwhile, not back.
+    pub(crate) fn follow(&self, from: u64, end: u64) {
+        if !self.advance(from, end) {
+            let further = |at| (0..end as i64).contains(&at).then_some(end as i64);
+            let _ = self
+                .offset
+                .fetch_update(Ordering::AcqRel, Ordering::Acquire, further);
+        }
     }
 }
 
-/// The most descriptions that can be promoted at a time in one process: each needs mappings, of
-/// which the kernel allows 65,530.
-const CAPACITY: usize = 8192;
+/// Cells come in blocks, because a program may have little address space to spare.
+const BLOCK: usize = 4096;
+/// With so many blocks cells do not run out before the kernel's limit on mappings (65,530), for descriptions
+/// that are mapped. Writers need no mapping, and without a cell they would be without their mode's promise.
+const BLOCKS: usize = 32;
 
-static ARENA: AtomicPtr<Ofd> = AtomicPtr::new(core::ptr::null_mut());
+static ARENA: [AtomicPtr<Ofd>; BLOCKS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; BLOCKS];
 /// Head of the free list: index + 1 in the low half, a tag against reuse in the high half.
 static FREE: AtomicU64 = AtomicU64::new(0);
 /// Cells that were ever handed out.
 static USED: AtomicU32 = AtomicU32::new(0);
 
-fn arena() -> Option<*mut Ofd> {
-    let known = ARENA.load(Ordering::Acquire);
-    if !known.is_null() {
-        return Some(known);
+/// The cell with this index, of which there may be no block yet.
+fn cell(index: u32) -> Option<*mut Ofd> {
+    let block = ARENA.get(index as usize / BLOCK)?;
+    let mut start = block.load(Ordering::Acquire);
+    if start.is_null() {
+        let fresh = adit_store::direct::anonymous(BLOCK * size_of::<Ofd>())?.cast::<Ofd>();
+        start = match block.compare_exchange(start, fresh, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => fresh,
+            Err(other) => other,
+        };
     }
-    let fresh = adit_store::direct::anonymous(CAPACITY * size_of::<Ofd>())?.cast::<Ofd>();
-    match ARENA.compare_exchange(
-        core::ptr::null_mut(),
-        fresh,
-        Ordering::AcqRel,
-        Ordering::Acquire,
-    ) {
-        Ok(_) => Some(fresh),
-        Err(other) => Some(other),
-    }
+    // SAFETY: a block has so many cells.
+    Some(unsafe { start.add(index as usize % BLOCK) })
 }
 
 /// A fresh description with no mapping yet, named once. `offset` is `None` when the kernel keeps it.
 pub(crate) fn allocate(
-    file: DirectFile,
+    backing: Backing,
     slot: Option<FileSlot>,
     offset: Option<u64>,
 ) -> Option<&'static Ofd> {
-    let arena = arena()?;
-    let index = pop_free().or_else(|| {
-        USED.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |used| {
-            (used < CAPACITY as u32).then_some(used + 1)
-        })
-        .ok()
-    })?;
-    // SAFETY: index < CAPACITY; the cell is free, so only late readers of a stale word look at it,
-    // through its atomics.
+    let index = match pop_free() {
+        Some(index) => index,
+        None => first_use()?,
+    };
+    let cell = cell(index)?;
+    // SAFETY: the cell is free, so only late readers of a stale word look at it, through its atomics.
     unsafe {
-        let cell = arena.add(index as usize);
-        (*(*cell).file.get()).write(file);
+        (*(*cell).backing.get()).write(backing);
         (*cell).slot.get().write(slot);
         (*cell)
             .offset
             .store(offset.map_or(HANDED, |at| at as i64), Ordering::SeqCst);
+        (*cell).index.store(index, Ordering::Relaxed);
         (*cell).names.store(1, Ordering::SeqCst);
         (*cell).stored.store(0, Ordering::SeqCst);
         (*cell).shared.store(0, Ordering::SeqCst);
@@ -316,17 +395,25 @@ pub(crate) fn allocate(
     }
 }
 
+/// A cell that was never handed out. Its block is there before it is taken: where there is no memory for one,
+/// no index is lost.
+fn first_use() -> Option<u32> {
+    let mut index = USED.load(Ordering::SeqCst);
+    loop {
+        cell(index)?;
+        match USED.compare_exchange(index, index + 1, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => return Some(index),
+            Err(seen) => index = seen,
+        }
+    }
+}
+
 fn pop_free() -> Option<u32> {
-    let arena = arena()?;
     let mut head = FREE.load(Ordering::Acquire);
     loop {
         let index = (head as u32).checked_sub(1)?;
-        // SAFETY: indices in the free list are below CAPACITY.
-        let next = unsafe {
-            (*arena.add(index as usize))
-                .next_free
-                .load(Ordering::Acquire)
-        };
+        // SAFETY: cells in the free list were handed out before, so they are there.
+        let next = unsafe { (*cell(index)?).next_free.load(Ordering::Acquire) };
         let new = ((head >> 32).wrapping_add(1) << 32) | u64::from(next);
         match FREE.compare_exchange(head, new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => return Some(index),
@@ -336,12 +423,11 @@ fn pop_free() -> Option<u32> {
 }
 
 fn release(ofd: &Ofd) {
-    let Some(arena) = arena() else { return };
-    let index = (&raw const *ofd as usize - arena as usize) / size_of::<Ofd>();
+    let index = ofd.index.load(Ordering::Relaxed);
     let mut head = FREE.load(Ordering::Acquire);
     loop {
         ofd.next_free.store(head as u32, Ordering::Release);
-        let new = ((head >> 32).wrapping_add(1) << 32) | (index as u64 + 1);
+        let new = ((head >> 32).wrapping_add(1) << 32) | (u64::from(index) + 1);
         match FREE.compare_exchange(head, new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => return,
             Err(seen) => head = seen,

@@ -15,11 +15,11 @@
 
 use crate::fds::{self, Kind};
 use crate::real::call_real;
-use crate::{descriptors, init, ofd, signal, sys, table, times};
+use crate::{alloc, appends, data, descriptors, init, ofd, signal, stage, sys, table, times};
 use adit_pmem::copy::guarded_copy;
 use core::arch::naked_asm;
-use core::ffi::{c_int, c_long, c_ulong};
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// How many threads are between marking everything shared and having created the sharer.
 static SHARING: AtomicU32 = AtomicU32::new(0);
@@ -30,35 +30,65 @@ pub(crate) fn sharing() -> bool {
 }
 
 /// Gives the offset of `fd` to the kernel because somebody else is about to have the description.
-pub(crate) fn share(fd: c_int) {
-    let Some(word) = fds::word(fd) else { return };
+pub(crate) fn share(fd: c_int) -> Result<(), c_int> {
+    let Some(word) = fds::word(fd) else {
+        return Ok(());
+    };
     loop {
         let seen = word.load(Ordering::SeqCst);
         match fds::kind(seen) {
-            Kind::Foreign => return,
+            Kind::Foreign => return Ok(()),
             Kind::Promoted(ofd) => return ofd.share(fd),
+            // A store would copy the page once more after every fork.
+            Kind::Candidate if seen & fds::SHARED != 0 => return Ok(()),
             Kind::Candidate => {
                 let shared = seen | fds::SHARED;
                 if word
                     .compare_exchange(seen, shared, Ordering::SeqCst, Ordering::SeqCst)
                     .is_ok()
                 {
-                    return;
+                    return Ok(());
                 }
             }
         }
     }
 }
 
-/// Shares every description. Before spawn, exec, `system`, `popen` and their kind.
-pub(crate) extern "C" fn share_all() {
+/// Shares every description. Before fork, spawn, exec, `system`, `popen` and their kind. Where one
+/// cannot be published the new process must not come to be: it would find a description without
+/// `O_APPEND`, whose offset and size are old.
+pub(crate) fn share_all() -> Result<(), c_int> {
     if in_vfork_child() {
-        return;
+        return Ok(());
     }
     times::settle_all();
-    for fd in fds::all() {
-        share(fd);
+    fds::all().try_for_each(share)
+}
+
+/// Before another program takes this one's place, or `system` and `wordexp` start one inside libc.
+/// (What another thread of this process stages while they do is not looked after.)
+pub(crate) extern "C" fn before_program() -> c_int {
+    let ready = share_all();
+    if ready.is_ok() {
+        signal::before_program();
     }
+    descriptors::refusal(ready)
+}
+
+/// What a refused `wordexp` returns.
+pub(crate) extern "C" fn no_space(_errno: c_int) -> i64 {
+    const WRDE_NOSPACE: i64 = 1;
+    WRDE_NOSPACE
+}
+
+/// As [`descriptors::minus_one`], of a call that returns its error negated.
+pub(crate) extern "C" fn minus_errno(errno: c_int) -> i64 {
+    -i64::from(errno)
+}
+
+/// Before `forkpty`.
+pub(crate) extern "C" fn before_forkpty() -> c_int {
+    descriptors::refusal(share_all())
 }
 
 pub(crate) extern "C" fn fork() -> c_int {
@@ -69,47 +99,119 @@ pub(crate) extern "C" fn fork() -> c_int {
 /// `_Fork`: as [`fork`], without the handlers that libc runs around it.
 pub(crate) extern "C" fn fork_raw() -> c_int {
     // SAFETY: libc's own function.
-    fork_by(|| unsafe { call_real!(table::_Fork, unsafe extern "C" fn() -> c_int)() })
+    let create = || unsafe { call_real!(table::_Fork, unsafe extern "C" fn() -> c_int)() };
+    fork_by(|| alloc::around_fork(create))
 }
 
 fn fork_by(create: impl FnOnce() -> c_int) -> c_int {
     if in_vfork_child() {
         return create();
     }
-    SHARING.fetch_add(1, Ordering::SeqCst);
-    share_all();
-    let child = create();
-    if child == 0 {
-        in_new_process();
-    } else {
-        SHARING.fetch_sub(1, Ordering::SeqCst);
+    resolve_for_children();
+    let child = while_sharing(create);
+    match child {
+        Ok(0) => in_new_process(),
+        Ok(_) => {}
+        Err(errno) => return sys::to_libc(Err(errno)) as c_int,
     }
-    child
+    child.unwrap_or(-1)
+}
+
+/// Shares every description, then creates a process. Meanwhile no other thread stages anything, which
+/// the new process would have as well.
+fn while_sharing<T>(create: impl FnOnce() -> T) -> Result<T, c_int> {
+    SHARING.fetch_add(1, Ordering::SeqCst);
+    let created = share_all().map(|()| create());
+    SHARING.fetch_sub(1, Ordering::SeqCst);
+    created
+}
+
+type Spawn = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> c_int;
+type Open = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut libc::FILE;
+
+macro_rules! spawns {
+    ($($name:ident)*) => {$(
+        #[doc = concat!("`", stringify!($name), "`.")]
+        pub(crate) extern "C" fn $name(
+            pid: usize,
+            program: usize,
+            actions: usize,
+            attributes: usize,
+            arguments: usize,
+            environment: usize,
+        ) -> c_int {
+            spawn_by(|| {
+                // SAFETY: libc's own function with the program's own arguments.
+                let spawn = unsafe { call_real!(table::$name, Spawn) };
+                // SAFETY: as above.
+                unsafe { spawn(pid, program, actions, attributes, arguments, environment) }
+            })
+            .unwrap_or_else(|errno| errno)
+        }
+    )*};
+}
+spawns!(posix_spawn posix_spawnp);
+
+/// `popen`.
+pub(crate) extern "C" fn popen(command: *const c_char, how: *const c_char) -> *mut libc::FILE {
+    // SAFETY: libc's own function with the program's own arguments.
+    let open = || unsafe { call_real!(table::popen, Open)(command, how) };
+    spawn_by(open).unwrap_or_else(|errno| {
+        sys::set_errno(errno);
+        core::ptr::null_mut()
+    })
+}
+
+fn spawn_by<T>(create: impl FnOnce() -> T) -> Result<T, c_int> {
+    let create = || {
+        signal::before_program();
+        create()
+    };
+    if in_vfork_child() {
+        return Ok(create());
+    }
+    while_sharing(create)
+}
+
+/// Looks up, once, what children call that their parent seldom does. Each child would do it anew, and
+/// it touches more pages than the rest of what we do between a fork and an exec.
+fn resolve_for_children() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if DONE.load(Ordering::Relaxed) {
+        return;
+    }
+    table::execve::REAL.resolve_ahead(c"execve");
+    table::dup2::REAL.resolve_ahead(c"dup2");
+    table::_exit::REAL.resolve_ahead(c"_exit");
+    DONE.store(true, Ordering::Relaxed);
 }
 
 /// In the child of a `fork`: only this thread came along.
 fn in_new_process() {
     SHARING.store(0, Ordering::SeqCst);
-    for slot in &VFORKING {
-        slot.store(0, Ordering::SeqCst);
+    if VFORKS.swap(0, Ordering::SeqCst) != 0 {
+        for slot in &VFORKING {
+            slot.store(0, Ordering::SeqCst);
+        }
     }
-    VFORKS.store(0, Ordering::SeqCst);
     init::REGISTRY.after_fork_child();
     ofd::each_promoted(|_, ofd| ofd.in_new_process());
+    // SAFETY: only this thread came along.
+    unsafe { stage::in_new_process() };
 }
 
 /// Before `clone(function, stack, flags, …)`. Threads share everything as before; a new process
 /// shares descriptions; a new process that shares the descriptor table or memory without suspending
 /// this one can change our table behind our back, so nothing stays promoted.
-pub(crate) extern "C" fn before_clone(_function: usize, _stack: usize, flags: c_int) {
+pub(crate) extern "C" fn before_clone(_function: usize, _stack: usize, flags: c_int) -> c_int {
     if flags & libc::CLONE_THREAD != 0 {
-        return;
+        return 0;
     }
-    if flags & (libc::CLONE_VM | libc::CLONE_FILES) != 0 {
+    let ready = share_all();
+    if ready.is_ok() && flags & (libc::CLONE_VM | libc::CLONE_FILES) != 0 {
         descriptors::release_all();
-    } else {
-        share_all();
     }
+    descriptors::refusal(ready)
 }
 
 /// Threads whose `vfork` child is running, by thread pointer; zero is free.
@@ -127,23 +229,31 @@ pub(crate) fn in_vfork_child() -> bool {
     }
 }
 
-/// Called by [`vfork`] before the system call. When there is no slot left, nothing stays promoted,
-/// so the child finds nothing it could change.
-extern "C" fn before_vfork() {
+/// Called by [`vfork`] before the system call; zero, or why there must not be a child. When there is no
+/// slot left, nothing stays promoted, so the child finds nothing it could change. Until the child has
+/// executed or exited, no other thread stages anything.
+extern "C" fn before_vfork() -> c_int {
     if in_vfork_child() {
-        return;
+        return 0;
     }
-    share_all();
+    SHARING.fetch_add(1, Ordering::SeqCst);
+    if let Err(errno) = share_all() {
+        SHARING.fetch_sub(1, Ordering::SeqCst);
+        return errno;
+    }
     let me = sys::thread_word();
+    // Counted before a slot is taken: a child forked in between clears the slots by the count.
+    VFORKS.fetch_add(1, Ordering::SeqCst);
     let free = VFORKING.iter().any(|slot| {
         slot.compare_exchange(0, me, Ordering::SeqCst, Ordering::SeqCst)
             .is_ok()
     });
-    if free {
-        VFORKS.fetch_add(1, Ordering::SeqCst);
-    } else {
+    if !free {
+        VFORKS.fetch_sub(1, Ordering::SeqCst);
         descriptors::release_all();
+        SHARING.fetch_sub(1, Ordering::SeqCst);
     }
+    0
 }
 
 /// Called by [`vfork`] in the parent when the child has executed or exited, with the raw result.
@@ -155,6 +265,7 @@ extern "C" fn after_vfork(result: c_long) -> c_int {
     {
         slot.store(0, Ordering::SeqCst);
         VFORKS.fetch_sub(1, Ordering::SeqCst);
+        SHARING.fetch_sub(1, Ordering::SeqCst);
     }
     if result < 0 {
         sys::set_errno(-result as i32);
@@ -174,6 +285,8 @@ pub(crate) unsafe extern "C" fn vfork() {
         "call {before}",
         "add rsp, 8",
         ".cfi_adjust_cfa_offset -8",
+        "test eax, eax",
+        "jne 3f",
         "pop rdi",
         ".cfi_adjust_cfa_offset -8",
         ".cfi_register rip, rdi",
@@ -191,17 +304,22 @@ pub(crate) unsafe extern "C" fn vfork() {
         ".cfi_adjust_cfa_offset -8",
         "2:",
         "ret",
+        ".cfi_restore rip",
+        "3:",
+        "mov edi, eax",
+        "jmp {refused}",
         ".cfi_endproc",
         before = sym before_vfork,
         after = sym after_vfork,
+        refused = sym descriptors::minus_one,
         number = const libc::SYS_vfork,
     )
 }
 
 /// Before `sendmsg(socket, message, flags)`: descriptors in it get a second owner.
-pub(crate) extern "C" fn before_sendmsg(_socket: c_int, message: *const libc::msghdr) {
+pub(crate) extern "C" fn before_sendmsg(_socket: c_int, message: *const libc::msghdr) -> c_int {
     if !signal::guards() {
-        return share_all();
+        return descriptors::refusal(share_all());
     }
     let mut header = core::mem::MaybeUninit::<libc::msghdr>::zeroed();
     // SAFETY: the local has room for a header; the program's pointer may fault.
@@ -215,13 +333,14 @@ pub(crate) extern "C" fn before_sendmsg(_socket: c_int, message: *const libc::ms
     // SAFETY: all zero is a valid msghdr.
     let header = unsafe { header.assume_init() };
     if copied.is_ok() && !header.msg_control.is_null() && header.msg_controllen > 0 {
-        share_all();
+        return descriptors::refusal(share_all());
     }
+    0
 }
 
 /// Before `sendmmsg`: rare enough to share everything without looking.
-pub(crate) extern "C" fn before_sendmmsg() {
-    share_all();
+pub(crate) extern "C" fn before_sendmmsg() -> c_int {
+    descriptors::refusal(share_all())
 }
 
 /// Before `prctl(option, …)`: a sandbox is being closed.
@@ -234,8 +353,12 @@ pub(crate) extern "C" fn before_prctl(option: c_int) {
 /// Before `setrlimit(resource, …)` and `prlimit(pid, resource, …)`: the kernel must see every write
 /// and every mapping that a new limit could refuse.
 pub(crate) extern "C" fn before_setrlimit(resource: c_int) {
-    if resource == libc::RLIMIT_FSIZE as c_int || resource == libc::RLIMIT_AS as c_int {
-        descriptors::release_all();
+    match resource as c_uint {
+        libc::RLIMIT_FSIZE | libc::RLIMIT_AS => descriptors::release_all(),
+        // The engine's memory is the process's data.
+        libc::RLIMIT_DATA if init::appends().is_some() => drop(appends::stop()),
+        libc::RLIMIT_DATA if init::staging() => descriptors::release_all(),
+        _ => {}
     }
 }
 
@@ -252,9 +375,36 @@ pub(crate) extern "C" fn before_syscall(
     first: c_ulong,
     second: c_ulong,
     third: c_ulong,
-) {
+    _fourth: c_ulong,
+    fifth: c_ulong,
+) -> c_int {
+    let ready = ready_for_syscall(number, [first, second, third, fifth]);
+    descriptors::refusal(ready)
+}
+
+fn ready_for_syscall(
+    number: c_long,
+    [first, second, third, fifth]: [c_ulong; 4],
+) -> Result<(), c_int> {
     let fd = first as c_int;
     match number {
+        // Through a mapping these need nothing.
+        libc::SYS_pread64
+        | libc::SYS_pwrite64
+        | libc::SYS_preadv
+        | libc::SYS_pwritev
+        | libc::SYS_ftruncate
+        | libc::SYS_fallocate
+        | libc::SYS_vmsplice
+        | libc::SYS_tee => return descriptors::unstage(fd),
+        libc::SYS_mmap => return descriptors::unstage(fifth as c_int),
+        libc::SYS_io_setup if init::appends().is_some() => return appends::stop(),
+        libc::SYS_io_setup if init::staging() => return share_all_for_good(),
+        libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_sync_file_range => {
+            times::settle_all();
+            data::before_sync_range(fd);
+        }
+        libc::SYS_sync | libc::SYS_syncfs => data::before_sync(),
         libc::SYS_read
         | libc::SYS_write
         | libc::SYS_readv
@@ -262,22 +412,25 @@ pub(crate) extern "C" fn before_syscall(
         | libc::SYS_lseek
         | libc::SYS_preadv2
         | libc::SYS_pwritev2
-        | libc::SYS_ioctl => descriptors::hand_over(fd),
-        libc::SYS_fcntl => descriptors::release(fd),
-        libc::SYS_sendfile => descriptors::hand_over_pair(fd, second as c_int),
-        libc::SYS_splice | libc::SYS_copy_file_range => {
-            descriptors::hand_over_pair(fd, third as c_int);
+        | libc::SYS_ioctl => return descriptors::hand_over(fd),
+        libc::SYS_sendfile => {
+            descriptors::hand_over(fd)?;
+            return descriptors::hand_over(second as c_int);
         }
-        libc::SYS_close => descriptors::release(fd),
-        libc::SYS_dup => descriptors::release(fd),
+        libc::SYS_splice | libc::SYS_copy_file_range => {
+            descriptors::hand_over(fd)?;
+            return descriptors::hand_over(third as c_int);
+        }
+        libc::SYS_fcntl | libc::SYS_close | libc::SYS_dup => return descriptors::release(fd),
         libc::SYS_dup2 | libc::SYS_dup3 => {
-            descriptors::release(fd);
-            descriptors::release(second as c_int);
+            descriptors::release(fd)?;
+            return descriptors::release(second as c_int);
         }
         libc::SYS_close_range => {
             descriptors::close_range(first as u32, second as u32, third as c_int);
         }
         libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3 => {
+            share_all()?;
             descriptors::release_all();
         }
         libc::SYS_execve
@@ -285,7 +438,7 @@ pub(crate) extern "C" fn before_syscall(
         | libc::SYS_sendmsg
         | libc::SYS_sendmmsg
         | libc::SYS_io_uring_setup
-        | libc::SYS_pidfd_getfd => share_all_for_good(),
+        | libc::SYS_pidfd_getfd => return share_all_for_good(),
         libc::SYS_seccomp
         | libc::SYS_landlock_restrict_self
         | libc::SYS_setns
@@ -316,22 +469,50 @@ pub(crate) extern "C" fn before_syscall(
         | libc::SYS_lstat
         | libc::SYS_newfstatat
         | libc::SYS_statx
-        | libc::SYS_utimensat
-        | libc::SYS_fsync
-        | libc::SYS_fdatasync
-        | libc::SYS_syncfs
-        | libc::SYS_sync => times::settle_all(),
+        | libc::SYS_utimensat => times::settle_all(),
         _ => {}
     }
+    Ok(())
+}
+
+/// Gives everything that is staged to the kernel.
+pub(crate) fn unstage_all() -> Result<(), c_int> {
+    let mut unstaged = Ok(());
+    if init::staging() && !in_vfork_child() {
+        ofd::each_promoted(|fd, _| unstaged = unstaged.and(descriptors::unstage(fd)));
+    }
+    unstaged
+}
+
+/// Before `lio_listio`.
+pub(crate) extern "C" fn before_listio() -> c_int {
+    descriptors::refusal(unstage_all())
+}
+
+/// Before the kernel is set up to read and write in its own time, through calls that we do not see
+/// (libaio): nothing may be staged any more.
+pub(crate) extern "C" fn before_aio_setup() -> c_int {
+    if init::appends().is_some() {
+        return descriptors::refusal(appends::stop());
+    }
+    if init::staging() {
+        return before_ring();
+    }
+    0
 }
 
 /// Before an io_uring is set up: the kernel will use descriptors, and their offsets, without a call
 /// that we see. Offsets stay the kernel's from now on; positional reads are coherent anyway.
-pub(crate) extern "C" fn share_all_for_good() {
-    if !in_vfork_child() {
-        SHARING.fetch_add(1, Ordering::SeqCst);
-        share_all();
+pub(crate) extern "C" fn before_ring() -> c_int {
+    descriptors::refusal(share_all_for_good())
+}
+
+fn share_all_for_good() -> Result<(), c_int> {
+    if in_vfork_child() {
+        return Ok(());
     }
+    SHARING.fetch_add(1, Ordering::SeqCst);
+    share_all()
 }
 
 /// `_exit` and `_Exit` run no destructors.

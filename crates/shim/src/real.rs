@@ -13,25 +13,23 @@
 #![allow(unsafe_code)]
 
 use core::arch::naked_asm;
-use core::ffi::CStr;
+use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// A slot that holds the address of libc's function of one name. The pointer is the first field:
-/// the stubs jump through it.
-#[repr(C)]
+/// A slot that holds the address of libc's function of one name. The stubs jump through it.
+///
+/// One word and nothing else: the dynamic linker relocates every slot of every process that starts,
+/// and the pages they are on are copied for it. The thunk knows the name.
+#[repr(transparent)]
 pub(crate) struct Real {
     target: AtomicPtr<()>,
-    thunk: unsafe extern "C" fn(),
-    name: &'static CStr,
 }
 
 impl Real {
     /// A slot that resolves itself through `thunk` when first called.
-    pub(crate) const fn new(thunk: unsafe extern "C" fn(), name: &'static CStr) -> Self {
+    pub(crate) const fn new(thunk: unsafe extern "C" fn()) -> Self {
         Self {
             target: AtomicPtr::new(thunk as *mut ()),
-            thunk,
-            name,
         }
     }
 
@@ -41,21 +39,10 @@ impl Real {
         self.target.load(Ordering::Relaxed)
     }
 
-    /// Looks the name up behind this library, once.
-    pub(crate) fn resolve(&self) -> *const () {
-        let known = self.get();
-        if known != self.thunk as *const () {
-            return known;
-        }
-        // SAFETY: the name is a C string; RTLD_NEXT searches the objects loaded after this one.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        let target = if found.is_null() {
-            absent as *mut ()
-        } else {
-            found.cast::<()>()
-        };
-        self.target.store(target, Ordering::Relaxed);
-        target
+    /// Looks the slot's `name` up before it is called.
+    pub(crate) fn resolve_ahead(&self, name: &CStr) {
+        // SAFETY: the slot and the C string are borrowed.
+        unsafe { resolve(self, name.as_ptr()) };
     }
 }
 
@@ -65,13 +52,30 @@ extern "C" fn absent() -> isize {
     -1
 }
 
-/// Called by [`resolve_and_jump`] with the slot that the thunk named.
-unsafe extern "C" fn resolve(slot: *const Real) -> *const () {
+/// Called by [`resolve_and_jump`] with the slot and the name that the thunk gave: looks the name up
+/// behind this library.
+unsafe extern "C" fn resolve(slot: *const Real, name: *const c_char) -> *const () {
+    // SAFETY: thunks pass a C string; RTLD_NEXT searches the objects loaded after this one.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name) };
+    let target = if found.is_null() {
+        absent as *mut ()
+    } else {
+        found.cast::<()>()
+    };
     // SAFETY: thunks pass the address of their own static slot.
-    unsafe { &*slot }.resolve()
+    unsafe { &*slot }.target.store(target, Ordering::Relaxed);
+    target
 }
 
-/// Resolves the slot whose address is in r11, then jumps to it with all arguments untouched.
+/// The bytes of a C string as an array, so that no pointer to them needs relocating.
+pub(crate) const fn name<const LEN: usize>(text: &str) -> [u8; LEN] {
+    match text.as_bytes().first_chunk() {
+        Some(bytes) => *bytes,
+        None => [0; LEN],
+    }
+}
+
+/// Resolves the slot whose address is in r11 by the name whose address is in r10, then jumps to it with all arguments untouched.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn resolve_and_jump() {
     naked_asm!(
@@ -94,6 +98,7 @@ pub(crate) unsafe extern "C" fn resolve_and_jump() {
         "movups [rsp + 96], xmm6",
         "movups [rsp + 112], xmm7",
         "mov rdi, r11",
+        "mov rsi, r10",
         "call {resolve}",
         "mov r11, rax",
         "movups xmm0, [rsp]",

@@ -9,7 +9,8 @@
 //! stack and the return address that the kernel made, so the handler sees exactly what it would see
 //! without us and may leave as it likes (`siglongjmp`, an exception, `pthread_exit`). What the
 //! program asked for is one word per signal; mask and remaining flags stay in the kernel's action.
-//! [`actions`] holds the interposed calls that read and write it.
+//! [`actions`] holds the interposed calls that read and write it, [`engine`] does the like for all
+//! other signals where files are staged.
 //!
 //! **Masks.** The kernel kills a process that faults on a blocked signal, whatever its handler. We do
 //! not unblock behind the program's back: a thread that has SIGBUS or SIGSEGV blocked is not served,
@@ -24,10 +25,11 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod actions;
+pub(crate) mod engine;
 pub(crate) mod mask;
 
 use crate::real::call_real;
-use crate::{descriptors, process, sys, table};
+use crate::{descriptors, process, stage, sys, table};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -214,8 +216,10 @@ fn put_in_front(signal: c_int) -> bool {
 /// A handler becomes the default there, but an ignored signal stays ignored, so the kernel must have
 /// `SIG_IGN` where the program believes it has. Ignoring a fault kills, so nothing may be served any
 /// more. Programs that ignore these two signals are rare; this one goes on as if without us.
-pub(crate) extern "C" fn before_program() {
-    process::share_all();
+pub(crate) fn before_program() {
+    if !process::in_vfork_child() {
+        stage::leave();
+    }
     let ignored = |word: &AtomicU64| Wish(word.load(Ordering::SeqCst)).handler() == libc::SIG_IGN;
     if !READY.load(Ordering::SeqCst) || !WISHES.iter().any(ignored) {
         return;
@@ -303,6 +307,7 @@ unsafe extern "C" fn decide(
             }
             // The handler runs under the mask that the program asked for.
             mask::forget();
+            engine::abandon();
             handler
         }
     }
@@ -313,21 +318,9 @@ unsafe extern "C" fn decide(
 /// would not do: the fault may not recur.
 unsafe fn die(signal: c_int, info: *const libc::siginfo_t) {
     exchange(signal, Some(&no_action()));
-    // SAFETY: these calls take no pointers.
-    let (process, thread) = unsafe { (libc::getpid(), sys::call(libc::SYS_gettid, [0; 6])) };
-    let thread = thread.unwrap_or(0);
-    let args = [
-        process as usize,
-        thread,
-        signal as usize,
-        info as usize,
-        0,
-        0,
-    ];
-    // SAFETY: the kernel reads the siginfo_t that it made itself.
-    if unsafe { sys::call(libc::SYS_rt_tgsigqueueinfo, args) }.is_err() {
-        // SAFETY: no pointers.
-        let _ = unsafe { sys::call(libc::SYS_tgkill, args) };
+    let (process, thread) = (sys::getpid().unwrap_or(0), sys::gettid().unwrap_or(0));
+    if sys::rt_tgsigqueueinfo(process, thread, signal as usize, info as usize).is_err() {
+        let _ = sys::tgkill(process, thread, signal as usize);
     }
 }
 

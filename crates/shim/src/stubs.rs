@@ -8,13 +8,21 @@
 //! | `before` | call the hook with the arguments, then tail-jump to libc |
 //! | `before_served` | as `before`, but only for a promoted descriptor |
 //! | `before_live` | as `before`, but only for a descriptor with any entry |
-//! | `before_stores` | as `before`, but only while stores await their times |
-//! | `after` | call libc, then the hook with the first three arguments and a non-negative result |
-//! | `around` | for a descriptor with any entry: hook, libc with the first three arguments, hook with a non-negative result |
+//! | `asks` | as `before`, but the hook may refuse: of an error the second function makes the answer |
+//! | `asks_served`, `asks_live`, `asks_mapped` | as `asks`, but only for a promoted descriptor, one with any entry, or a promoted one in the fifth argument |
+//! | `offered` | for a promoted descriptor, or while stores await their times: the hook's answer or, if it has none, libc's |
+//! | `after` | call libc, then the hook with the first three arguments and a non-negative result; what it returns is returned |
+//! | `opens` | as `after`; in the modes that stage a first hook looks before, and a last one ends what it began |
+//! | `looks` | while anything is staged or awaits its times: jump to the Rust function, else to libc |
+//! | `watched` | in the modes that stage: jump to the Rust function, else to libc |
+//! | `before_watched` | as `before`, but only while anything is staged or awaits its times |
+//! | `around` | for a descriptor with any entry: hook, which may refuse, libc with the first three arguments, then as `after` |
 //! | `masks` | forget what the thread knows of its mask, call libc, forget again; tail-jump to libc if the named argument is null |
 //! | `forgets` | forget what the thread knows of its mask, then tail-jump to libc; only that if the comparison says equal |
 //! | `replace` | jump to the Rust function, which calls libc itself; never for a cancellation point |
 //! | `alias` | as `replace`, for a second name of what libc has once |
+//! | `stream` | while streams are served: hook with the first three arguments, libc, hook with those and the stream it returned; what that returns is returned |
+//! | `slot_data`, `slot_served`, `slot_live` | as the shapes without `slot_`, for a slot of libc's streams: the first argument is the stream, and libc's own slot stands in for its function |
 //!
 //! No Rust frame is on the stack while libc's function runs, except under `replace` and `live`, so
 //! `pthread_cancel` unwinds what it expects (PROTOCOLS F4); `after` has a frame of its own that
@@ -29,20 +37,19 @@
 macro_rules! stub {
     (@common $name:ident) => {
         /// libc's function of this name.
-        pub(crate) static REAL: $crate::real::Real = $crate::real::Real::new(
-            resolve_me,
-            match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                Ok(name) => name,
-                Err(_) => c"",
-            },
-        );
+        pub(crate) static REAL: $crate::real::Real = $crate::real::Real::new(resolve_me);
+
+        const TEXT: &str = concat!(stringify!($name), "\0");
+        static NAME: [u8; TEXT.len()] = $crate::real::name(TEXT);
 
         #[unsafe(naked)]
         unsafe extern "C" fn resolve_me() {
             core::arch::naked_asm!(
                 "lea r11, [rip + {slot}]",
+                "lea r10, [rip + {name}]",
                 "jmp {resolve}",
                 slot = sym REAL,
+                name = sym NAME,
                 resolve = sym $crate::real::resolve_and_jump,
             )
         }
@@ -50,12 +57,24 @@ macro_rules! stub {
 
     (data $name:ident $hook:path, $amount:literal) => {
         stub!(@common $name);
+        stub!(@data [#[unsafe(no_mangle)]] $name REAL, $hook, $amount, "mov r11d, edi", "", "", "");
+    };
+    (slot_data $name:ident $libc:path, $hook:path) => {
+        stub!(@data [] $name $libc, $hook, "rdx",
+            "mov r11d, dword ptr [rdi + {fileno}]",
+            "mov edi, dword ptr [rdi + {fileno}]",
+            "push rdi\npush rdi\n.cfi_adjust_cfa_offset 16",
+            "pop rdi\npop rdi\n.cfi_adjust_cfa_offset -16");
+    };
+    (@data [$(#[$export:meta])?] $name:ident $libc:path, $hook:path, $amount:literal,
+        $descriptor:literal, $to_descriptor:literal, $keep:literal, $back:literal) => {
         #[unsafe(naked)]
-        #[unsafe(no_mangle)]
+        $(#[$export])?
         unsafe extern "C" fn $name() {
             core::arch::naked_asm!(
                 ".cfi_startproc",
-                "mov r11d, edi",
+                "/* {fileno} */",
+                $descriptor,
                 "cmp r11d, {max}",
                 "jae 2f",
                 "lea r10, [rip + {table}]",
@@ -84,7 +103,10 @@ macro_rules! stub {
                 "6:",
                 "jmp {hook}",
                 "5:",
+                $keep,
+                $to_descriptor,
                 "call {checkpoint}",
+                $back,
                 "test eax, eax",
                 "jne 6b",
                 "jmp qword ptr [rip + {real}]",
@@ -97,6 +119,7 @@ macro_rules! stub {
                 "push r9",
                 "push r10",
                 ".cfi_adjust_cfa_offset 56",
+                $to_descriptor,
                 "call {consider}",
                 "pop r10",
                 "pop r9",
@@ -122,21 +145,35 @@ macro_rules! stub {
                 open = const $crate::signal::mask::OPEN,
                 single = sym $crate::init::__libc_single_threaded,
                 checkpoint = sym $crate::signal::mask::checkpoint,
-                real = sym REAL,
+                fileno = const $crate::stdio::FILENO,
+                real = sym $libc,
                 hook = sym $hook,
             )
         }
     };
 
-    (served $name:ident $hook:path) => { stub!(@byfd $name $hook, "je 2f", "test al, 1", "jne 2f"); };
-    (live $name:ident $hook:path) => { stub!(@byfd $name $hook, "je 2f", "", ""); };
-    (@byfd $name:ident $hook:path, $a:literal, $b:literal, $c:literal) => {
+    (served $name:ident $hook:path) => {
         stub!(@common $name);
+        stub!(@byfd [#[unsafe(no_mangle)]] $name REAL, $hook, "mov r11d, edi", "je 2f", "test al, 1", "jne 2f");
+    };
+    (slot_served $name:ident $libc:path, $hook:path) => {
+        stub!(@byfd [] $name $libc, $hook, "mov r11d, dword ptr [rdi + {fileno}]", "je 2f", "test al, 1", "jne 2f");
+    };
+    (live $name:ident $hook:path) => {
+        stub!(@common $name);
+        stub!(@byfd [#[unsafe(no_mangle)]] $name REAL, $hook, "mov r11d, edi", "je 2f", "", "");
+    };
+    (slot_live $name:ident $libc:path, $hook:path) => {
+        stub!(@byfd [] $name $libc, $hook, "mov r11d, dword ptr [rdi + {fileno}]", "je 2f", "", "");
+    };
+    (@byfd [$(#[$export:meta])?] $name:ident $libc:path, $hook:path, $descriptor:literal,
+        $a:literal, $b:literal, $c:literal) => {
         #[unsafe(naked)]
-        #[unsafe(no_mangle)]
+        $(#[$export])?
         unsafe extern "C" fn $name() {
             core::arch::naked_asm!(
-                "mov r11d, edi",
+                "/* {fileno} */",
+                $descriptor,
                 "cmp r11d, {max}",
                 "jae 2f",
                 "lea r10, [rip + {table}]",
@@ -148,36 +185,48 @@ macro_rules! stub {
                 "jmp qword ptr [rip + {real}]",
                 max = const $crate::fds::LIMIT,
                 table = sym $crate::fds::TABLE,
-                real = sym REAL,
+                fileno = const $crate::stdio::FILENO,
+                real = sym $libc,
                 hook = sym $hook,
             )
         }
     };
 
-    (before $name:ident $hook:path) => { stub!(@before $name $hook, "", $crate::times::PENDING); };
-    (before_stores $name:ident $hook:path) => {
+    (before $name:ident $hook:path) => {
+        stub!(@before $name $hook, "", $crate::times::PENDING, "", $crate::descriptors::minus_one);
+    };
+    (asks $name:ident $hook:path, $refused:path) => {
+        stub!(@before $name $hook, "", $crate::times::PENDING, "test eax, eax\njne 4f", $refused);
+    };
+    (before_watched $name:ident $hook:path) => {
         stub!(@before $name $hook,
-            "cmp dword ptr [rip + {gate}], 0\nje 2f",
-            $crate::times::PENDING);
+            "mov r11d, dword ptr [rip + {gate}]\nor r11d, dword ptr [rip + {staged}]\nje 2f",
+            $crate::times::PENDING, "", $crate::descriptors::minus_one);
     };
     (before_served $name:ident $hook:path) => {
-        stub!(@before $name $hook,
-            "mov r11d, edi\ncmp r11d, {max}\njae 2f\nlea r10, [rip + {gate}]\nmov r11, qword ptr [r10 + r11*8]\ntest r11, r11\nje 2f\ntest r11b, 1\njne 2f",
-            $crate::fds::TABLE);
+        stub!(@before $name $hook, "mov r11d, edi\ncmp r11d, {max}\njae 2f\nlea r10, [rip + {gate}]\nmov r11, qword ptr [r10 + r11*8]\ntest r11, r11\nje 2f\ntest r11b, 1\njne 2f",
+            $crate::fds::TABLE, "", $crate::descriptors::minus_one);
     };
-    (before_live $name:ident $hook:path) => {
-        stub!(@before $name $hook,
-            "mov r11d, edi\ncmp r11d, {max}\njae 2f\nlea r10, [rip + {gate}]\nmov r11, qword ptr [r10 + r11*8]\ntest r11, r11\nje 2f",
-            $crate::fds::TABLE);
+    (asks_served $name:ident $hook:path, $refused:path) => {
+        stub!(@before $name $hook, "mov r11d, edi\ncmp r11d, {max}\njae 2f\nlea r10, [rip + {gate}]\nmov r11, qword ptr [r10 + r11*8]\ntest r11, r11\nje 2f\ntest r11b, 1\njne 2f",
+            $crate::fds::TABLE, "test eax, eax\njne 4f", $refused);
     };
-    (@before $name:ident $hook:path, $check:literal, $gate:path) => {
+    (asks_mapped $name:ident $hook:path, $refused:path) => {
+        stub!(@before $name $hook, "cmp r8d, {max}\njae 2f\nlea r10, [rip + {gate}]\nmov r11d, r8d\nmov r11, qword ptr [r10 + r11*8]\ntest r11, r11\nje 2f\ntest r11b, 1\njne 2f",
+            $crate::fds::TABLE, "test eax, eax\njne 4f", $refused);
+    };
+    (asks_live $name:ident $hook:path, $refused:path) => {
+        stub!(@before $name $hook, "mov r11d, edi\ncmp r11d, {max}\njae 2f\nlea r10, [rip + {gate}]\nmov r11, qword ptr [r10 + r11*8]\ntest r11, r11\nje 2f",
+            $crate::fds::TABLE, "test eax, eax\njne 4f", $refused);
+    };
+    (@before $name:ident $hook:path, $check:literal, $gate:path, $verdict:literal, $refused:path) => {
         stub!(@common $name);
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name() {
             core::arch::naked_asm!(
                 ".cfi_startproc",
-                "/* {max} {gate} */",
+                "/* {max} {gate} {staged} */",
                 $check,
                 "push rdi",
                 "push rsi",
@@ -197,6 +246,7 @@ macro_rules! stub {
                 "movups [rsp + 96], xmm6",
                 "movups [rsp + 112], xmm7",
                 "call {hook}",
+                $verdict,
                 "movups xmm0, [rsp]",
                 "movups xmm1, [rsp + 16]",
                 "movups xmm2, [rsp + 32]",
@@ -216,11 +266,97 @@ macro_rules! stub {
                 ".cfi_adjust_cfa_offset -184",
                 "2:",
                 "jmp qword ptr [rip + {real}]",
+                "4:",
+                ".cfi_adjust_cfa_offset 184",
+                "add rsp, 184",
+                ".cfi_adjust_cfa_offset -184",
+                "mov edi, eax",
+                "jmp {refused}",
                 ".cfi_endproc",
+                refused = sym $refused,
                 max = const $crate::fds::LIMIT,
                 gate = sym $gate,
+                staged = sym $crate::stage::STAGED,
                 hook = sym $hook,
                 real = sym REAL,
+            )
+        }
+    };
+
+    (looks $name:ident $hook:path) => {
+        stub!(@gated $name $hook, $crate::stage::STAGED, $crate::times::PENDING);
+    };
+    (watched $name:ident $hook:path) => {
+        stub!(@gated $name $hook, $crate::names::WATCHED, $crate::names::WATCHED);
+    };
+    (@gated $name:ident $hook:path, $one:path, $other:path) => {
+        stub!(@common $name);
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                "mov r11d, dword ptr [rip + {one}]",
+                "or r11d, dword ptr [rip + {other}]",
+                "je 2f",
+                "jmp {hook}",
+                "2:",
+                "jmp qword ptr [rip + {real}]",
+                one = sym $one,
+                other = sym $other,
+                hook = sym $hook,
+                real = sym REAL,
+            )
+        }
+    };
+
+    (opens $name:ident $before:path, $hook:path) => {
+        stub!(@common $name);
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                "push rcx",
+                "push 0",
+                ".cfi_adjust_cfa_offset 40",
+                "cmp dword ptr [rip + {watched}], 0",
+                "je 2f",
+                "call {before}",
+                "mov qword ptr [rsp], rax",
+                "mov rcx, qword ptr [rsp + 8]",
+                "mov rdx, qword ptr [rsp + 16]",
+                "mov rsi, qword ptr [rsp + 24]",
+                "mov rdi, qword ptr [rsp + 32]",
+                "2:",
+                "xor eax, eax",
+                "call qword ptr [rip + {real}]",
+                "test eax, eax",
+                "js 3f",
+                "mov ecx, eax",
+                "mov rdx, qword ptr [rsp + 16]",
+                "mov rsi, qword ptr [rsp + 24]",
+                "mov rdi, qword ptr [rsp + 32]",
+                "call {hook}",
+                "test eax, eax",
+                "js 3f",
+                "cmp qword ptr [rsp], 0",
+                "je 3f",
+                "mov rdi, qword ptr [rsp]",
+                "mov esi, eax",
+                "call {opened}",
+                "3:",
+                "add rsp, 40",
+                ".cfi_adjust_cfa_offset -40",
+                "ret",
+                ".cfi_endproc",
+                watched = sym $crate::names::WATCHED,
+                before = sym $before,
+                opened = sym $crate::names::opened,
+                real = sym REAL,
+                hook = sym $hook,
             )
         }
     };
@@ -243,11 +379,11 @@ macro_rules! stub {
                 ".cfi_adjust_cfa_offset -24",
                 "test eax, eax",
                 "js 2f",
-                "push rax",
+                "sub rsp, 8",
                 ".cfi_adjust_cfa_offset 8",
                 "mov ecx, eax",
                 "call {hook}",
-                "pop rax",
+                "add rsp, 8",
                 ".cfi_adjust_cfa_offset -8",
                 "2:",
                 "ret",
@@ -279,6 +415,8 @@ macro_rules! stub {
                 "push rdx",
                 ".cfi_adjust_cfa_offset 24",
                 "call {before}",
+                "test eax, eax",
+                "jne 5f",
                 "mov rdx, qword ptr [rsp]",
                 "mov rsi, qword ptr [rsp + 8]",
                 "mov rdi, qword ptr [rsp + 16]",
@@ -290,19 +428,119 @@ macro_rules! stub {
                 ".cfi_adjust_cfa_offset -24",
                 "test eax, eax",
                 "js 4f",
-                "push rax",
+                "sub rsp, 8",
                 ".cfi_adjust_cfa_offset 8",
                 "mov ecx, eax",
                 "call {after}",
-                "pop rax",
+                "add rsp, 8",
                 ".cfi_adjust_cfa_offset -8",
                 "4:",
                 "ret",
+                "5:",
+                ".cfi_adjust_cfa_offset 24",
+                "add rsp, 24",
+                ".cfi_adjust_cfa_offset -24",
+                "mov edi, eax",
+                "jmp {refused}",
                 ".cfi_endproc",
+                refused = sym $crate::descriptors::minus_one,
                 max = const $crate::fds::LIMIT,
                 table = sym $crate::fds::TABLE,
                 before = sym $before,
                 after = sym $after,
+                real = sym REAL,
+            )
+        }
+    };
+
+    (stream $name:ident $before:path, $after:path) => {
+        stub!(@common $name);
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                "cmp byte ptr [rip + {wanted}], 0",
+                "jne 3f",
+                "jmp qword ptr [rip + {real}]",
+                "3:",
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                ".cfi_adjust_cfa_offset 24",
+                "call {before}",
+                "mov rdx, qword ptr [rsp]",
+                "mov rsi, qword ptr [rsp + 8]",
+                "mov rdi, qword ptr [rsp + 16]",
+                "call qword ptr [rip + {real}]",
+                "pop rdx",
+                "pop rsi",
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -24",
+                "test rax, rax",
+                "je 4f",
+                "sub rsp, 8",
+                ".cfi_adjust_cfa_offset 8",
+                "mov rcx, rax",
+                "call {after}",
+                "add rsp, 8",
+                ".cfi_adjust_cfa_offset -8",
+                "4:",
+                "ret",
+                ".cfi_endproc",
+                wanted = sym $crate::stdio::WANTED,
+                before = sym $before,
+                after = sym $after,
+                real = sym REAL,
+            )
+        }
+    };
+
+    (offered $name:ident $hook:path) => {
+        stub!(@common $name);
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                "cmp dword ptr [rip + {pending}], 0",
+                "jne 3f",
+                "mov r11d, edi",
+                "cmp r11d, {max}",
+                "jae 2f",
+                "lea r10, [rip + {table}]",
+                "mov rax, qword ptr [r10 + r11*8]",
+                "test rax, rax",
+                "je 2f",
+                "test al, {candidate}",
+                "je 3f",
+                "2:",
+                "jmp qword ptr [rip + {real}]",
+                "3:",
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                ".cfi_adjust_cfa_offset 24",
+                "call {testcancel}",
+                "mov rsi, qword ptr [rsp + 8]",
+                "mov rdi, qword ptr [rsp + 16]",
+                "call {hook}",
+                "pop rdx",
+                "pop rsi",
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -24",
+                "mov r11, {pass}",
+                "cmp rax, r11",
+                "je 2b",
+                "ret",
+                ".cfi_endproc",
+                pending = sym $crate::times::PENDING,
+                max = const $crate::fds::LIMIT,
+                table = sym $crate::fds::TABLE,
+                candidate = const $crate::fds::CANDIDATE,
+                testcancel = sym $crate::signal::mask::testcancel,
+                pass = const $crate::data::PASS,
+                hook = sym $hook,
                 real = sym REAL,
             )
         }

@@ -64,11 +64,26 @@ calls! {
     lseek = SYS_lseek(fd, offset, whence);
     close = SYS_close(fd);
     fstat = SYS_fstat(fd, stat);
+    newfstatat = SYS_newfstatat(dir, path, stat, flags);
+    statx = SYS_statx(dir, path, flags, mask, statx);
+    openat = SYS_openat(dir, path, flags, mode);
+    readlink = SYS_readlink(path, into, len);
+    sync = SYS_sync();
+    syncfs = SYS_syncfs(fd);
     fcntl = SYS_fcntl(fd, command, arg);
+    fdatasync = SYS_fdatasync(fd);
+    fsync = SYS_fsync(fd);
+    ftruncate = SYS_ftruncate(fd, size);
     fgetxattr = SYS_fgetxattr(fd, name, value, size);
     prlimit = SYS_prlimit64(pid, resource, new, old);
     rt_sigprocmask = SYS_rt_sigprocmask(how, set, old, size);
+    rt_tgsigqueueinfo = SYS_rt_tgsigqueueinfo(process, thread, signal, info);
+    tgkill = SYS_tgkill(process, thread, signal);
+    getpid = SYS_getpid();
+    gettid = SYS_gettid();
     sched_yield = SYS_sched_yield();
+    mprotect = SYS_mprotect(start, len, protection);
+    memfd_create = SYS_memfd_create(name, flags);
 }
 
 /// Turns a result into libc's convention: the value, or -1 with errno set.
@@ -81,6 +96,12 @@ pub(crate) fn to_libc(result: Result) -> isize {
             -1
         }
     }
+}
+
+/// The calling thread's errno.
+pub(crate) fn errno() -> i32 {
+    // SAFETY: as for `set_errno`.
+    unsafe { *libc::__errno_location() }
 }
 
 /// Sets the calling thread's errno.

@@ -7,7 +7,7 @@
 #![allow(unsafe_code, non_upper_case_globals, non_snake_case)]
 
 use crate::stubs::stub;
-use crate::{data, descriptors, process, signal as signals, times};
+use crate::{data, descriptors, names, process, signal as signals, stat as looking, stdio};
 
 macro_rules! interpose {
     ($($shape:ident $name:ident ($($how:tt)*);)*) => {
@@ -46,36 +46,38 @@ interpose! {
     served lseek64 (data::lseek);
 
     // The kernel uses the description's offset.
-    before sendfile (descriptors::hand_over_pair);
-    before sendfile64 (descriptors::hand_over_pair);
-    before_served lockf (descriptors::hand_over);
-    before_served lockf64 (descriptors::hand_over);
-    before_served ioctl (descriptors::hand_over);
-    before_served dprintf (descriptors::hand_over);
-    before_served vdprintf (descriptors::hand_over);
-    before_served __dprintf_chk (descriptors::hand_over);
-    before_served __vdprintf_chk (descriptors::hand_over);
-    before_served backtrace_symbols_fd (descriptors::hand_over);
-    before copy_file_range (descriptors::hand_over_first_third);
-    before splice (descriptors::hand_over_first_third);
+    asks sendfile (descriptors::before_pair, descriptors::minus_one);
+    asks sendfile64 (descriptors::before_pair, descriptors::minus_one);
+    asks_served lockf (descriptors::before_offset, descriptors::minus_one);
+    asks_served lockf64 (descriptors::before_offset, descriptors::minus_one);
+    asks_served ioctl (descriptors::before_offset, descriptors::minus_one);
+    asks_served dprintf (descriptors::before_offset, descriptors::minus_one);
+    asks_served vdprintf (descriptors::before_offset, descriptors::minus_one);
+    asks_served __dprintf_chk (descriptors::before_offset, descriptors::minus_one);
+    asks_served __vdprintf_chk (descriptors::before_offset, descriptors::minus_one);
+    before_served backtrace_symbols_fd (descriptors::before_offset);
+    asks copy_file_range (descriptors::before_first_third, descriptors::minus_one);
+    asks splice (descriptors::before_first_third, descriptors::minus_one);
 
     // Descriptors.
-    after open (descriptors::opened);
-    after open64 (descriptors::opened);
-    after __open_2 (descriptors::opened);
-    after __open64_2 (descriptors::opened);
-    after openat (descriptors::opened_at);
-    after openat64 (descriptors::opened_at);
-    after __openat_2 (descriptors::opened_at);
-    after __openat64_2 (descriptors::opened_at);
-    after mkstemp (descriptors::opened_temporary);
-    after mkstemp64 (descriptors::opened_temporary);
-    after mkostemp (descriptors::opened_temporary);
-    after mkostemp64 (descriptors::opened_temporary);
-    after mkstemps (descriptors::opened_temporary);
-    after mkstemps64 (descriptors::opened_temporary);
-    after mkostemps (descriptors::opened_temporary);
-    after mkostemps64 (descriptors::opened_temporary);
+    opens open (names::before_open, descriptors::opened);
+    opens open64 (names::before_open, descriptors::opened);
+    opens __open_2 (names::before_open, descriptors::opened);
+    opens __open64_2 (names::before_open, descriptors::opened);
+    opens openat (names::before_open_at, descriptors::opened_at);
+    opens openat64 (names::before_open_at, descriptors::opened_at);
+    opens __openat_2 (names::before_open_at, descriptors::opened_at);
+    opens __openat64_2 (names::before_open_at, descriptors::opened_at);
+    opens creat (names::before_create, descriptors::created);
+    opens creat64 (names::before_create, descriptors::created);
+    opens mkstemp (names::before_temporary, descriptors::opened_temporary);
+    opens mkstemp64 (names::before_temporary, descriptors::opened_temporary);
+    opens mkostemp (names::before_temporary, descriptors::opened_temporary);
+    opens mkostemp64 (names::before_temporary, descriptors::opened_temporary);
+    opens mkstemps (names::before_temporary, descriptors::opened_temporary);
+    opens mkstemps64 (names::before_temporary, descriptors::opened_temporary);
+    opens mkostemps (names::before_temporary, descriptors::opened_temporary);
+    opens mkostemps64 (names::before_temporary, descriptors::opened_temporary);
     live close (descriptors::close);
     before close_range (descriptors::close_range);
     before closefrom (descriptors::closefrom);
@@ -100,89 +102,142 @@ interpose! {
     after open_by_handle_at (descriptors::returned);
     after posix_openpt (descriptors::returned);
     after pidfd_open (descriptors::returned);
-    after creat (descriptors::returned);
-    after creat64 (descriptors::returned);
     replace pipe (descriptors::pipe);
     replace pipe2 (descriptors::pipe2);
     replace socketpair (descriptors::socketpair);
     around fcntl (descriptors::before_fcntl, descriptors::after_fcntl);
     around fcntl64 (descriptors::before_fcntl, descriptors::after_fcntl);
 
-    // libc keeps the descriptor and will read, write and close it inside itself.
-    before_live fdopen (descriptors::release);
-    before_live fdopendir (descriptors::release);
-    before daemon (descriptors::release_standard);
-    before login_tty (descriptors::release_standard_and);
+    // Streams: libc opens, reads, writes and closes inside itself.
+    stream fopen (stdio::before_open, stdio::opened);
+    stream fopen64 (stdio::before_open, stdio::opened);
+    stream freopen (stdio::before_reopen, stdio::reopened);
+    stream freopen64 (stdio::before_reopen, stdio::reopened);
+    stream tmpfile (stdio::before_temporary, stdio::opened);
+    stream tmpfile64 (stdio::before_temporary, stdio::opened);
+    asks_live fdopen (stdio::before_fdopen, stdio::null);
+
+    // libc keeps the descriptor and will read and close it inside itself.
+    asks_live fdopendir (descriptors::before_keeping, stdio::null);
+    asks daemon (descriptors::before_daemon, descriptors::minus_one);
+    before login_tty (descriptors::before_login);
 
     // Holes may follow.
-    before_served ftruncate (descriptors::before_holes);
-    before_served ftruncate64 (descriptors::before_holes);
-    before_served fallocate (descriptors::before_holes);
-    before_served fallocate64 (descriptors::before_holes);
-    before truncate (descriptors::before_holes_somewhere);
-    before truncate64 (descriptors::before_holes_somewhere);
+    offered ftruncate (data::ftruncate);
+    offered ftruncate64 (data::ftruncate);
+    asks_served fallocate (descriptors::before_holes, descriptors::minus_one);
+    asks_served fallocate64 (descriptors::before_holes, descriptors::minus_one);
+    asks_served posix_fallocate (descriptors::before_holes, descriptors::errno_itself);
+    asks_served posix_fallocate64 (descriptors::before_holes, descriptors::errno_itself);
+    replace truncate (names::truncate);
+    alias truncate64 (names::truncate);
 
     // Times.
-    before_stores stat (times::settle_all);
-    before_stores stat64 (times::settle_all);
-    before_stores lstat (times::settle_all);
-    before_stores lstat64 (times::settle_all);
-    before_stores fstat (times::settle_all);
-    before_stores fstat64 (times::settle_all);
-    before_stores fstatat (times::settle_all);
-    before_stores fstatat64 (times::settle_all);
-    before_stores statx (times::settle_all);
-    before_stores __xstat (times::settle_all);
-    before_stores __xstat64 (times::settle_all);
-    before_stores __lxstat (times::settle_all);
-    before_stores __lxstat64 (times::settle_all);
-    before_stores __fxstat (times::settle_all);
-    before_stores __fxstat64 (times::settle_all);
-    before_stores __fxstatat (times::settle_all);
-    before_stores __fxstatat64 (times::settle_all);
-    before_stores utime (times::settle_all);
-    before_stores utimes (times::settle_all);
-    before_stores lutimes (times::settle_all);
-    before_stores futimes (times::settle_all);
-    before_stores futimesat (times::settle_all);
-    before_stores futimens (times::settle_all);
-    before_stores utimensat (times::settle_all);
-    before_stores fsync (times::settle_all);
-    before_stores fdatasync (times::settle_all);
-    before_stores syncfs (times::settle_all);
-    before_stores sync (times::settle_all);
-    before_stores fts_read (times::settle_all);
-    before_stores fts64_read (times::settle_all);
-    before_stores ftw (times::settle_all);
-    before_stores ftw64 (times::settle_all);
-    before_stores nftw (times::settle_all);
-    before_stores nftw64 (times::settle_all);
+    looks stat (looking::stat);
+    looks stat64 (looking::stat64);
+    looks lstat (looking::lstat);
+    looks lstat64 (looking::lstat64);
+    looks fstat (looking::fstat);
+    looks fstat64 (looking::fstat64);
+    looks fstatat (looking::fstatat);
+    looks fstatat64 (looking::fstatat64);
+    looks statx (looking::statx);
+    looks __xstat (looking::__xstat);
+    looks __xstat64 (looking::__xstat64);
+    looks __lxstat (looking::__lxstat);
+    looks __lxstat64 (looking::__lxstat64);
+    looks __fxstat (looking::__fxstat);
+    looks __fxstat64 (looking::__fxstat64);
+    looks __fxstatat (looking::__fxstatat);
+    looks __fxstatat64 (looking::__fxstatat64);
+    before_watched utime (looking::before_times);
+    before_watched utimes (looking::before_times);
+    before_watched lutimes (looking::before_times);
+    before_watched futimes (looking::before_times_of);
+    before_watched futimesat (looking::before_times_at);
+    before_watched futimens (looking::before_times_of);
+    before_watched utimensat (looking::before_times_at);
+    before_watched fts_read (looking::before_walk);
+    before_watched fts64_read (looking::before_walk);
+    before_watched ftw (looking::before_walk);
+    before_watched ftw64 (looking::before_walk);
+    before_watched nftw (looking::before_walk);
+    before_watched nftw64 (looking::before_walk);
+
+    // Names, and what recovery looks at.
+    watched rename (names::rename);
+    watched renameat (names::renameat);
+    watched renameat2 (names::renameat2);
+    watched link (names::link);
+    watched linkat (names::linkat);
+    watched unlink (names::unlink);
+    watched unlinkat (names::unlinkat);
+    watched remove (names::remove);
+    watched rmdir (names::rmdir);
+    watched mkdir (names::mkdir);
+    watched mkdirat (names::mkdirat);
+    watched mkdtemp (names::mkdtemp);
+    watched mknod (names::mknod);
+    watched mknodat (names::mknodat);
+    watched mkfifo (names::mkfifo);
+    watched mkfifoat (names::mkfifoat);
+    watched symlink (names::symlink);
+    watched symlinkat (names::symlinkat);
+    before_watched chmod (names::before_permissions);
+    before_watched lchmod (names::before_permissions_of_link);
+    before_watched fchmod (names::before_permissions_of);
+    before_watched fchmodat (names::before_permissions_at);
+    before_watched chown (names::before_permissions);
+    before_watched lchown (names::before_permissions_of_link);
+    before_watched fchown (names::before_permissions_of);
+    before_watched fchownat (names::before_permissions_at);
+
+    // Durability.
+    offered fsync (data::fsync);
+    offered fdatasync (data::fsync);
+    before_served sync_file_range (data::before_sync_range);
+    before syncfs (data::before_sync);
+    before sync (data::before_sync);
+
+    // The kernel uses the file without a call of its own for each time.
+    asks_mapped mmap (descriptors::before_mapping, descriptors::minus_one);
+    asks_mapped mmap64 (descriptors::before_mapping, descriptors::minus_one);
+    asks aio_read (descriptors::before_aio, descriptors::minus_one);
+    asks aio_read64 (descriptors::before_aio, descriptors::minus_one);
+    asks aio_write (descriptors::before_aio, descriptors::minus_one);
+    asks aio_write64 (descriptors::before_aio, descriptors::minus_one);
+    asks aio_fsync (descriptors::before_aio_fsync, descriptors::minus_one);
+    asks aio_fsync64 (descriptors::before_aio_fsync, descriptors::minus_one);
+    asks lio_listio (process::before_listio, descriptors::minus_one);
+    asks lio_listio64 (process::before_listio, descriptors::minus_one);
+    asks io_setup (process::before_aio_setup, process::minus_errno);
+    asks io_queue_init (process::before_aio_setup, process::minus_errno);
 
     // Other processes.
     replace fork (process::fork);
     replace _Fork (process::fork_raw);
     alias vfork (process::vfork);
-    before clone (process::before_clone);
-    before posix_spawn (signals::before_program);
-    before posix_spawnp (signals::before_program);
-    before system (signals::before_program);
-    before popen (signals::before_program);
-    before wordexp (signals::before_program);
-    before forkpty (process::share_all);
-    before execve (signals::before_program);
-    before execv (signals::before_program);
-    before execvp (signals::before_program);
-    before execvpe (signals::before_program);
-    before execl (signals::before_program);
-    before execlp (signals::before_program);
-    before execle (signals::before_program);
-    before fexecve (signals::before_program);
-    before execveat (signals::before_program);
-    before sendmsg (process::before_sendmsg);
-    before sendmmsg (process::before_sendmmsg);
-    before io_uring_queue_init (process::share_all_for_good);
-    before io_uring_queue_init_params (process::share_all_for_good);
-    before io_uring_queue_mmap (process::share_all_for_good);
+    asks clone (process::before_clone, descriptors::minus_one);
+    replace posix_spawn (process::posix_spawn);
+    replace posix_spawnp (process::posix_spawnp);
+    asks system (process::before_program, descriptors::minus_one);
+    replace popen (process::popen);
+    asks wordexp (process::before_program, process::no_space);
+    asks forkpty (process::before_forkpty, descriptors::minus_one);
+    asks execve (process::before_program, descriptors::minus_one);
+    asks execv (process::before_program, descriptors::minus_one);
+    asks execvp (process::before_program, descriptors::minus_one);
+    asks execvpe (process::before_program, descriptors::minus_one);
+    asks execl (process::before_program, descriptors::minus_one);
+    asks execlp (process::before_program, descriptors::minus_one);
+    asks execle (process::before_program, descriptors::minus_one);
+    asks fexecve (process::before_program, descriptors::minus_one);
+    asks execveat (process::before_program, descriptors::minus_one);
+    asks sendmsg (process::before_sendmsg, descriptors::minus_one);
+    asks sendmmsg (process::before_sendmmsg, descriptors::minus_one);
+    asks io_uring_queue_init (process::before_ring, process::minus_errno);
+    asks io_uring_queue_init_params (process::before_ring, process::minus_errno);
+    asks io_uring_queue_mmap (process::before_ring, process::minus_errno);
     before _exit (process::before_exit);
     before _Exit (process::before_exit);
     before quick_exit (process::before_exit);
@@ -248,5 +303,5 @@ interpose! {
     before setrlimit64 (process::before_setrlimit);
     before prlimit (process::before_prlimit);
     before prlimit64 (process::before_prlimit);
-    before syscall (process::before_syscall);
+    asks syscall (process::before_syscall, descriptors::minus_one);
 }

@@ -9,9 +9,10 @@
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Output};
+use std::process::{Child, Command, ExitStatus, Output};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// The longest one run may take, in seconds.
 const LIMIT: &str = "30";
@@ -24,7 +25,8 @@ fn library() -> &'static Path {
         let test = std::env::current_exe().unwrap();
         let profile = test.parent().unwrap().parent().unwrap();
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "-p", "adit-shim", "--manifest-path"]);
+        cargo.args(["build", "--quiet", "-p", "adit-shim", "-p", "adit-cli"]);
+        cargo.arg("--manifest-path");
         cargo.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
         cargo.arg("--target-dir").arg(profile.parent().unwrap());
         if profile.ends_with("release") {
@@ -87,6 +89,39 @@ fn interrupts() -> &'static Path {
     BUILT.get_or_init(|| program("interrupts"))
 }
 
+fn deferred() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| program("deferred"))
+}
+
+fn looks() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| program("looks"))
+}
+
+/// A monitor of a test's own, without which nothing is staged.
+struct Monitor(Child);
+
+impl Monitor {
+    fn start(scratch: &Scratch) -> Self {
+        let monitor = Command::new(library().with_file_name("adit"))
+            .arg("monitor")
+            .arg("--runtime-dir")
+            .arg(&scratch.0)
+            .args(["--stay-for", &std::process::id().to_string()])
+            .spawn()
+            .expect("the monitor starts");
+        Self(monitor)
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Puts a command under the library, which promotes and maps at first use.
 fn preloaded(command: &mut Command, scratch: &Scratch) {
     command
@@ -97,16 +132,34 @@ fn preloaded(command: &mut Command, scratch: &Scratch) {
         .env("ADIT_RUNTIME_DIR", &scratch.0);
 }
 
-/// Runs `arguments` with a time limit and no core dumps.
-fn run(arguments: &[&str], scratch: Option<&Scratch>) -> Output {
+/// `arguments` with a time limit, which no handler outlives, and no core dumps.
+fn limited(arguments: &[&str]) -> Command {
     let mut command = Command::new("/bin/sh");
     command
-        .args(["-c", "ulimit -c 0; exec timeout \"$@\"", "sh", LIMIT])
+        .args([
+            "-c",
+            "ulimit -c 0; exec timeout -s KILL \"$@\"",
+            "sh",
+            LIMIT,
+        ])
         .args(arguments)
         .env_remove("LD_PRELOAD");
+    command
+}
+
+fn run(arguments: &[&str], scratch: Option<&Scratch>) -> Output {
+    let mut command = limited(arguments);
     if let Some(scratch) = scratch {
         preloaded(&mut command, scratch);
     }
+    command.output().expect("a shell starts")
+}
+
+/// Runs `arguments` under the library in a mode that stages.
+fn run_in(mode: &str, arguments: &[&str], scratch: &Scratch) -> Output {
+    let mut command = limited(arguments);
+    preloaded(&mut command, scratch);
+    command.env("ADIT_MODE", mode);
     command.output().expect("a shell starts")
 }
 
@@ -214,6 +267,102 @@ parts! { interrupts:
     jump_out_of_reads 0, "alive\n";
     cancelled 0, "cancelled 1, cleaned 1\n";
     cancel_disabled 0, "whole\n";
+}
+
+/// As [`same`] for a part whose files are staged, in each of these modes.
+fn same_staged(program: &Path, part: &str, modes: &[&str], expected: &str) {
+    let scratch = Scratch::new();
+    let _monitor = Monitor::start(&scratch);
+    let file = scratch.0.join("file");
+    let arguments = [program.to_str().unwrap(), part, file.to_str().unwrap()];
+    let plain = run(&arguments, None);
+    for mode in modes {
+        let under = staged(mode, &arguments, &scratch);
+        same_output(part, &plain, &under, 0, expected);
+    }
+}
+
+/// Runs a part where its files are staged. The monitor may be a moment late.
+fn staged(mode: &str, arguments: &[&str], scratch: &Scratch) -> Output {
+    let mut under = run_in(mode, arguments, scratch);
+    for _ in 0..50 {
+        if text(&under.stderr).contains("served") {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        under = run_in(mode, arguments, scratch);
+    }
+    let served = text(&under.stderr).contains("served");
+    assert!(served, "nothing was staged: {under:?}");
+    under
+}
+
+macro_rules! staged_parts {
+    ($program:ident $modes:expr; $($part:ident $expected:expr;)*) => {$(
+        #[test]
+        fn $part() {
+            same_staged($program(), stringify!($part), &$modes, $expected);
+        }
+    )*};
+}
+
+/// The parts of `deferred.c`.
+mod deferral {
+    use super::{deferred, same_staged};
+
+    staged_parts! { deferred ["strict"];
+        append_in_handler "20000 records\n";
+        jump_out "alive\n";
+        many_kinds "all kinds\n";
+        values_in_order "wrong 0, code -1\n";
+        views "done\n";
+        reset_hand "twice 138\ntwice while writing 140\n";
+        no_defer "4 deep with it\n1 deep without, handled 4\n";
+        alternate_stack "on the alternate stack: 0\non the alternate stack: 1\n";
+        masks_in_handler "wrong in the handler 0, in the context 0\n";
+        information "interval timer: code 128\ntimer: code -2, value 7\n";
+        cancelled_at_calls "200 records\n";
+    }
+}
+
+/// The parts of `looks.c`.
+mod looks {
+    use super::{looks, same_staged};
+
+    staged_parts! { looks ["strict", "sync", "atomic"];
+        sizes "grows: size 151000, blocks, now\n";
+        times "2000 6\n";
+        walks "8000\n";
+        names "moved over: size 2000, blocks, now\n";
+        made "made\n";
+    }
+}
+
+/// A thread that ends wherever it is, is unwound: only a library that never unwinds itself lets it pass.
+#[test]
+fn cancelled_anywhere() {
+    if cfg!(not(debug_assertions)) {
+        same_staged(
+            deferred(),
+            "cancelled_anywhere",
+            &["strict"],
+            "200 records\n",
+        );
+    }
+}
+
+/// The checker can fail: a handler that nobody keeps out of the engine waits there for ever.
+#[test]
+fn append_unseen() {
+    let scratch = Scratch::new();
+    let _monitor = Monitor::start(&scratch);
+    let file = scratch.0.join("log");
+    let program = deferred().to_str().unwrap();
+    let arguments = [program, "append_unseen", file.to_str().unwrap()];
+    let plain = run(&arguments, None);
+    assert_eq!(shown(plain.status), 0, "{plain:?}");
+    let under = staged("strict", &arguments, &scratch);
+    assert_ne!(shown(under.status), 0, "{under:?}");
 }
 
 /// A thread that blocks before anything is promoted is never served, and never dies.

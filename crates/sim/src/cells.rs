@@ -102,6 +102,8 @@ pub(crate) struct Cells {
     outstanding: BTreeMap<u64, Vec<Version>>,
     /// What each core's next fence makes durable: word, and the time up to which.
     pending: HashMap<Core, HashMap<u64, u64>>,
+    /// Behind a page cache: how many words, from the start, are worked on in a mirror.
+    mirrored: Option<u64>,
 }
 
 impl Cells {
@@ -113,7 +115,17 @@ impl Cells {
             durable: Words::new(words),
             outstanding: BTreeMap::new(),
             pending: HashMap::new(),
+            mirrored: None,
         }
+    }
+
+    /// From now on as a file behind the page cache, whose first bytes are worked on in a mirror.
+    pub(crate) fn put_behind_page_cache(&mut self, mirrored: u64) {
+        self.mirrored = Some(mirrored / 8);
+    }
+
+    pub(crate) fn is_behind_page_cache(&self) -> bool {
+        self.mirrored.is_some()
     }
 
     pub(crate) fn size(&self) -> u64 {
@@ -163,8 +175,19 @@ impl Cells {
         }
     }
 
-    /// Makes what this core flushed and streamed durable.
+    /// Makes what this core flushed and streamed durable; behind a page cache, what all did.
     pub(crate) fn fence(&mut self, core: Core) {
+        if self.mirrored.is_some() {
+            for (word, upto) in self
+                .pending
+                .drain()
+                .flat_map(|(_, words)| words)
+                .collect::<Vec<_>>()
+            {
+                self.make_durable(word, upto);
+            }
+            return;
+        }
         for (word, upto) in self.pending.remove(&core).unwrap_or_default() {
             self.make_durable(word, upto);
         }
@@ -204,13 +227,54 @@ impl Cells {
         }
     }
 
+    /// Durable words, seen by all: what exchanging blocks leaves.
+    pub(crate) fn replace(&mut self, first: u64, words: &[u64]) {
+        for (word, &value) in (first..).zip(words) {
+            self.outstanding.remove(&word);
+            self.visible.set(word, value);
+            self.durable.set(word, value);
+        }
+    }
+
     /// The state another process finds after all that used the medium were killed: every store is
     /// there, and still outstanding; the write-backs that nobody fenced count for nothing.
+    ///
+    /// Behind a page cache the next one fills the mirror from the file: what was not flushed is gone.
+    /// What was, is in the file, and any later sync covers it.
     pub(crate) fn killed(&self) -> Self {
-        Self {
-            pending: HashMap::new(),
-            ..self.clone()
+        let mut killed = self.clone();
+        if self.mirrored.is_none() {
+            killed.pending.clear();
         }
+        let mirrored = self.mirrored.unwrap_or(0);
+        let unflushed: Vec<u64> = self
+            .outstanding
+            .range(..mirrored)
+            .map(|(&word, _)| word)
+            .collect();
+        for word in unflushed {
+            killed.forget_after(word, self.captured(word));
+        }
+        killed
+    }
+
+    /// When the newest version of a word that a flush captured was stored; 0 for none.
+    fn captured(&self, word: u64) -> u64 {
+        let captured = self.pending.values().filter_map(|words| words.get(&word));
+        captured.copied().max().unwrap_or(0)
+    }
+
+    fn forget_after(&mut self, word: u64, upto: u64) {
+        let Some(versions) = self.outstanding.get_mut(&word) else {
+            return;
+        };
+        versions.retain(|version| version.at <= upto);
+        let value = versions.last().map(|version| version.value);
+        if versions.is_empty() {
+            self.outstanding.remove(&word);
+        }
+        self.visible
+            .set(word, value.unwrap_or_else(|| self.durable.get(word)));
     }
 
     /// The outstanding lines. Version `n` of a line is its contents after its `n`th store.
@@ -268,6 +332,7 @@ impl Cells {
             durable,
             outstanding: BTreeMap::new(),
             pending: HashMap::new(),
+            mirrored: self.mirrored,
         }
     }
 

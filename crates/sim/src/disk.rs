@@ -226,6 +226,16 @@ pub(crate) struct Disk {
     name_changes: Vec<(u64, NameChange)>,
     /// Blocks nobody has, when the disk is finite.
     free: Option<u64>,
+    /// What ranges of the medium held before exchanges that are not certainly durable, oldest first.
+    exchanged: Vec<Exchanged>,
+}
+
+/// Words of the medium from before an exchange.
+#[derive(Clone)]
+struct Exchanged {
+    at: u64,
+    first_word: u64,
+    words: Arc<[u64]>,
 }
 
 impl Disk {
@@ -238,6 +248,7 @@ impl Disk {
             durable_names: BTreeMap::new(),
             name_changes: Vec::new(),
             free: None,
+            exchanged: Vec::new(),
         }
     }
 
@@ -418,6 +429,42 @@ impl Disk {
         }
     }
 
+    /// Pages of a file become `contents`, and what the medium had in return is remembered, in one
+    /// journaled step.
+    pub(crate) fn exchange_with_medium(
+        &mut self,
+        file: u64,
+        page: u64,
+        contents: Vec<Content>,
+        first_word: u64,
+        words: Vec<u64>,
+        at: u64,
+    ) {
+        self.journal.push(at);
+        for (page, content) in (page..).zip(contents) {
+            self.file(file).set_page(page, at, true, content);
+        }
+        self.exchanged.push(Exchanged {
+            at,
+            first_word,
+            words: words.into(),
+        });
+    }
+
+    /// Words of the medium that a power cut brings back, those of the oldest exchange last.
+    pub(crate) fn brought_back(&self, units: &[Unit], picks: &[Pick]) -> Vec<(u64, Arc<[u64]>)> {
+        let journal = units
+            .iter()
+            .zip(picks)
+            .find(|(unit, _)| unit.place == Place::Journal)
+            .map_or(Taken::NONE, |(unit, pick)| Taken::of(unit, *pick));
+        let undone = |exchanged: &&Exchanged| exchanged.at > journal.upto;
+        let newest_first = self.exchanged.iter().rev().filter(undone);
+        newest_first
+            .map(|exchanged| (exchanged.first_word, Arc::clone(&exchanged.words)))
+            .collect()
+    }
+
     /// The kernel writes a file's dirty pages out before it clones or exchanges them.
     pub(crate) fn write_out(&mut self, file: u64, pages: std::ops::Range<u64>) {
         for (_, page) in self.file(file).pages.range_mut(pages) {
@@ -440,6 +487,7 @@ impl Disk {
 
     fn commit(&mut self, upto: u64) {
         self.journal.retain(|&at| at > upto);
+        self.exchanged.retain(|exchanged| exchanged.at > upto);
         for inode in self.files.values_mut() {
             inode.size.commit(upto);
             for page in inode.pages.values_mut() {
@@ -511,6 +559,7 @@ impl Disk {
             names,
             name_changes: Vec::new(),
             free: self.free,
+            exchanged: Vec::new(),
         };
         for (&file, inode) in &self.files {
             let size = inode

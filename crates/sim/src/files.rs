@@ -96,6 +96,16 @@ impl World {
     }
 }
 
+fn words_of(content: &Content) -> Vec<u64> {
+    let words = bytes_of(content);
+    let words = words.chunks_exact(8).map(|word| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(word);
+        u64::from_le_bytes(bytes)
+    });
+    words.collect()
+}
+
 impl SimFile {
     /// Names the file for ever; never used again for another one.
     pub fn handle(&self) -> u64 {
@@ -115,6 +125,38 @@ impl SimFile {
         })?;
         self.clone_extents(offset, len, &|state, nth| {
             state.medium_page(from / PAGE + nth)
+        })
+    }
+
+    /// Exchanges a range of the file with one of the machine's medium, as with a pool's file.
+    pub fn exchange_with_medium(&self, offset: u64, from: u64, len: u64) -> Result<(), Errno> {
+        let inside = |start: u64, size: u64| start.checked_add(len).is_some_and(|end| end <= size);
+        let aligned = [offset, from, len].iter().all(|at| at.is_multiple_of(PAGE));
+        let size = self.world.look(|state| state.cells.size());
+        if !aligned || !inside(offset, self.size()?) || !inside(from, size) {
+            return Err(Errno::INVAL);
+        }
+        self.change(|state| {
+            state.cells.settle_range(from, len);
+            state.disk.write_out(self.file, Self::pages(offset, len));
+            Ok(())
+        })?;
+        self.change(|state| {
+            let first = offset / PAGE;
+            let pages = len / PAGE;
+            let staged = (0..pages).map(|nth| state.medium_page(from / PAGE + nth));
+            let staged: Vec<Content> = staged.collect();
+            let given: Vec<u64> = (first..first + pages)
+                .flat_map(|page| words_of(&state.disk.page(self.file, page)))
+                .collect();
+            let words = from / 8..(from + len) / 8;
+            let before = words.clone().map(|word| state.cells.load(word)).collect();
+            let at = state.tick();
+            state
+                .disk
+                .exchange_with_medium(self.file, first, staged, words.start, before, at);
+            state.cells.replace(words.start, &given);
+            Ok(())
         })
     }
 

@@ -9,6 +9,7 @@
 //!   recovery on each (and crashes inside the recovery too), and asks a judge. A failure prints one
 //!   string that [`replay`] turns back into the same state.
 //! - [`torture`] and the `adit-torture` binary: real processes, real files, real `SIGKILL`.
+#![allow(clippy::disallowed_types)] // Tests only: nothing here runs inside a program.
 
 mod cells;
 mod choice;

@@ -138,6 +138,18 @@ impl Medium for SimMedium {
         let core = core_of(self.core);
         self.world.event(|state| state.cells.fence(core));
     }
+
+    fn order(&self) {
+        if self.fence_is_slow() {
+            self.world.event(|_| ());
+        } else {
+            self.fence();
+        }
+    }
+
+    fn fence_is_slow(&self) -> bool {
+        self.world.look(|state| state.cells.is_behind_page_cache())
+    }
 }
 
 /// The part of one word that a byte range covers.

@@ -108,7 +108,10 @@ impl Snapshot {
         }
         history.crashes.push(Crash::Power);
         let picks: Vec<Pick> = choice.picks(&units.all, seed);
-        let cells = self.cells.crashed(&units.all, &picks);
+        let mut cells = self.cells.crashed(&units.all, &picks);
+        for (first, words) in self.disk.brought_back(&units.all, &picks) {
+            cells.replace(first, &words);
+        }
         let disk = self.disk.crashed(&units.all, &picks);
         World::from_parts(cells, disk, history, self.clock, self.boot + 1)
     }
@@ -219,6 +222,14 @@ impl World {
     /// One thread may play several cores or processes, which keeps a run repeatable.
     pub fn medium_on_core(&self, core: u32) -> SimMedium {
         SimMedium::of(self.clone(), Some(core))
+    }
+
+    /// Makes the medium a file behind the page cache (`cached`), whose first `mirrored` bytes processes
+    /// work on in a mirror: only a fence makes anything durable, an order does not; a fence makes durable
+    /// what any process has flushed or streamed; and when all processes die, what was stored to the
+    /// mirrored bytes without being flushed is gone.
+    pub fn put_behind_page_cache(&self, mirrored: u64) {
+        self.adjust(|state| state.cells.put_behind_page_cache(mirrored));
     }
 
     /// Names the current boot: changes with every loss of power, not with the death of processes.

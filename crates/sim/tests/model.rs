@@ -360,6 +360,36 @@ fn an_exchange_happens_to_both_files_or_to_none() {
 }
 
 #[test]
+fn an_exchange_with_the_medium_happens_to_both_or_to_none() {
+    let left = left_at_end(
+        8192,
+        |world| {
+            let file = world.setup(|| file_of(world, "f", &[7, 7]));
+            let medium = world.medium();
+            world.setup(|| medium.write_streaming(4096, &[9; 4096]).unwrap());
+            medium.store(4096, 1).unwrap();
+            file.exchange_with_medium(4096, 4096, 4096).unwrap();
+            // On the block that the file had.
+            medium.store(4104, 2).unwrap();
+        },
+        |world| (pages(world, "f").0, words(world, [4096, 4104, 4112])),
+    );
+    let (seven, nine) = (0x0707_0707_0707_0707, 0x0909_0909_0909_0909);
+    let torn = |file: Vec<u8>| (file, [seven, seven, seven]);
+    // The file's page holds the first store, made before the exchange wrote the page out.
+    let first = [[1; 1].as_slice(), &[0; 7]].concat();
+    assert_eq!(first, 1_u64.to_le_bytes());
+    assert_eq!(
+        left,
+        set([
+            (vec![7, 7], [1, nine, nine]),
+            torn(vec![7, 1]),
+            (vec![7, 1], [seven, 2, seven]),
+        ])
+    );
+}
+
+#[test]
 fn a_clone_happens_extent_by_extent_in_order() {
     let left = left_at_end(
         64,

@@ -43,10 +43,13 @@ fn plain_writers_lose_nothing() {
         .split(|c: char| !c.is_ascii_digit())
         .flat_map(str::parse)
         .collect();
-    let [80, acknowledged, 0, killed] = numbers[..] else {
+    let [80, acknowledged, 0, killed, outsiders] = numbers[..] else {
         panic!("{said}")
     };
-    assert!(acknowledged > 1000 && killed > 20, "{said}");
+    assert!(
+        acknowledged > 1000 && killed > 20 && outsiders > 0,
+        "{said}"
+    );
     assert_eq!(
         std::fs::read_dir(&dir.0).unwrap().count(),
         0,
@@ -57,8 +60,14 @@ fn plain_writers_lose_nothing() {
 #[test]
 fn planted_losses_are_noticed_in_every_pattern() {
     let plants = [
-        ("lose", &["append", "overwrite", "mixed", "counter"][..]),
-        ("corrupt", &["append", "overwrite", "mixed", "counter"]),
+        (
+            "lose",
+            &["append", "overwrite", "mixed", "counter", "staged", "group"][..],
+        ),
+        (
+            "corrupt",
+            &["append", "overwrite", "mixed", "counter", "staged", "group"],
+        ),
         ("seek", &["append"]),
     ];
     for (plant, patterns) in plants {
@@ -107,6 +116,11 @@ fn bad_arguments_are_explained() {
         (&["--pattern", "tartan"], "no pattern"),
         (&["--preload", "/nowhere/lib.so"], "no such library"),
         (&["--what", "1"], "unknown argument"),
+        (&["--mode", "careless"], "no mode"),
+        (
+            &["--dir", ".", "--adit", "/nowhere/adit"],
+            "no such command",
+        ),
     ] {
         let output = torture(&Dir::new("bad"), arguments);
         assert_eq!(output.status.code(), Some(2));

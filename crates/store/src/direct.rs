@@ -43,6 +43,11 @@ const SMALLEST_WINDOW: u64 = 256 << 20;
 /// Files beyond this are left to the kernel.
 const LARGEST_WINDOW: u64 = 8 << 40;
 
+/// Files that a process has windows for at a time. Each takes two mappings or more of the 65,530 that the kernel
+/// allows it, and a program whose own `mmap` fails is broken: most of them are left to it.
+const MOST_WINDOWS: u32 = 8192;
+static WINDOWS: AtomicU32 = AtomicU32::new(0);
+
 /// Overwrites of at least this many bytes bypass the cache also where nothing needs to be durable:
 /// the program has the bytes in its cache already, and a plain store would first read the old ones.
 const STREAMED: usize = 2048;
@@ -89,6 +94,24 @@ pub struct DirectFile {
     kind: MediumKind,
     writable: bool,
     adoption: Adoption,
+    _one: OneWindow,
+}
+
+/// One of [`MOST_WINDOWS`].
+#[derive(Debug)]
+struct OneWindow;
+
+impl OneWindow {
+    fn take() -> Option<Self> {
+        let one = Self;
+        (WINDOWS.fetch_add(1, Ordering::Relaxed) < MOST_WINDOWS).then_some(one)
+    }
+}
+
+impl Drop for OneWindow {
+    fn drop(&mut self) {
+        WINDOWS.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// One word per chunk of the window: bytes (in units of 64) that the kernel moved there, or a state.
@@ -162,7 +185,9 @@ impl DirectFile {
         if len > LARGEST_WINDOW {
             return None;
         }
+        let one = OneWindow::take()?;
         Some(Self {
+            _one: one,
             chunks: Chunks::new(len / CHUNK)?,
             window: Window::reserve(usize::try_from(len).ok()?).ok()?,
             size: AtomicU64::new(size),

@@ -2,6 +2,8 @@
 
 pub mod direct;
 pub mod monitor;
+pub mod pools;
+pub mod recovery;
 pub mod registry;
 pub mod staged;
 #[cfg(test)]

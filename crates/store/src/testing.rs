@@ -85,15 +85,14 @@ pub(crate) fn open_rw(path: &Path) -> std::fs::File {
     options.read(true).write(true).open(path).expect("open")
 }
 
-/// Waits until something holds, or panics after ten seconds.
+/// Waits until something holds, or panics after a minute, which is long on the busiest machine.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    for _ in 0..1000 {
-        if holds() {
-            return;
-        }
+    let begun = std::time::Instant::now();
+    while !holds() {
+        let waited = begun.elapsed();
+        assert!(waited.as_secs() < 60, "never happened: {what}");
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    panic!("never happened: {what}");
 }
 
 /// A helper process: this test binary, told to run one ignored test, which is its `main`.
@@ -139,11 +138,30 @@ impl Helper {
         }
     }
 
+    /// Sends the helper a signal.
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = i32::try_from(self.child.id()).expect("pid");
+        let pid = rustix::process::Pid::from_raw(pid).expect("pid");
+        rustix::process::kill_process(pid, signal).expect("kill");
+    }
+
     /// Lets the helper go on past its [`listen`].
     pub(crate) fn go_on(&mut self) {
+        self.tell("go");
+    }
+
+    /// Gives the helper a word for its [`listen`].
+    pub(crate) fn tell(&mut self, word: &str) {
         let stdin = self.stdin.as_mut().expect("stdin");
-        stdin.write_all(b"go\n").expect("write");
+        stdin.write_all(word.as_bytes()).expect("write");
+        stdin.write_all(b"\n").expect("write");
         stdin.flush().expect("flush");
+    }
+
+    /// Gives a word, and waits for the answer.
+    pub(crate) fn ask(&mut self, word: &str, answer: &str) {
+        self.tell(word);
+        self.wait_for(answer);
     }
 
     /// Kills the helper with SIGKILL and reaps it.
@@ -176,11 +194,12 @@ pub(crate) fn say(word: &str) {
     std::io::stdout().flush().expect("flush");
 }
 
-/// Waits for the test; ends the helper when the test is gone.
-pub(crate) fn listen() {
+/// Waits for a word of the test; ends the helper when the test is gone.
+pub(crate) fn listen() -> String {
     let mut line = String::new();
     let read = std::io::stdin().read_line(&mut line).expect("read");
     if read == 0 {
         std::process::exit(0);
     }
+    line.trim_end().to_owned()
 }

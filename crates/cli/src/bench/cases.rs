@@ -1,4 +1,4 @@
-//! The measurements of suite posix.
+//! The measurements of suite posix, and what the other suites measure with.
 
 use std::path::Path;
 use std::sync::Barrier;
@@ -19,11 +19,11 @@ pub(crate) struct Goal {
     pub(crate) most: f64,
 }
 
-const fn of_raw(most: f64) -> Option<Goal> {
+pub(super) const fn of_raw(most: f64) -> Option<Goal> {
     Some(Goal { of_raw: true, most })
 }
 
-const fn of_kernel(most: f64) -> Option<Goal> {
+pub(super) const fn of_kernel(most: f64) -> Option<Goal> {
     Some(Goal {
         of_raw: false,
         most,
@@ -44,8 +44,8 @@ pub(crate) struct Case<'a> {
     pub(crate) goal: Option<Goal>,
 }
 
-const PAGE: usize = 4096;
-const LINE: usize = 64;
+pub(super) const PAGE: usize = 4096;
+pub(super) const LINE: usize = 64;
 /// Larger than any cache, so that copies cost what they cost in real use.
 const BIG: usize = 128 << 20;
 const THREAD_FILE: usize = 32 << 20;
@@ -55,7 +55,7 @@ const SMALL_OPERATIONS: usize = 100_000;
 const FIRST_USE: usize = 2_000;
 
 /// Times `operations` calls.
-fn per_operation(operations: usize, mut call: impl FnMut(usize)) -> f64 {
+pub(super) fn per_operation(operations: usize, mut call: impl FnMut(usize)) -> f64 {
     let begun = Instant::now();
     for i in 0..operations {
         call(i);
@@ -64,14 +64,17 @@ fn per_operation(operations: usize, mut call: impl FnMut(usize)) -> f64 {
 }
 
 /// Times something that does `operations` and whatever belongs to them.
-fn timed(operations: usize, all: impl FnOnce() -> Result<(), String>) -> Result<f64, String> {
+pub(super) fn timed(
+    operations: usize,
+    all: impl FnOnce() -> Result<(), String>,
+) -> Result<f64, String> {
     let begun = Instant::now();
     all()?;
     Ok(begun.elapsed().as_nanos() as f64 / operations as f64)
 }
 
 /// The same pseudo-random places for every side: multiples of `step` below `len`.
-fn places(count: usize, len: usize, step: usize) -> Vec<u64> {
+pub(super) fn places(count: usize, len: usize, step: usize) -> Vec<u64> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let slots = (len / step) as u64;
     (0..count)
@@ -87,7 +90,7 @@ fn places(count: usize, len: usize, step: usize) -> Vec<u64> {
 /// What the cases share: files and places, made once.
 pub(crate) struct Stage {
     scratch: Scratch,
-    medium: Medium,
+    pub(super) medium: Medium,
     big: std::path::PathBuf,
     pages: Vec<u64>,
     lines: Vec<u64>,
@@ -104,6 +107,16 @@ impl Stage {
             pages: places(BIG / PAGE, BIG, PAGE),
             lines: places(SMALL_OPERATIONS, BIG, LINE),
         })
+    }
+
+    /// Where a file of this name would be.
+    pub(super) fn path(&self, name: &str) -> std::path::PathBuf {
+        self.scratch.0.join(name)
+    }
+
+    /// A written file of `len` bytes.
+    pub(super) fn file(&self, name: &str, len: usize) -> Result<std::path::PathBuf, String> {
+        self.scratch.file(name, len)
     }
 
     fn in_place(&self) -> bool {
@@ -399,7 +412,7 @@ fn threaded<'a>(
 
 /// Wall time per operation of all threads together, from the first one's start to the last one's
 /// end. The threads take these times themselves: whoever waits for them may be woken late.
-fn together<T: Sync>(files: &[T], count: usize, call: Call<T>) -> f64 {
+pub(super) fn together<T: Sync>(files: &[T], count: usize, call: Call<T>) -> f64 {
     const EACH: usize = THREAD_FILE / PAGE;
     let all = places(EACH * count, THREAD_FILE, PAGE);
     let barrier = Barrier::new(count);
@@ -519,7 +532,7 @@ fn doors(stage: &Stage) -> Result<Vec<Case<'_>>, String> {
 }
 
 /// Opens past the library.
-fn plain(path: &Path, flags: libc::c_int) -> Result<Plain, String> {
+pub(super) fn plain(path: &Path, flags: libc::c_int) -> Result<Plain, String> {
     Libc::find()?.open(path, flags)
 }
 
@@ -544,7 +557,7 @@ fn use_up_credit(adit: &Adit) {
 /// A buffer that begins on a page. Copies to and from memory that does not even begin on a cache
 /// line cost up to a third more, and the sides must not differ by what the allocator gave them.
 #[derive(Clone)]
-struct Buffer {
+pub(super) struct Buffer {
     page: Box<Aligned>,
     len: usize,
 }
@@ -566,17 +579,17 @@ impl std::ops::DerefMut for Buffer {
     }
 }
 
-fn buffer(len: usize) -> Buffer {
+pub(super) fn buffer(len: usize) -> Buffer {
     Buffer {
         page: Box::new(Aligned([0x5a; PAGE])),
         len: len.min(PAGE),
     }
 }
 
-fn page() -> Buffer {
+pub(super) fn page() -> Buffer {
     buffer(PAGE)
 }
 
-fn remove(path: &Path) {
+pub(super) fn remove(path: &Path) {
     let _ = std::fs::remove_file(path);
 }

@@ -34,6 +34,12 @@ pub(crate) struct Report {
     /// Whether the library served the measured process. Without it no row means anything.
     pub(crate) library_active: bool,
     pub(crate) rows: Vec<Row>,
+    /// What was not measured, and what it needs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) skipped: Vec<String>,
+    /// What went wrong, and where; it has no rows.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) failed: Vec<String>,
 }
 
 /// The middle value.
@@ -68,7 +74,8 @@ impl Row {
         let adit_to_raw = fastest.and_then(|raw| ratio(&measured.adit, raw));
         let goal = measured.goal.map(|goal| {
             let whose = if goal.of_raw { "raw" } else { "kernel" };
-            format!("<= {} x {whose}", goal.most)
+            let most = (goal.most * 1000.0).round() / 1000.0;
+            format!("<= {most} x {whose}")
         });
         let met = measured.goal.and_then(|goal| {
             let reached = if goal.of_raw {
@@ -127,7 +134,8 @@ const HEADINGS: [&str; 8] = [
 impl Report {
     /// Whether every goal was met by numbers that mean something.
     pub(crate) fn all_met(&self) -> bool {
-        self.library_active && self.rows.iter().all(|row| row.met != Some(false))
+        let met = self.rows.iter().all(|row| row.met != Some(false));
+        self.library_active && self.failed.is_empty() && met
     }
 
     fn title(&self) -> String {
@@ -145,20 +153,15 @@ impl Report {
             table.row(row.cells());
         }
         table.print();
+        self.remarks().for_each(|remark| println!("{remark}"));
     }
 
-    /// One page without anything to load.
-    pub(crate) fn html(&self) -> String {
-        let mut page = String::from(
-            "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>Adit</title>\n<style>\
-             body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem}\
-             table{border-collapse:collapse;width:100%}\
-             td,th{padding:.3rem .6rem;border-bottom:1px solid #8884;text-align:right}\
-             td:first-child,th:first-child{text-align:left}\
-             .bar{display:block;height:.4rem;background:#3a7}\
-             .over .bar{background:#c63}.no{color:#c33;font-weight:bold}\
-             small{color:#777}</style>\n<h1>Adit beside the kernel and the raw copy</h1>\n",
-        );
+    fn remarks(&self) -> impl Iterator<Item = String> {
+        let skipped = self.skipped.iter().map(|what| format!("skipped {what}"));
+        skipped.chain(self.failed.iter().map(|what| format!("FAILED {what}")))
+    }
+
+    fn html(&self, page: &mut String) {
         let _ = writeln!(page, "<p>{}</p>", escape(&self.title()));
         page.push_str("<table><tr>");
         for heading in HEADINGS {
@@ -166,17 +169,34 @@ impl Report {
         }
         page.push_str("<th>adit as a share of the kernel's time</th></tr>\n");
         for row in &self.rows {
-            row.html(&mut page);
+            row.html(page);
         }
-        page.push_str(
-            "</table>\n<p><small>Times are nanoseconds per operation. All sides ran in \
-                       turn in one process on descriptors of the same file: adit through the \
-                       preloaded functions, the kernel through libc's own; ratios are medians of \
-                       the rounds' ratios. Hover over an operation to see what its raw limit \
-                       is.</small></p></html>\n",
-        );
-        page
+        page.push_str("</table>\n");
+        for remark in self.remarks() {
+            let _ = writeln!(page, "<p>{}</p>", escape(&remark));
+        }
     }
+}
+
+/// One page without anything to load.
+pub(crate) fn html(reports: &[Report]) -> String {
+    let mut page = String::from(
+        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>Adit</title>\n<style>\
+         body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem}\
+         table{border-collapse:collapse;width:100%}\
+         td,th{padding:.3rem .6rem;border-bottom:1px solid #8884;text-align:right}\
+         td:first-child,th:first-child{text-align:left}\
+         .bar{display:block;height:.4rem;background:#3a7}\
+         .over .bar{background:#c63}.no{color:#c33;font-weight:bold}\
+         small{color:#777}</style>\n<h1>Adit beside the kernel and the raw copy</h1>\n",
+    );
+    reports.iter().for_each(|report| report.html(&mut page));
+    page.push_str(
+        "<p><small>Times are nanoseconds per operation. All sides of a row ran in turn: adit through the \
+         preloaded functions, the kernel through libc's own; ratios are medians of the rounds' ratios. \
+         Hover over an operation to see what its raw limit is.</small></p></html>\n",
+    );
+    page
 }
 
 impl Row {
@@ -278,11 +298,10 @@ mod tests {
                 most: 1.3,
             },
         ));
-        let page = Report {
+        let page = html(&[Report {
             rows: row.into_iter().collect(),
             ..Report::default()
-        }
-        .html();
+        }]);
         assert!(page.contains("read &lt;big&gt;") && !page.contains("read <big>"));
     }
 }

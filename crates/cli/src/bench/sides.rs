@@ -79,6 +79,12 @@ impl Adit {
         // SAFETY: takes no memory.
         unsafe { libc::lseek(self.0, 0, libc::SEEK_SET) };
     }
+
+    /// `fsync`.
+    pub(crate) fn sync(&self) {
+        // SAFETY: takes no memory.
+        expect(unsafe { libc::fsync(self.0) } as isize, 0);
+    }
 }
 
 impl Drop for Adit {
@@ -109,6 +115,8 @@ pub(crate) struct Libc {
     pread: unsafe extern "C" fn(libc::c_int, *mut libc::c_void, usize, i64) -> isize,
     pwrite: unsafe extern "C" fn(libc::c_int, *const libc::c_void, usize, i64) -> isize,
     lseek: unsafe extern "C" fn(libc::c_int, i64, libc::c_int) -> i64,
+    fsync: unsafe extern "C" fn(libc::c_int) -> libc::c_int,
+    fdatasync: unsafe extern "C" fn(libc::c_int) -> libc::c_int,
 }
 
 impl Libc {
@@ -134,6 +142,8 @@ impl Libc {
             symbol(c"pread64")?,
             symbol(c"pwrite64")?,
             symbol(c"lseek64")?,
+            symbol(c"fsync")?,
+            symbol(c"fdatasync")?,
         );
         // SAFETY: the functions of these names have these types in every libc.
         unsafe {
@@ -170,6 +180,14 @@ impl Libc {
                     *mut libc::c_void,
                     unsafe extern "C" fn(libc::c_int, i64, libc::c_int) -> i64,
                 >(found.7),
+                fsync: std::mem::transmute::<
+                    *mut libc::c_void,
+                    unsafe extern "C" fn(libc::c_int) -> libc::c_int,
+                >(found.8),
+                fdatasync: std::mem::transmute::<
+                    *mut libc::c_void,
+                    unsafe extern "C" fn(libc::c_int) -> libc::c_int,
+                >(found.9),
             })
         }
     }
@@ -232,6 +250,18 @@ impl Plain {
     pub(crate) fn rewind(&self) {
         // SAFETY: libc's lseek; takes no memory.
         unsafe { (self.1.lseek)(self.0, 0, libc::SEEK_SET) };
+    }
+
+    /// `fsync`.
+    pub(crate) fn sync(&self) {
+        // SAFETY: libc's fsync; takes no memory.
+        expect(unsafe { (self.1.fsync)(self.0) } as isize, 0);
+    }
+
+    /// `fdatasync`.
+    pub(crate) fn sync_data(&self) {
+        // SAFETY: libc's fdatasync; takes no memory.
+        expect(unsafe { (self.1.fdatasync)(self.0) } as isize, 0);
     }
 
     /// Reserves blocks behind the end, as the raw limit of an append.
@@ -403,7 +433,8 @@ impl Scratch {
     /// A directory of our own in `dir`.
     pub(crate) fn new(dir: &Path) -> Result<Self, String> {
         let path = dir.join(format!("adit-bench-{}", std::process::id()));
-        std::fs::create_dir(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        std::fs::create_dir(&path)
+            .map_err(|e| format!("{}: {}", path.display(), crate::failure::said(&e)))?;
         Ok(Self(path))
     }
 
@@ -436,7 +467,8 @@ impl Drop for Scratch {
 fn expect(result: isize, len: usize) {
     assert!(
         result == len as isize,
-        "a call moved {result} of {len} bytes"
+        "a call moved {result} of {len} bytes: {}",
+        std::io::Error::last_os_error()
     );
 }
 

@@ -1,13 +1,12 @@
 //! The measuring process: it runs under the library and writes one JSON line per case.
 
 use std::io::Write;
-use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::cases::{Case, GROUPS, Goal, Stage};
-use super::sides;
-use crate::args::BenchWorkerArgs;
+use super::{sides, staged};
+use crate::args::{BenchWorkerArgs, Suite};
 use crate::doctor;
 use crate::failure::{Failure, NO, Outcome};
 
@@ -44,20 +43,27 @@ pub(crate) fn work(args: &BenchWorkerArgs) -> Outcome {
     }
     let medium = doctor::medium_of(&args.dir);
     say(&Line::Medium(medium.name().to_owned()));
-    measure(&args.dir, medium, args.rounds).map_err(|what| {
-        Failure::new(what).next("give bench a directory with 300 MB free: --dir DIR")
+    measure(args, medium).map_err(|what| {
+        Failure::new(what).next("bench needs a directory with 300 MB free: --dir DIR")
     })?;
     Ok(0)
 }
 
-fn measure(dir: &Path, medium: adit_pmem::MediumKind, rounds: u32) -> Result<(), String> {
-    let stage = Stage::new(dir, medium)?;
-    for group in GROUPS {
-        for case in group(&stage)? {
-            say(&Line::Measured(alternate(case, rounds)?));
+fn measure(args: &BenchWorkerArgs, medium: adit_pmem::MediumKind) -> Result<(), String> {
+    let stage = Stage::new(&args.dir, medium)?;
+    let measure = |case| alternate(case, args.rounds).map(|it| say(&Line::Measured(it)));
+    match args.suite {
+        Suite::Posix => GROUPS
+            .iter()
+            .try_for_each(|group| group(&stage)?.into_iter().try_for_each(measure)),
+        Suite::Apps => Err("programs are not measured by this process".into()),
+        suite => {
+            staged::check(&stage)?;
+            staged::groups(suite)
+                .iter()
+                .try_for_each(|group| group(&stage)?.into_iter().try_for_each(measure))
         }
     }
-    Ok(())
 }
 
 /// Runs the sides in turn, beginning with another one in each round, so that whatever else the

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::args::DemoArgs;
+use crate::args::{DemoArgs, Mode};
 use crate::doctor;
 use crate::failure::{Failure, NO, Outcome};
 use crate::output::{self, Progress, Table};
@@ -49,10 +49,16 @@ struct Row {
 pub(crate) fn demo(args: &DemoArgs) -> Outcome {
     let cases = chosen(&args.only)?;
     let program = std::env::current_exe()?;
-    check_library(&program)?;
+    check_library(&program, args.mode)?;
     let dirs = directories(&args.dir)?;
-    let prefix: Vec<&OsStr> = ["run", "--require", "--"].iter().map(OsStr::new).collect();
-    let prefix: Vec<&OsStr> = [program.as_os_str()].into_iter().chain(prefix).collect();
+    // In the other modes this would also refuse files that cannot be staged, as every script has some.
+    let require = (args.mode == Mode::Posix).then_some("--require");
+    let prefix: Vec<&OsStr> = [program.as_os_str()]
+        .into_iter()
+        .chain(["run", "--mode", args.mode.name()].map(OsStr::new))
+        .chain(require.map(OsStr::new))
+        .chain([OsStr::new("--")])
+        .collect();
     let progress = Progress::new();
     let mut rows = Vec::new();
     for dir in &dirs {
@@ -88,9 +94,9 @@ fn chosen(only: &[String]) -> Result<Vec<&'static Case>, Failure> {
 }
 
 /// A comparison of the kernel with itself would show that all is well.
-fn check_library(program: &Path) -> Result<(), Failure> {
+fn check_library(program: &Path, mode: Mode) -> Result<(), Failure> {
     let mut probe = std::process::Command::new(program);
-    run::under_library(probe.arg("served"))?;
+    run::under_library(probe.arg("served"), mode)?;
     if probe.status()?.success() {
         return Ok(());
     }
@@ -167,7 +173,8 @@ fn compare_sides(
         .collect();
     let path = dir.join(format!("adit-demo-{}-{name}", std::process::id()));
     std::fs::create_dir(&path).map_err(|e| {
-        Failure::new(format!("{}: {e}", path.display())).next("name a directory with --dir")
+        Failure::new(format!("{}: {}", path.display(), crate::failure::said(&e)))
+            .next("name a directory with --dir")
     })?;
     let mut room = Room(path, false);
     judge(case, &mut row, &room.0, prefix, args)?;
@@ -310,6 +317,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("adit-demo-{}-{number}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         let args = DemoArgs {
+            mode: Mode::Posix,
             dir: Vec::new(),
             only: Vec::new(),
             rounds: 3,

@@ -1,7 +1,9 @@
 //! `adit doctor`: what Adit can promise for the files under a path, and why.
 
+mod device;
 mod probes;
 mod promises;
+mod staging;
 mod system;
 
 use std::path::{Path, PathBuf};
@@ -13,6 +15,7 @@ use crate::args::{DoctorArgs, Mode};
 use crate::failure::{Failure, NO, Outcome};
 use crate::output::{self, Table};
 use crate::run::library;
+use device::Device;
 use probes::Probe;
 use promises::Promise;
 use system::Limit;
@@ -24,6 +27,8 @@ struct Report {
     medium: &'static str,
     why: String,
     file_system: FileSystem,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    persistent_memory: Option<Device>,
     library: Option<PathBuf>,
     works: bool,
     promises: Vec<Promise>,
@@ -91,8 +96,26 @@ fn examine(path: &Path) -> Result<Report, Failure> {
     };
     let limits = system::limits();
     let library = library::find();
-    let (obstacle, advice) = obstacle(&found, &limits, &library);
+    let (obstacle, mut advice) = obstacle(&found, &limits, &library);
+    if found.shared_blocks_confuse_kernel() {
+        advice.push(
+            "before Linux 6.2 the kernel confuses mapped DAX pages that files share (it warns in dax_insert_entry): \
+             clone no files here, or make the file system with mkfs.xfs -m reflink=0, or take a newer kernel"
+                .into(),
+        );
+    }
     let promises = promises::all(found.detected.kind, obstacle.as_deref());
+    let device = Device::of(path);
+    let of_device = device
+        .as_ref()
+        .map(|device| device.advice(found.detected.kind, found.detected.reason))
+        .unwrap_or_default();
+    let staging = staging::obstacle(&dir, &found, &probes);
+    let promises = match (&staging, &obstacle) {
+        (Some(staging), None) => promises::without_staging(promises, &staging.why),
+        _ => promises,
+    };
+    let of_staging = staging.map(|staging| staging.next).into_iter().collect();
     Ok(Report {
         path: path.canonicalize().unwrap_or(dir),
         medium: found.detected.kind.name(),
@@ -104,8 +127,9 @@ fn examine(path: &Path) -> Result<Report, Failure> {
         not_probed,
         machine: machine(&found),
         file_system: file_system(found),
+        persistent_memory: device,
         limits,
-        advice,
+        advice: [advice, of_device, of_staging].concat(),
     })
 }
 
@@ -194,6 +218,9 @@ fn print(report: &Report) {
         output::bytes(fs.available_bytes),
         output::bytes(fs.total_bytes)
     );
+    if let Some(device) = &report.persistent_memory {
+        println!("  {}", in_words(device));
+    }
     match &report.library {
         Some(library) => println!("  library {}", library.display()),
         None => println!("  library not found"),
@@ -219,15 +246,30 @@ fn print(report: &Report) {
     }
 }
 
+fn in_words(device: &Device) -> String {
+    let namespace = match device.namespace {
+        device::Namespace::Fsdax => "fsdax",
+        device::Namespace::Raw => "raw",
+        device::Namespace::Sector => "sector",
+    };
+    format!(
+        "persistent memory {}: namespace {namespace}, direct access {}, aligned for huge pages {}",
+        device.name,
+        yes(device.dax),
+        yes(device.aligned)
+    )
+}
+
 fn print_probes(report: &Report) {
     if let Some(why) = &report.not_probed {
         println!("The file system was not probed: {why}");
         return;
     }
-    let mut table = Table::new(&["tried", "works", "used for", "why not"]);
+    let mut table = Table::new(&["tried", "works", "since Linux", "used for", "why not"]);
     for probe in &report.probes {
         let why = probe.why.as_deref().unwrap_or("");
-        table.row([probe.name, yes(probe.works), probe.used_for, why]);
+        let works = yes(probe.works);
+        table.row([probe.name, works, probe.since, probe.used_for, why]);
     }
     table.print();
 }

@@ -27,6 +27,8 @@ pub(crate) struct Probe {
     /// Why not, in the kernel's words.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) why: Option<String>,
+    /// The first kernel that has it, on one file system at least.
+    pub(crate) since: &'static str,
     /// What Adit uses it for.
     pub(crate) used_for: &'static str,
 }
@@ -44,57 +46,71 @@ pub(crate) fn all(dir: &Path) -> Result<Vec<Probe>, String> {
     let first =
         file().map_err(|e| format!("no file can be made in {}: {}", dir.display(), plain(&e)))?;
     drop(first);
-    let probe = |name, used_for, trial: &dyn Fn() -> Result<Trial, Error>| {
+    let probe = |name, since, used_for, trial: &dyn Fn() -> Result<Trial, Error>| {
         let result = trial().unwrap_or_else(|e| Err(plain(&e)));
         Probe {
             name,
             works: result.is_ok(),
             why: result.err(),
+            since,
             used_for,
         }
     };
     Ok(vec![
-        probe("MAP_SYNC", "durable stores (medium dax)", &|| {
+        probe("MAP_SYNC", "4.15", "durable stores (medium dax)", &|| {
             Ok(map_sync(&file()?))
         }),
         probe(
             "shared mapping",
+            "2.6",
             "reads and overwrites as loads and stores",
             &|| Ok(shared_mapping(&file()?)),
         ),
         probe(
             "MADV_POPULATE_READ",
+            "5.14",
             "filling a mapping in one call",
             &|| Ok(populate(&file()?)),
         ),
         probe(
             "fallocate KEEP_SIZE",
+            "2.6.23",
             "blocks reserved ahead of appenders",
             &|| Ok(reserve(&file()?)),
         ),
         probe(
             "F_SETLEASE",
+            "2.4",
             "staging where outsiders are kept waiting",
             &|| Ok(lease(dir)),
         ),
         probe(
             "RWF_NOAPPEND",
+            "6.9",
             "publishing through an O_APPEND description",
             &|| Ok(no_append(&file()?)),
         ),
-        probe("FICLONERANGE", "relinking staged pages", &|| {
+        probe("FICLONERANGE", "4.5", "relinking staged pages", &|| {
             Ok(clone_range(&file()?, &file()?))
         }),
         probe(
             "exchange-range",
+            "6.10",
             "relinking staged pages atomically",
             &|| Ok(exchange_range(&file()?, &file()?)),
         ),
-        probe("file handles", "naming files in records", &|| {
+        probe("file handles", "2.6.39", "naming files in records", &|| {
             Ok(handle(&file()?))
         }),
         probe(
+            "huge mapping",
+            "4.6",
+            "fewer faults on DAX and on tmpfs with huge pages",
+            &|| Ok(huge_mapping(&file()?)),
+        ),
+        probe(
             "PAGEMAP_SCAN",
+            "6.7",
             "finding the modified pages of regions",
             &|| Ok(pagemap_scan()),
         ),
@@ -137,16 +153,23 @@ fn named(dir: &Path) -> Result<(File, std::path::PathBuf), Error> {
 }
 
 /// A mapping that goes away with this value.
-struct Mapped(*mut libc::c_void);
+struct Mapped {
+    at: *mut libc::c_void,
+    len: usize,
+}
 
 impl Mapped {
     fn new(file: &File, flags: libc::c_int) -> Result<Self, String> {
+        Self::of(file, LEN, flags)
+    }
+
+    fn of(file: &File, len: usize, flags: libc::c_int) -> Result<Self, String> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice disturbs no other.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                LEN,
+                len,
                 protection,
                 flags,
                 file.as_raw_fd(),
@@ -156,7 +179,7 @@ impl Mapped {
         if base == libc::MAP_FAILED {
             Err(last())
         } else {
-            Ok(Self(base))
+            Ok(Self { at: base, len })
         }
     }
 }
@@ -164,7 +187,7 @@ impl Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: exactly the range that `new` mapped, and nobody keeps a pointer into it.
-        unsafe { libc::munmap(self.0, LEN) };
+        unsafe { libc::munmap(self.at, self.len) };
     }
 }
 
@@ -177,7 +200,7 @@ pub(super) fn map_sync(file: &File) -> Trial {
 fn shared_mapping(file: &File) -> Trial {
     let mapped = Mapped::new(file, libc::MAP_SHARED)?;
     // SAFETY: the first byte of a mapping of a file that is LEN bytes long and has no other user.
-    unsafe { mapped.0.cast::<u8>().write_volatile(0xa5) };
+    unsafe { mapped.at.cast::<u8>().write_volatile(0xa5) };
     let mut byte = [0u8; 1];
     file.read_exact_at(&mut byte, 0).map_err(|e| plain(&e))?;
     if byte == [0xa5] {
@@ -190,7 +213,43 @@ fn shared_mapping(file: &File) -> Trial {
 fn populate(file: &File) -> Trial {
     let mapped = Mapped::new(file, libc::MAP_SHARED)?;
     // SAFETY: the range is exactly the mapping's.
-    done(unsafe { libc::madvise(mapped.0, LEN, libc::MADV_POPULATE_READ) })
+    done(unsafe { libc::madvise(mapped.at, LEN, libc::MADV_POPULATE_READ) })
+}
+
+/// Whether one fault maps 2 MB: counted, because no kernel says so of every file system.
+fn huge_mapping(file: &File) -> Trial {
+    const HUGE: usize = 2 << 20;
+    const MOST_FAULTS: i64 = 8;
+    let len = 4 * HUGE;
+    // SAFETY: takes no memory.
+    done(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len as libc::off_t) })?;
+    let mapped = Mapped::of(file, len, libc::MAP_SHARED)?;
+    let base = mapped.at.cast::<u8>();
+    let first = base.align_offset(HUGE);
+    let whole = (len - first) / HUGE;
+    let faults = (0..whole).map(|i| {
+        let before = faults_so_far();
+        for page in (0..HUGE).step_by(PAGE) {
+            // SAFETY: inside the mapping, as `whole` counts only what lies in it entirely; the file is
+            // as long and has no other user.
+            unsafe { base.add(first + i * HUGE + page).write_volatile(1) };
+        }
+        faults_so_far() - before
+    });
+    match faults.min() {
+        Some(few) if few <= MOST_FAULTS => Ok(()),
+        Some(many) => Err(format!("2 MB take {many} faults")),
+        None => Err("no mapping was aligned".into()),
+    }
+}
+
+fn faults_so_far() -> i64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the structure has the layout of the call; all zero is a valid one.
+    unsafe {
+        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
+        usage.assume_init().ru_minflt
+    }
 }
 
 fn reserve(file: &File) -> Trial {
@@ -276,7 +335,11 @@ fn exchange_range(first: &File, second: &File) -> Trial {
 }
 
 fn handle(file: &File) -> Trial {
-    crate::handle::of(file).map(drop).map_err(|e| plain(&e))
+    // SAFETY: the file is open for as long as it is borrowed.
+    let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(file.as_raw_fd()) };
+    adit_store::staged::handle_of(fd)
+        .map(drop)
+        .map_err(crate::failure::words)
 }
 
 fn pagemap_scan() -> Trial {

@@ -29,20 +29,45 @@ pub(crate) fn all(medium: Medium, obstacle: Option<&str>) -> Vec<Promise> {
 }
 
 fn promise(mode: Mode, medium: Medium, obstacle: Option<&str>) -> Promise {
-    let works = mode.available() && obstacle.is_none();
-    let why = match (mode.available(), obstacle) {
-        (false, _) => "not in this version: adit run refuses it".to_owned(),
-        (true, Some(obstacle)) => obstacle.to_owned(),
-        (true, None) => served(medium).to_owned(),
+    let why = match (obstacle, mode) {
+        (Some(obstacle), _) => obstacle.to_owned(),
+        (None, Mode::Posix) if medium == Medium::Dax => served(medium).to_owned() + STAGED_APPENDS,
+        (None, Mode::Posix) => served(medium).to_owned(),
+        (None, _) => format!(
+            "new bytes go to a pool while no one else has the file open; else {}",
+            mode.without_staging()
+        ),
     };
     Promise {
         mode,
-        works,
+        works: obstacle.is_none(),
         durable: durable(mode, medium).into(),
         atomic: atomic(mode).into(),
         why,
     }
 }
+
+/// What is left of the promises where nothing can be staged. The kernel keeps what mode `sync` says; what
+/// the other two say, it does not.
+pub(crate) fn without_staging(promises: Vec<Promise>, why: &str) -> Vec<Promise> {
+    let less = |promise: Promise| match promise.mode {
+        Mode::Posix => Promise {
+            why: promise.why.replace(STAGED_APPENDS, ""),
+            ..promise
+        },
+        mode => Promise {
+            mode,
+            works: mode == Mode::Sync,
+            atomic: atomic(Mode::Posix).into(),
+            why: format!("nothing is staged: {why}; {}", mode.without_staging()),
+            ..promise
+        },
+    };
+    promises.into_iter().map(less).collect()
+}
+
+/// What mode `posix` does with a pool on DAX.
+const STAGED_APPENDS: &str = ", many appends to a pool first";
 
 fn served(medium: Medium) -> &'static str {
     match medium {
@@ -79,15 +104,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_posix_works_and_nothing_works_against_an_obstacle() {
+    fn every_mode_works_and_nothing_works_against_an_obstacle() {
         for medium in [Medium::Dax, Medium::Ram, Medium::Cached] {
-            let working: Vec<Mode> = all(medium, None)
-                .iter()
-                .filter(|p| p.works)
-                .map(|p| p.mode)
-                .collect();
-            assert_eq!(working, [Mode::Posix]);
+            let promises = all(medium, None);
+            assert!(promises.iter().all(|p| p.works));
+            for promise in promises.iter().filter(|p| p.mode != Mode::Posix) {
+                // What is not staged is never passed over.
+                assert!(promise.why.contains(promise.mode.without_staging()));
+            }
         }
         assert!(all(Medium::Other, Some("no")).iter().all(|p| !p.works));
+    }
+
+    #[test]
+    fn nothing_is_atomic_where_nothing_is_staged() {
+        let left = without_staging(all(Medium::Cached, None), "no pool");
+        let works: Vec<bool> = left.iter().map(|p| p.works).collect();
+        assert_eq!(works, [true, true, false, false]);
+        assert!(left.iter().all(|p| p.atomic == left[0].atomic));
+        assert!(left[1..].iter().all(|p| p.why.contains("no pool")));
+        assert!(!left[0].why.contains("no pool"));
+        let dax = all(Medium::Dax, None);
+        assert!(dax[0].why.contains(STAGED_APPENDS));
+        assert!(!without_staging(dax, "no pool")[0].why.contains("pool"));
     }
 }

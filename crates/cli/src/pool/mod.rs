@@ -3,6 +3,7 @@
 mod recover;
 mod show;
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use adit_pool::layout::Geometry;
@@ -42,9 +43,26 @@ fn failure(file: &Path, error: &Error) -> Failure {
 
 /// Says, for `adit run --pool`, what is wrong with a pool.
 pub(crate) fn usable(file: &Path) -> Result<(), Failure> {
-    PoolFile::open_read_only(file)
-        .map(drop)
-        .map_err(|e| failure(file, &e))
+    let opened = PoolFile::open_read_only(file);
+    opened.map(drop).map_err(|error| {
+        // Whose it is and who may open it matters once it is a pool.
+        if is_pool(file) {
+            return failure(file, &error);
+        }
+        Failure::new(format!(
+            "{}: this is not a pool, the file in which Adit keeps what programs have written until it is \
+             in their files",
+            file.display()
+        ))
+        .next("leave --pool out, or make one with a name of its own: adit pool create FILE")
+    })
+}
+
+/// Whether a file that can be read begins as a pool does.
+fn is_pool(file: &Path) -> bool {
+    let mut start = [0; 8];
+    let read = std::fs::File::open(file).and_then(|mut file| file.read_exact(&mut start));
+    read.is_err() || u64::from_le_bytes(start) == adit_pool::layout::MAGIC
 }
 
 fn create(file: &Path, size: u64) -> Outcome {

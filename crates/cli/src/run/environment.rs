@@ -43,6 +43,11 @@ impl Environment {
     /// the program starts.
     pub(crate) fn describe(&mut self, args: &RunArgs) {
         self.set("ADIT_MODE", args.mode.name());
+        self.set("ADIT_COMMIT", args.commit.name());
+        self.set(
+            "ADIT_APPENDS",
+            super::appends::resolved(args.appends).name(),
+        );
         if args.require {
             self.set("ADIT_REQUIRE", "1");
         } else {
@@ -57,6 +62,10 @@ impl Environment {
         }
         if let Some(dir) = &args.runtime_dir {
             self.set("ADIT_RUNTIME_DIR", dir);
+        }
+        // What the library starts when it needs a monitor and there is none any more.
+        if let Ok(own) = std::env::current_exe() {
+            self.set("ADIT_BIN", own);
         }
     }
 
@@ -84,6 +93,7 @@ impl Environment {
     /// that the programs this one starts agree with what was decided for it.
     pub(crate) fn without_library(&mut self, library: Option<&Path>) {
         self.remove("ADIT_MODE");
+        self.remove("ADIT_BIN");
         let (Some(library), Some(before)) = (library, self.get(PRELOAD)) else {
             return;
         };

@@ -9,6 +9,7 @@
 //! returns, and it returns only when it failed.
 #![allow(unsafe_code)]
 
+mod appends;
 mod elf;
 mod environment;
 pub(crate) mod library;
@@ -17,41 +18,79 @@ mod target;
 
 use std::convert::Infallible;
 use std::ffi::{CString, OsStr, OsString};
+use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-use crate::args::{Mode, RunArgs};
+use adit_store::recovery;
+
+use crate::args::{Appends, Mode, RunArgs};
 use crate::failure::{Failure, Outcome, RUN_FAILED, RUN_NOT_EXECUTABLE, RUN_NOT_FOUND, words};
 use crate::runtime;
 use environment::Environment;
 use target::{Judgement, Why};
 
+pub(crate) use monitor::OFF as NO_MONITOR;
+
 /// Becomes the program.
 pub(crate) fn run(mut args: RunArgs) -> Outcome {
-    refuse_unkept_promises(args.mode)?;
     check_directories(&mut args)?;
     let name = &args.command[0];
     let mut environment = Environment::inherited();
     let file = find(name, environment.get("PATH"))?;
     let judgement = target::judge(&file);
+    admit_declarations(&args);
+    recover(&args);
     prepare(&mut environment, &args, &judgement)?;
     exec(&file, &args.command, &environment).map(|never| match never {})
 }
 
-/// A mode that this version does not have is refused: running with less than was asked for
-/// without saying so would be a broken promise.
-fn refuse_unkept_promises(mode: Mode) -> Result<(), Failure> {
-    if mode.available() {
-        return Ok(());
+/// Before a program reads anything, what dead ones staged goes into its files. A look at each listed
+/// pool that was left clean is all that this costs.
+fn recover(args: &RunArgs) {
+    let Ok(dir) = runtime::directory(args.runtime_dir.as_deref()) else {
+        return;
+    };
+    for pool in recovery::recover_listed(&runtime::pools(&dir)) {
+        let path = pool.path.display();
+        let (what, why, next) = match pool.result {
+            Err(error) => (
+                "nothing is recovered from this pool, or staged beside it",
+                error.to_string(),
+                "check",
+            ),
+            Ok(done) => {
+                say(args, || {
+                    format!("{path}: {} files recovered", done.published.len())
+                });
+                let waits = |kept: &&recovery::Kept| !kept.needs_nobody();
+                match done.kept.iter().find(waits) {
+                    Some(kept) => (
+                        "staged bytes are still in the pool",
+                        kept.reason.to_string(),
+                        "recover",
+                    ),
+                    None => continue,
+                }
+            }
+        };
+        // Not into an output that something else may read: it is no fault of this program's.
+        if args.verbose || std::io::stderr().is_terminal() {
+            eprintln!("adit: {path}: {what}: {why}\n  next: adit pool {next} {path}");
+        }
     }
-    Err(Failure::new(format!(
-        "this version cannot keep the promise of mode {}, and does not run with a weaker one",
-        mode.name()
-    ))
-    .next("use --mode posix, and fsync where the program needs durability")
-    .code(RUN_FAILED))
+}
+
+/// Whoever declares directories expects something of it. To stage a file that others have open as well,
+/// all programs under Adit would have to share what is staged, and they do not.
+fn admit_declarations(args: &RunArgs) {
+    if !args.paths.is_empty() && (args.verbose || std::io::stderr().is_terminal()) {
+        eprintln!(
+            "adit: --path has no effect yet: a file is staged only while nobody else has it open"
+        );
+    }
 }
 
 /// Declared directories must exist, and are passed on as absolute paths, because the programs
@@ -76,6 +115,17 @@ fn check_directories(args: &mut RunArgs) -> Result<(), Failure> {
         *dir = found;
     }
     if let Some(pool) = &mut args.pool {
+        if pool.is_dir() {
+            let what = format!(
+                "--pool {}: a pool is a file, this is a directory",
+                pool.display()
+            );
+            let next = format!(
+                "leave --pool out, or make one in it: adit pool create {}",
+                pool.join("pool").display()
+            );
+            return Err(Failure::new(what).next(next).code(RUN_FAILED));
+        }
         let Some(found) = pool.canonicalize().ok().filter(|p| p.is_file()) else {
             return Err(
                 Failure::new(format!("--pool {}: no such pool file", pool.display()))
@@ -150,9 +200,33 @@ fn prepare(
             args.mode.name()
         )
     });
-    if let Err(why) = monitor::start(args.runtime_dir.as_deref()) {
-        say(args, || format!("the monitor could not be started: {why}"));
+    let awaited = args.mode != Mode::Posix || args.appends == Appends::Staged;
+    match monitor::start(args.runtime_dir.as_deref(), awaited) {
+        Err(why) => without_monitor(args, &why),
+        Ok(()) => Ok(()),
     }
+}
+
+/// Files are staged only with a monitor. In mode posix nobody misses it but the times of files; in the
+/// others a promise hangs on it, so its absence is never passed over in silence.
+fn without_monitor(args: &RunArgs, why: &str) -> Result<(), Failure> {
+    if args.mode == Mode::Posix {
+        say(args, || format!("no monitor: {why}"));
+        return Ok(());
+    }
+    let what = format!(
+        "mode {} needs the monitor, and there is none: {why}",
+        args.mode.name()
+    );
+    if args.require {
+        return Err(Failure::new(what)
+            .next("name a directory of your own with --runtime-dir DIR")
+            .code(RUN_FAILED));
+    }
+    eprintln!(
+        "adit: {what}\n  what happens: {}",
+        args.mode.without_staging()
+    );
     Ok(())
 }
 
@@ -169,7 +243,9 @@ fn run_without(
             .next("run it without --require to let it use the kernel directly")
             .code(RUN_FAILED));
     }
-    say(args, || format!("running without Adit: {reason}"));
+    if args.verbose || args.mode != Mode::Posix {
+        eprintln!("adit: running without Adit: {reason}");
+    }
     // A static program never loads it, but the programs it starts may. Any other kind would load
     // it, or complain.
     if why == Why::Static
@@ -188,18 +264,32 @@ pub(crate) fn is_installed(name: &str) -> bool {
     find(name.as_ref(), std::env::var_os("PATH").as_deref()).is_ok()
 }
 
-/// Lets a command of our own run under the library in mode posix, as `adit run` would.
-pub(crate) fn under_library(command: &mut std::process::Command) -> Result<(), Failure> {
+/// Lets a command of our own run under the library, as `adit run` would.
+pub(crate) fn under_library(
+    command: &mut std::process::Command,
+    mode: Mode,
+) -> Result<(), Failure> {
+    let directory = std::env::var_os("ADIT_RUNTIME_DIR").map(PathBuf::from);
     let library = library::find()?;
     let mut environment = Environment::inherited();
     environment.preload(&library);
     let preload = environment.get(environment::PRELOAD).unwrap_or_default();
     command
         .env(environment::PRELOAD, preload)
-        .env("ADIT_MODE", Mode::Posix.name());
+        .env("ADIT_MODE", mode.name())
+        .env("ADIT_APPENDS", appends::resolved(asked_appends()).name());
     // A measurement or comparison goes on without the monitor; what it adds is then missing.
-    let _ = monitor::start(None);
+    let _ = monitor::start(directory.as_deref(), mode != Mode::Posix);
     Ok(())
+}
+
+/// What a surrounding `adit run`, or the user, has said.
+fn asked_appends() -> Appends {
+    let asked = std::env::var("ADIT_APPENDS");
+    let known = asked
+        .ok()
+        .and_then(|name| <Appends as clap::ValueEnum>::from_str(&name, true).ok());
+    known.unwrap_or(Appends::Auto)
 }
 
 fn say(args: &RunArgs, text: impl FnOnce() -> String) {

@@ -10,8 +10,10 @@
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use adit_store::registry::RuntimeDir;
 
@@ -28,29 +30,102 @@ struct Prepared {
     variables: Vec<CString>,
 }
 
+/// How long a new monitor may take until it answers.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How often one is started: it may be killed before it has a standby.
+const ATTEMPTS: u32 = 3;
+
 /// Makes sure that a monitor serves the directory for as long as this process lives, whatever it
-/// becomes, unless the user forbade it. Nothing durable depends on it, so a failure is not one of
-/// ours: the reason is returned for `--verbose`.
-pub(crate) fn start(runtime_dir: Option<&Path>) -> Result<(), String> {
+/// becomes, unless the user forbade it. Returns why there is none. Where it is `awaited`, because files are
+/// staged at once, it answers when this returns: a program that opens a file before that would have it refused.
+pub(crate) fn start(runtime_dir: Option<&Path>, awaited: bool) -> Result<(), String> {
     if std::env::var_os(OFF).is_some_and(|value| !value.is_empty()) {
-        return Ok(());
+        let forbidden = || Err(format!("{OFF} is set"));
+        return if awaited { forbidden() } else { Ok(()) };
     }
     let dir = runtime::directory(runtime_dir).map_err(|failure| failure.what)?;
     let pid = std::process::id();
     if adit_store::monitor::join(&dir, pid) {
         return Ok(());
     }
+    // The monitor serves all programs of the user: it must not be held to the limits of the first.
+    if let Some(limit) = limited() {
+        let why = || {
+            Err(format!(
+                "one started here would be under this program's {limit}"
+            ))
+        };
+        return if awaited { why() } else { Ok(()) };
+    }
     let prepared = prepare(&dir, pid).ok_or("its command line cannot be formed")?;
+    if !awaited {
+        return launch(&prepared);
+    }
+    for _ in 0..ATTEMPTS {
+        launch(&prepared)?;
+        if answers(&dir, pid) {
+            return Ok(());
+        }
+    }
+    Err("it was started and does not answer".to_owned())
+}
+
+fn launch(prepared: &Prepared) -> Result<(), String> {
     // SAFETY: one thread (see the module), and the child only runs `middle`, which never returns.
     let child = unsafe { libc::fork() };
     match child {
         -1 => Err(std::io::Error::last_os_error().to_string()),
-        0 => middle(&prepared),
+        0 => middle(prepared),
         child => {
             reap(child);
             Ok(())
         }
     }
+}
+
+/// The limits under which no pool can be mapped, made larger or recovered.
+const DECISIVE: [(Resource, &str); 3] = [
+    (Resource::As, "limit on memory (ulimit -v)"),
+    (Resource::Data, "limit on data (ulimit -d)"),
+    (Resource::Fsize, "limit on file sizes (ulimit -f)"),
+];
+
+/// A limit that a new process could not lift itself.
+fn limited() -> Option<&'static str> {
+    let limited = |resource| getrlimit(resource).maximum.is_some();
+    let found = DECISIVE
+        .into_iter()
+        .find(|(resource, _)| limited(*resource));
+    found.map(|(_, name)| name)
+}
+
+/// Lifts what limits only the program, as far as that may be done.
+fn lift_limits() {
+    for resource in [
+        Resource::As,
+        Resource::Data,
+        Resource::Fsize,
+        Resource::Nofile,
+    ] {
+        let limit = getrlimit(resource);
+        let most = Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        };
+        let _ = setrlimit(resource, most);
+    }
+}
+
+/// Whether it answers in time.
+fn answers(dir: &RuntimeDir, pid: u32) -> bool {
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        if adit_store::monitor::join(dir, pid) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    false
 }
 
 fn prepare(dir: &RuntimeDir, pid: u32) -> Option<Prepared> {
@@ -117,7 +192,8 @@ fn become_monitor(prepared: &Prepared) -> ! {
 }
 
 /// Gives up everything the monitor inherited from the program: its descriptors (a pipe held open
-/// would keep a reader waiting), its directory, its mask and its signal dispositions.
+/// would keep a reader waiting), its directory, its limits, its mask and its
+/// signal dispositions.
 fn leave_the_program_behind() {
     if let Ok(null) = rustix::fs::open(c"/dev/null", OFlags::RDWR, Mode::empty()) {
         let _ = rustix::stdio::dup2_stdin(&null);
@@ -137,6 +213,7 @@ fn leave_the_program_behind() {
             libc::signal(signal, libc::SIG_DFL);
         }
     }
+    lift_limits();
     let _ = rustix::process::chdir(c"/");
     rustix::process::umask(Mode::from_raw_mode(0o077));
 }

@@ -73,7 +73,7 @@ impl Drop for Scratch {
     }
 }
 
-/// `adit` with these arguments in a clean environment with the built library and no monitor.
+/// `adit` with these arguments in a clean environment with the built library, no monitor and no pools.
 pub fn adit<const N: usize>(arguments: [&str; N]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_adit"));
     for (name, _) in std::env::vars_os() {
@@ -84,6 +84,11 @@ pub fn adit<const N: usize>(arguments: [&str; N]) -> Command {
     command
         .env("ADIT_LIB", library())
         .env("ADIT_NO_MONITOR", "1")
+        // No list of the user's pools: what is in these is none of the tests' business.
+        .env(
+            "XDG_STATE_HOME",
+            concat!(env!("CARGO_TARGET_TMPDIR"), "/no-state"),
+        )
         .args(arguments);
     command
 }

@@ -81,6 +81,14 @@ pub(crate) fn wants_monitor(name: &str) -> bool {
     source_of(name).contains("// run: adit\n")
 }
 
+/// Whether a program is judged in a mode: it may say that it asks for what the mode does not promise.
+pub(crate) fn judges(name: &str, mode: &str) -> bool {
+    let text = source_of(name);
+    text.lines()
+        .find_map(|line| line.strip_prefix("// not in mode: "))
+        .is_none_or(|modes| !modes.split(' ').any(|other| other == mode))
+}
+
 /// The options of the tmpfs on which a program wants to run.
 pub(crate) fn wants_mount(name: &str) -> Option<String> {
     let text = source_of(name);
@@ -97,14 +105,22 @@ pub(crate) fn may_mount() -> bool {
     tried.is_ok_and(|said| said.status.success())
 }
 
+/// Whether a program runs once more with its streams served, which `posix` mode leaves to libc.
+pub(crate) fn wants_streams(name: &str) -> bool {
+    source_of(name).contains("// streams: served\n")
+}
+
 fn source_of(name: &str) -> String {
     std::fs::read_to_string(source_path(name)).expect("the program's source")
 }
 
 fn source_path(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("c")
-        .join(format!("{name}.c"))
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("c");
+    let cpp = dir.join(format!("{name}.cc"));
+    if cpp.exists() {
+        return cpp;
+    }
+    dir.join(format!("{name}.c"))
 }
 
 /// The library under test, built once when no one names another.
@@ -229,14 +245,20 @@ pub(crate) fn compile(name: &str) -> Option<PathBuf> {
         std::process::id(),
         std::thread::current().id()
     ));
-    let mut gcc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "gcc".into()));
+    let source_kind = source.extension().unwrap_or_default();
+    let (variable, usual) = if source_kind == "cc" {
+        ("CXX", "g++")
+    } else {
+        ("CC", "gcc")
+    };
+    let mut gcc = Command::new(std::env::var_os(variable).unwrap_or_else(|| usual.into()));
     gcc.args(["-O1", "-g", "-D_GNU_SOURCE", "-D_FORTIFY_SOURCE=2", "-w"]);
     if library {
         gcc.args(["-shared", "-fPIC"]);
     }
     gcc.arg("-o").arg(&own).arg(&source).args(wish("// link: "));
     let Ok(said) = gcc.stdin(Stdio::null()).output() else {
-        println!("SKIP {name}: there is no C compiler");
+        println!("SKIP {name}: there is no {usual}");
         return None;
     };
     assert!(
@@ -279,6 +301,7 @@ pub(crate) fn run(program: &Path, dir: &Path, side: &str, env: &[(String, String
         "ADIT_MODE",
         "ADIT_ADOPT_BYTES",
         "ADIT_ADOPT_PERCENT",
+        "ADIT_STDIO",
     ] {
         command.env_remove(key);
     }

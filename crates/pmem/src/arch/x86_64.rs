@@ -47,6 +47,20 @@ macro_rules! routine {
     };
 }
 
+/// One aligned line, word by word: what was just put together of words is not yet one piece that a wider
+/// load could take from the store buffer.
+macro_rules! words_of_a_line {
+    ($store:literal) => {
+        words_of_a_line!($store, "0", "8", "16", "24", "32", "40", "48", "56")
+    };
+    ($store:literal, $($at:literal),*) => {
+        concat!($(
+            "mov rax, qword ptr [rsi + ", $at, "]\n",
+            $store, " qword ptr [rdi + ", $at, "], rax\n",
+        )*)
+    };
+}
+
 /// Copies of less than 16 bytes, by two overlapping moves of the greatest power of two that fits.
 macro_rules! copy_under_16 {
     ($name:literal) => {
@@ -604,6 +618,16 @@ global_asm!(concat!(
     "xor eax, eax\n",
     "ret\n",
 
+    routine!("adit_pmem_copy_line"),
+    words_of_a_line!("mov"),
+    "xor eax, eax\n",
+    "ret\n",
+
+    routine!("adit_pmem_stream_line"),
+    words_of_a_line!("movnti"),
+    "xor eax, eax\n",
+    "ret\n",
+
     routine!("adit_pmem_probe"),
     "movzx eax, byte ptr [rdi]\n",
     "ret\n",
@@ -670,6 +694,8 @@ unsafe extern "C" {
     pub(crate) fn adit_pmem_load(at: *const u64, into: *mut u64) -> u32;
     pub(crate) fn adit_pmem_store(at: *mut u64, value: u64) -> u32;
     pub(crate) fn adit_pmem_compare_exchange(at: *mut u64, value: *mut u64, new: u64) -> u32;
+    pub(crate) fn adit_pmem_copy_line(dst: *mut u8, src: *const u8) -> u32;
+    pub(crate) fn adit_pmem_stream_line(dst: *mut u8, src: *const u8) -> u32;
     pub(crate) fn adit_pmem_probe(at: *const u8) -> u32;
 
     static adit_pmem_plain_start: u8;

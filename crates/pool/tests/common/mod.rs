@@ -88,12 +88,6 @@ pub fn apply<M: Medium>(pool: &Pool<M>, replay: &Replay, base: &mut Vec<u8>) -> 
             file_offset,
             pool_offset,
             len,
-        }
-        | ReplayOp::Exchange {
-            file_offset,
-            pool_offset,
-            len,
-            ..
         } => {
             let end = file_offset as usize + len as usize;
             assert!(end < 1 << 30, "tests write small files");
@@ -102,6 +96,9 @@ pub fn apply<M: Medium>(pool: &Pool<M>, replay: &Replay, base: &mut Vec<u8>) -> 
             }
             pool.medium()
                 .read(pool_offset, &mut base[file_offset as usize..end])?;
+        }
+        ReplayOp::Relinked { file_offset, len } => {
+            assert!(base.len() as u64 >= file_offset + u64::from(len));
         }
         ReplayOp::Truncate { size } => base.resize(size as usize, 0),
         ReplayOp::Zero { file_offset, len } => {

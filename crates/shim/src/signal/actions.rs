@@ -1,17 +1,18 @@
 //! The calls by which a program sets and reads dispositions.
 //!
 //! For SIGBUS and SIGSEGV they act on the program's wish once our handler is in front. For every
-//! other signal they are libc's, except that a handler's mask keeps SIGBUS and SIGSEGV open once
-//! files are served, so that a handler may be served too; the program still reads back what it set.
+//! other signal they are libc's, except that where files are staged a handler stands behind
+//! [`engine`]'s, and that a handler's mask keeps SIGBUS and SIGSEGV open once files are served, so
+//! that a handler may be served too; the program still reads back what it set.
 //!
 //! # Safety
 //! C entry points: pointers are the program's and are read and written as libc would, which follows
 //! them without asking.
 #![allow(unsafe_code)]
 
-use super::{Handler, READY, Wish, exchange, libc_sigaction, put_in_front, wish_of};
+use super::{Handler, READY, Wish, engine, exchange, libc_sigaction, put_in_front, wish_of};
 use crate::real::call_real;
-use crate::{process, table};
+use crate::{init, process, table};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -80,16 +81,21 @@ pub(crate) extern "C" fn sigaction(
     // SAFETY: null or the program's action, which libc would read as well.
     let new = unsafe { new.as_ref() }.copied();
     let mut before = super::no_action();
-    let result = if wish_of(signal).is_some() {
-        fault_action(signal, new.as_ref(), &mut before)
-    } else {
-        other_action(signal, new.as_ref(), &mut before)
-    };
+    let result = set(signal, new.as_ref(), &mut before);
     if result == 0 && !old.is_null() {
         // SAFETY: where libc would write.
         unsafe { old.write(before) };
     }
     result
+}
+
+/// Sets or only reads the disposition of a signal, as the program sees it.
+fn set(signal: c_int, new: Option<&libc::sigaction>, old: &mut libc::sigaction) -> c_int {
+    if wish_of(signal).is_some() {
+        fault_action(signal, new, old)
+    } else {
+        other_action(signal, new, old)
+    }
 }
 
 fn native(signal: c_int, new: Option<&libc::sigaction>, old: &mut libc::sigaction) -> c_int {
@@ -134,7 +140,7 @@ fn other_action(signal: c_int, new: Option<&libc::sigaction>, old: &mut libc::si
     if let Some(action) = kernel.as_mut().filter(|_| serving) {
         FAULTS.into_iter().for_each(|fault| let_go(action, fault));
     }
-    let result = native(signal, kernel.as_ref(), old);
+    let result = in_front(signal, kernel, old);
     if result == 0 {
         for (fault, _) in FAULTS.into_iter().zip(masked).filter(|&(_, masked)| masked) {
             hold(old, fault);
@@ -149,7 +155,26 @@ fn other_action(signal: c_int, new: Option<&libc::sigaction>, old: &mut libc::si
     result
 }
 
-/// Sets a plain handler for SIGBUS or SIGSEGV in the ways of `signal` and its relatives.
+/// As [`native`], with [`engine`]'s handler in front of the program's where that is wanted. A vfork
+/// child has dispositions of its own, but what we know of them is its parent's.
+fn in_front(signal: c_int, mut new: Option<libc::sigaction>, old: &mut libc::sigaction) -> c_int {
+    let wrapped = new.as_mut().filter(|_| !process::in_vfork_child());
+    let change = engine::change(signal, wrapped);
+    let result = native(signal, new.as_ref(), old);
+    if result == 0 {
+        change.show_before(old);
+    } else {
+        change.undo();
+    }
+    result
+}
+
+/// Whether libc's own ways of setting this signal's disposition would go past us.
+fn is_ours(signal: c_int) -> bool {
+    wish_of(signal).is_some() || init::staging()
+}
+
+/// Sets a plain handler for a signal that is ours in the ways of `signal` and its relatives.
 fn plain(signal: c_int, handler: Handler, flags: c_int, hold_itself: bool) -> Handler {
     if handler == libc::SIG_ERR as Handler {
         crate::sys::set_errno(libc::EINVAL);
@@ -162,7 +187,7 @@ fn plain(signal: c_int, handler: Handler, flags: c_int, hold_itself: bool) -> Ha
         hold(&mut new, signal);
     }
     let mut old = super::no_action();
-    match fault_action(signal, Some(&new), &mut old) {
+    match set(signal, Some(&new), &mut old) {
         0 => old.sa_sigaction as Handler,
         _ => libc::SIG_ERR as Handler,
     }
@@ -170,7 +195,7 @@ fn plain(signal: c_int, handler: Handler, flags: c_int, hold_itself: bool) -> Ha
 
 /// `signal`: restarting, one signal at a time.
 pub(crate) extern "C" fn signal(signal: c_int, handler: Handler) -> Handler {
-    if wish_of(signal).is_some() {
+    if is_ours(signal) {
         let interrupts = INTERRUPTING.load(Ordering::Relaxed) & bit(signal) != 0;
         let flags = if interrupts { 0 } else { libc::SA_RESTART };
         return plain(signal, handler, flags, true);
@@ -183,7 +208,7 @@ pub(crate) extern "C" fn signal(signal: c_int, handler: Handler) -> Handler {
 
 /// `sysv_signal`: once, and open to itself.
 pub(crate) extern "C" fn sysv_signal(signal: c_int, handler: Handler) -> Handler {
-    if wish_of(signal).is_some() {
+    if is_ours(signal) {
         // glibc also sets a flag that the kernel of this architecture gives no meaning to.
         const SA_INTERRUPT: c_int = 0x2000_0000;
         let flags = libc::SA_RESETHAND | libc::SA_NODEFER | SA_INTERRUPT;
@@ -197,7 +222,7 @@ pub(crate) extern "C" fn sysv_signal(signal: c_int, handler: Handler) -> Handler
 
 /// `sigignore`.
 pub(crate) extern "C" fn sigignore(signal: c_int) -> c_int {
-    if wish_of(signal).is_some() {
+    if is_ours(signal) {
         let before = plain(signal, libc::SIG_IGN as Handler, 0, false);
         return if before == libc::SIG_ERR as Handler {
             -1
@@ -215,7 +240,7 @@ pub(crate) extern "C" fn sigignore(signal: c_int) -> c_int {
 pub(crate) extern "C" fn sigset(signal: c_int, handler: Handler) -> Handler {
     const SIG_HOLD: Handler = 2 as Handler;
     super::mask::forget();
-    if wish_of(signal).is_none() {
+    if !is_ours(signal) {
         if handler != SIG_HOLD {
             note_mask_of_plain(signal);
         }
@@ -225,7 +250,9 @@ pub(crate) extern "C" fn sigset(signal: c_int, handler: Handler) -> Handler {
     }
     let (how, before) = if handler == SIG_HOLD {
         let mut old = super::no_action();
-        fault_action(signal, None, &mut old);
+        if set(signal, None, &mut old) != 0 {
+            return libc::SIG_ERR as Handler;
+        }
         (libc::SIG_BLOCK, old.sa_sigaction as Handler)
     } else {
         (libc::SIG_UNBLOCK, plain(signal, handler, 0, false))
@@ -250,20 +277,29 @@ pub(crate) extern "C" fn sigset(signal: c_int, handler: Handler) -> Handler {
 }
 
 /// After `siginterrupt(signal, flag)`, which set the flag in the kernel's action and remembers it.
-pub(crate) extern "C" fn interrupts(signal: c_int, interrupt: c_int) {
+pub(crate) extern "C" fn interrupts(
+    signal: c_int,
+    interrupt: c_int,
+    _c: usize,
+    result: c_int,
+) -> c_int {
+    if interrupt != 0 {
+        INTERRUPTING.fetch_or(bit(signal), Ordering::Relaxed);
+    } else {
+        INTERRUPTING.fetch_and(!bit(signal), Ordering::Relaxed);
+    }
     if let Some(word) = wish_of(signal) {
         let restart = Wish::of(&libc::sigaction {
             sa_flags: libc::SA_RESTART,
             ..super::no_action()
         });
         if interrupt != 0 {
-            INTERRUPTING.fetch_or(bit(signal), Ordering::Relaxed);
             word.fetch_and(!restart.0, Ordering::SeqCst);
         } else {
-            INTERRUPTING.fetch_and(!bit(signal), Ordering::Relaxed);
             word.fetch_or(restart.0, Ordering::SeqCst);
         }
     }
+    result
 }
 
 /// Plain handlers of other signals have masks without the fault signals.

@@ -12,6 +12,7 @@
 #![allow(unsafe_code)]
 
 use crate::ofd::Offset;
+use crate::writer::Writer;
 use crate::{descriptors, fds, init, sys};
 use core::arch::{asm, global_asm, naked_asm};
 use core::ffi::c_int;
@@ -101,8 +102,9 @@ extern "C" fn admit(fd: c_int) -> usize {
     if ours && ask() {
         return 1;
     }
-    descriptors::hand_over(fd);
-    0
+    let _ = descriptors::hand_over(fd);
+    // A writer that the kernel has runs no guarded copies, and still adds to the kernel's promise.
+    usize::from(fds::promoted(fd).is_some_and(|ofd| ofd.writer().is_some_and(Writer::is_kernels)))
 }
 
 unsafe extern "C" {
@@ -157,7 +159,7 @@ pub(crate) unsafe extern "C" fn checkpoint() {
 
 /// libc's `pthread_testcancel`, unless there is no other thread that could have cancelled this one.
 #[unsafe(naked)]
-unsafe extern "C" fn testcancel() {
+pub(crate) unsafe extern "C" fn testcancel() {
     naked_asm!(
         "mov rax, qword ptr [rip + {single}@GOTPCREL]",
         "cmp byte ptr [rax], 0",

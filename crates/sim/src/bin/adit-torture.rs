@@ -7,12 +7,15 @@ use std::process::ExitCode;
 use adit_sim::torture::{self, Options, Pattern, Plant};
 
 const USAGE: &str = "\
-usage: adit-torture --dir DIR [--rounds N] [--seed S] [--pattern append|overwrite|mixed|counter]
+usage: adit-torture --dir DIR [--rounds N] [--seed S]
+                    [--pattern append|overwrite|mixed|counter|staged|group]
+                    [--mode posix|sync|atomic|strict|each [--adit COMMAND]]
                     [--preload LIBRARY] [--monitor-pid PID] [--monitor COMMAND] [--recover COMMAND]
-                    [--plant lose|seek|corrupt] [-- COMMAND...]
+                    [--plant lose|seek|corrupt|forget] [-- COMMAND...]
 
 Starts writers in DIR, kills them with SIGKILL at random instants, and checks that everything they
-had acknowledged is in the files. A COMMAND after -- is put in front of each writer (adit run --);
+had acknowledged is in the files. With --mode they run under `adit run`, whose monitor is stopped and
+killed as well; each: all modes in turn. A COMMAND after -- is put in front of each writer (adit run --);
 commands of options are split at spaces. Exit status 1 when anything is lost, 2 when it cannot run.";
 
 fn main() -> ExitCode {
@@ -85,6 +88,11 @@ fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
     if options.dir.as_os_str().is_empty() {
         return Err(String::from("--dir DIR is needed"));
     }
+    if let Some((command, _)) = &options.adit
+        && !command.is_file()
+    {
+        return Err(format!("{}: no such command", command.display()));
+    }
     Ok(options)
 }
 
@@ -110,6 +118,20 @@ fn set(options: &mut Options, flag: &str, value: OsString) -> Result<(), String>
                 return Err(format!("{}: no such library", path.display()));
             }
             options.preload = Some(path);
+        }
+        "--mode" => {
+            let mode = text()?;
+            if !["posix", "sync", "atomic", "strict", "each"].contains(&mode) {
+                return Err(format!("no mode {mode}"));
+            }
+            let beside = options.program.with_file_name("adit");
+            let command = options.adit.take().map_or(beside, |(command, _)| command);
+            options.adit = Some((command, mode.to_owned()));
+        }
+        "--adit" => {
+            let path = std::path::absolute(&value).map_err(|error| format!("{flag}: {error}"))?;
+            let mode = options.adit.take().map(|(_, mode)| mode);
+            options.adit = Some((path, mode.unwrap_or_else(|| String::from("posix"))));
         }
         "--monitor-pid" => {
             let pid = i32::try_from(number()?).map_err(|_| format!("{flag} needs a process id"))?;

@@ -98,6 +98,42 @@ pub(super) fn verify(bytes: &[u8], writers: &[Ended]) -> Result<(), String> {
     Ok(())
 }
 
+/// The records of `job` and of the outsider in a file that `job`'s writer is at work on: all that were
+/// acknowledged are there, in order, and what follows is the beginning of the next one.
+pub(super) fn count(bytes: &[u8], job: &Job, acknowledged: u64) -> Result<[u64; 2], String> {
+    let outsider = Job {
+        writer: super::trouble::OUTSIDER,
+        ..job.clone()
+    };
+    let jobs = [job, &outsider];
+    let mut found = [0; 2];
+    let mut at = 0;
+    while let Some((writer, sequence, len)) = parse(&bytes[at..]) {
+        let nth = jobs
+            .iter()
+            .position(|job| job.writer == writer)
+            .ok_or(format!("{at}: nobody's record"))?;
+        if sequence != found[nth] || record(jobs[nth], sequence) != bytes[at..at + len] {
+            return Err(format!(
+                "at {at}: record {sequence} of writer {writer} where {} should be",
+                found[nth]
+            ));
+        }
+        found[nth] += 1;
+        at += len;
+    }
+    if !record(job, found[0]).starts_with(&bytes[at..]) {
+        return Err(format!("at {at} of {}: not the next record", bytes.len()));
+    }
+    match found[0] < acknowledged {
+        true => Err(format!(
+            "{} records of writer {}, which had acknowledged {acknowledged}",
+            found[0], job.writer
+        )),
+        false => Ok(found),
+    }
+}
+
 /// The length of the leading part of an unfinished record that `bytes` starts with.
 fn leading_part(bytes: &[u8], unfinished: &mut BTreeMap<u64, Vec<u8>>) -> Option<usize> {
     let common = |record: &Vec<u8>| bytes.iter().zip(record).take_while(|(a, b)| a == b).count();

@@ -4,13 +4,20 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
+use std::process::ChildStdout;
 use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
+use rustix::process::Pid;
+
+use super::adit::{Adit, Role};
+use super::trouble::{self, Subject, Trouble};
 use super::writer::ACKNOWLEDGED;
-use super::{Defeat, Ended, Job, Options, Pattern, Summary};
-use super::{append, counter, mixed, overwrite};
+use super::{Defeat, Ended, Job, Options, Pattern, Plant, Summary};
+use super::{append, counter, group, mixed, overwrite};
 use crate::rng::Rng;
 
 /// A writer that takes longer hangs, most likely on something that a dead one held.
@@ -22,8 +29,18 @@ const ENDLESS: u64 = 60_000;
 pub fn run(options: &Options) -> Result<Summary, Defeat> {
     fs::create_dir_all(&options.dir)
         .map_err(|error| Defeat::Setup(format!("{}: {error}", options.dir.display())))?;
+    let adit = options
+        .adit
+        .as_ref()
+        .map(|(command, mode)| Adit::new(command, mode));
+    let adit = adit
+        .transpose()
+        .map_err(|error| Defeat::Setup(format!("no runtime directory: {error}")))?;
     let mut run = Run {
         options,
+        adit,
+        abandoned: false,
+        recovery: String::new(),
         summary: Summary::default(),
         monitor: None,
     };
@@ -38,7 +55,7 @@ pub fn run(options: &Options) -> Result<Summary, Defeat> {
         progress(&run.summary, options.rounds, started);
     }
     run.end_monitor()?;
-    Ok(run.summary)
+    Ok(core::mem::take(&mut run.summary))
 }
 
 /// On a terminal only.
@@ -55,6 +72,11 @@ fn progress(summary: &Summary, rounds: u64, started: Instant) {
 
 struct Run<'a> {
     options: &'a Options,
+    adit: Option<Adit>,
+    /// The monitor was killed in this round: nobody sees to what a killed writer leaves.
+    abandoned: bool,
+    /// What the last `adit run` said about recovering.
+    recovery: String,
     summary: Summary,
     monitor: Option<Child>,
 }
@@ -64,8 +86,7 @@ struct Worker {
     job: Job,
     child: Child,
     killed: bool,
-    /// Acknowledgements read before the end.
-    heard: u64,
+    heard: Heard,
 }
 
 impl Run<'_> {
@@ -74,7 +95,7 @@ impl Run<'_> {
         let pattern = self
             .options
             .pattern
-            .unwrap_or(Pattern::ALL[round as usize % 4]);
+            .unwrap_or(Pattern::ALL[round as usize % Pattern::ALL.len()]);
         let file = self.options.dir.join(format!("{pattern}-{round}"));
         let lost = |what: String| Defeat::Lost {
             round,
@@ -83,6 +104,9 @@ impl Run<'_> {
             file: file.clone(),
         };
         self.start_monitor()?;
+        if let Some(adit) = &self.adit {
+            self.summary.round_in(adit.begin(round));
+        }
 
         let nonce = rng.next_u64();
         // Either none survives, or some do and go on beside the dead.
@@ -93,19 +117,30 @@ impl Run<'_> {
             20 + rng.below(400)
         };
         let jobs = jobs(pattern, &file, nonce, operations, self.options, &mut rng);
-        for file in files(&jobs) {
+        for file in files(&jobs, pattern) {
             fs::write(&file, initial(pattern, nonce))
                 .map_err(|error| Defeat::Setup(format!("{}: {error}", file.display())))?;
         }
-        let ended = self.writers(pattern, jobs, all_die, &mut rng, &lost)?;
-        self.recover()?;
-        verify(pattern, &ended).map_err(&lost)?;
+        self.abandoned = false;
+        let mut outside = Outside::new(self.adit.is_some(), pattern, &mut rng);
+        let ended = self.writers(pattern, jobs, all_die, &mut outside, &mut rng, &lost)?;
+        self.recover(&mut rng)?;
+        for ended in ended.iter().filter(|_| pattern == Pattern::Staged) {
+            trouble::tidy(&ended.job.file);
+        }
+        let verdict = verify(pattern, &ended, &outside.appended);
+        verdict.map_err(|what| {
+            lost(self.explain(what, &outside, || {
+                verify(pattern, &ended, &outside.appended)
+            }))
+        })?;
 
         let writers = ended.iter().filter(|ended| !ended.job.reader);
         self.summary.acknowledged += writers.clone().map(|ended| ended.acknowledged).sum::<u64>();
         self.summary.killed += writers.filter(|ended| ended.killed).count() as u64;
         for ended in &ended {
             let _ = fs::remove_file(&ended.job.file);
+            let _ = fs::remove_file(group::second(&ended.job.file));
         }
         Ok(())
     }
@@ -116,6 +151,7 @@ impl Run<'_> {
         pattern: Pattern,
         jobs: Vec<Job>,
         all_die: bool,
+        outside: &mut Outside,
         rng: &mut Rng,
         lost: &impl Fn(String) -> Defeat,
     ) -> Result<Vec<Ended>, Defeat> {
@@ -125,12 +161,17 @@ impl Run<'_> {
         }
         let mut ended = Vec::new();
         if rng.chance(9) {
-            workers.wait_for_work(rng).map_err(lost)?;
+            workers.wait_for_work(rng);
         }
         while let Some(victim) = workers.choose(rng) {
             sleep(Duration::from_micros(rng.below(2500)));
+            self.trouble(&workers.0[victim], outside).map_err(lost)?;
             if self.options.monitor.is_empty() || rng.chance(7) {
+                // `adit run` is the process that becomes the writer.
+                let early =
+                    self.adit.is_some() && workers.0[victim].is_not_yet(&self.options.program);
                 let gone = workers.kill(victim, &mut ended).map_err(lost)?;
+                self.summary.runs_killed += u64::from(early && gone.killed);
                 if pattern == Pattern::Counter && !gone.job.reader && rng.chance(7) {
                     let writer = gone.job.writer + 1;
                     workers.0.push(self.start(Job { writer, ..gone.job })?);
@@ -148,8 +189,81 @@ impl Run<'_> {
         Ok(ended)
     }
 
+    /// More about a loss: what had happened, and whether another recovery finds what is missing.
+    fn explain(
+        &self,
+        what: String,
+        outside: &Outside,
+        verify: impl Fn() -> Result<(), String>,
+    ) -> String {
+        let Some(adit) = &self.adit else { return what };
+        // What was planted needs no inspection.
+        if self.options.plant == Plant::Nothing {
+            adit.keep();
+        }
+        sleep(Duration::from_secs(2));
+        let late = verify();
+        let again = adit.recover().map_err(|error| error.to_string());
+        let (trouble, said) = (outside.trouble, &self.recovery);
+        let recovered = again.and_then(|_| verify());
+        format!(
+            "{what} ({trouble:?}; the recovery said {said:?}; two seconds later: {late:?}; after another recovery: {recovered:?})"
+        )
+    }
+
+    /// What outsiders do to one writer's file, and what happens to the monitor.
+    fn trouble(&mut self, worker: &Worker, outside: &mut Outside) -> Result<(), String> {
+        let job = &worker.job;
+        let subject = Subject {
+            job,
+            pid: i32::try_from(worker.child.id())
+                .ok()
+                .and_then(Pid::from_raw),
+            acknowledged: &|| worker.heard.count(),
+        };
+        let records = outside.appended.get(job.writer as usize).copied();
+        let records = records.unwrap_or_default();
+        match (outside.trouble, &self.adit) {
+            (Trouble::None, _) => return Ok(()),
+            (Trouble::KillMonitor, Some(adit)) => {
+                let (monitors, standbys) = adit.kill_both();
+                self.summary.monitors_killed += monitors;
+                self.summary.standbys_killed += standbys;
+                self.abandoned = true;
+                return Ok(());
+            }
+            (Trouble::ReplaceMonitor, Some(adit)) => {
+                self.summary.monitors_killed += u64::from(adit.replace_monitor());
+                if job.pattern != Pattern::Staged {
+                    return Ok(());
+                }
+                subject.look(records)?;
+            }
+            (Trouble::ReplaceBoth, Some(adit)) => {
+                self.summary.standbys_killed += u64::from(adit.kill(Role::Standby));
+                self.summary.monitors_killed += u64::from(adit.replace_monitor());
+                subject.look(records)?;
+            }
+            (Trouble::Join, _) => {
+                trouble::join(job, records).map_err(|error| format!("an outsider: {error}"))?;
+                outside.appended[job.writer as usize] += 1;
+                subject.look(records + 1)?;
+            }
+            (Trouble::StopWriter, _) => {
+                subject.watch(|signal| subject.stop_writer(signal), records)?;
+            }
+            (Trouble::StopMonitor, Some(adit)) => {
+                subject.watch(|signal| trouble::stop_monitor(adit, signal), records)?;
+            }
+            _ => subject.look(records)?,
+        }
+        self.summary.outsiders += 1;
+        Ok(())
+    }
+
     fn start(&self, job: Job) -> Result<Worker, Defeat> {
         let mut words: Vec<OsString> = self.options.wrap.clone();
+        words.extend(self.adit.iter().flat_map(Adit::wrap));
         words.push(self.options.program.clone().into());
         words.push("--writer".into());
         words.extend(job.arguments().into_iter().map(OsString::from));
@@ -160,7 +274,13 @@ impl Run<'_> {
             command.env("LD_PRELOAD", library);
             default(&mut command, "ADIT_MODE", "posix");
         }
-        if self.options.preload.is_some() || !self.options.wrap.is_empty() {
+        if let Some(adit) = &self.adit {
+            adit.set(&mut command);
+            if job.pattern == Pattern::Group && adit.mode() == "atomic" {
+                command.env("ADIT_COMMIT", "together");
+            }
+        }
+        if self.adit.is_some() || self.options.preload.is_some() || !self.options.wrap.is_empty() {
             // Short-lived writers would end before their files are worth adopting.
             default(&mut command, "ADIT_ADOPT_BYTES", "4096");
         }
@@ -168,18 +288,31 @@ impl Run<'_> {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let child = command
+        let mut child = command
             .spawn()
             .map_err(|error| Defeat::Setup(format!("cannot start a writer: {error}")))?;
         Ok(Worker {
             job,
+            heard: Heard::listen(child.stdout.take()),
             child,
             killed: false,
-            heard: 0,
         })
     }
 
-    fn recover(&self) -> Result<(), Defeat> {
+    fn recover(&mut self, rng: &mut Rng) -> Result<(), Defeat> {
+        let forget = self.options.plant == Plant::Forget;
+        if let Some(adit) = self.adit.as_ref().filter(|_| self.abandoned && !forget) {
+            if rng.chance(5) {
+                let after = Duration::from_micros(rng.below(6000));
+                let killed = adit.kill_recovery(after);
+                let killed =
+                    killed.map_err(|error| Defeat::Setup(format!("no recovery: {error}")))?;
+                self.summary.recoveries_killed += u64::from(killed);
+            }
+            self.recovery = adit
+                .recover()
+                .map_err(|error| Defeat::Setup(format!("no recovery: {error}")))?;
+        }
         if self.options.recover.is_empty() {
             return Ok(());
         }
@@ -244,20 +377,17 @@ struct Workers(Vec<Worker>);
 
 impl Workers {
     /// Waits until one of the writers has finished an operation, and a little more.
-    fn wait_for_work(&mut self, rng: &mut Rng) -> Result<(), String> {
+    fn wait_for_work(&self, rng: &mut Rng) {
         let Some(position) = self.0.iter().position(|worker| !worker.job.reader) else {
-            return Ok(());
+            return;
         };
-        let mut byte = [0];
-        let worker = &mut self.0[position];
-        let pipe = worker.child.stdout.as_mut().ok_or("no pipe")?;
-        if pipe.read(&mut byte).map_err(|error| error.to_string())? == 0 {
-            // It had nothing to do, or could not: `finish` says which.
-            return Ok(());
+        let heard = &self.0[position].heard;
+        let started = Instant::now();
+        // One that has nothing to do, or cannot, ends: `finish` says which.
+        while heard.count() == 0 && !heard.ended() && started.elapsed() < PATIENCE {
+            sleep(Duration::from_micros(50));
         }
-        worker.heard = 1;
         sleep(Duration::from_micros(rng.below(3000)));
-        Ok(())
     }
 
     fn choose(&self, rng: &mut Rng) -> Option<usize> {
@@ -303,20 +433,92 @@ impl Drop for Workers {
     }
 }
 
+/// The acknowledgements of a writer, counted while it works.
+struct Heard {
+    count: Arc<AtomicU64>,
+    listener: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl Heard {
+    fn listen(pipe: Option<ChildStdout>) -> Self {
+        let count = Arc::new(AtomicU64::new(0));
+        let heard = Arc::clone(&count);
+        let listener = pipe.map(|mut pipe| {
+            std::thread::spawn(move || {
+                let mut said = [0; 512];
+                loop {
+                    let len = pipe.read(&mut said)?;
+                    if len == 0 {
+                        return Ok(());
+                    }
+                    let more = said[..len].iter().filter(|byte| **byte == ACKNOWLEDGED);
+                    heard.fetch_add(more.count() as u64, Ordering::Release);
+                }
+            })
+        });
+        Self { count, listener }
+    }
+
+    /// So far.
+    fn count(&self) -> u64 {
+        self.count.load(Ordering::Acquire)
+    }
+
+    fn ended(&self) -> bool {
+        self.listener.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// All of a writer that has ended.
+    fn all(&mut self) -> Result<u64, String> {
+        let end = self.listener.take().map(JoinHandle::join);
+        match end {
+            None | Some(Ok(Ok(()))) => Ok(self.count()),
+            Some(other) => Err(format!("cannot read a writer's pipe: {other:?}")),
+        }
+    }
+}
+
+/// What outsiders do in a round.
+struct Outside {
+    trouble: Trouble,
+    /// Records of the outsider in each writer's file.
+    appended: Vec<u64>,
+}
+
+impl Outside {
+    fn new(adit: bool, pattern: Pattern, rng: &mut Rng) -> Self {
+        let trouble = Trouble::choose(rng);
+        let fits = match pattern {
+            Pattern::Staged => true,
+            // Without a monitor others wait for a file until its writer lets go of it.
+            Pattern::Mixed | Pattern::Group => {
+                adit && matches!(trouble, Trouble::KillMonitor | Trouble::ReplaceMonitor)
+            }
+            _ => false,
+        };
+        Self {
+            trouble: if fits { trouble } else { Trouble::None },
+            appended: vec![0; 3],
+        }
+    }
+}
+
 impl Worker {
+    /// Whether the process has not become the program yet.
+    fn is_not_yet(&self, program: &Path) -> bool {
+        let is = fs::read_link(format!("/proc/{}/exe", self.child.id()));
+        is.is_ok_and(|is| fs::canonicalize(program).is_ok_and(|program| program != is))
+    }
+
     /// Waits for the process and reads all it has acknowledged.
     fn end(mut self) -> Result<Ended, String> {
         let status = self.wait()?;
-        let (mut said, mut complaint) = (Vec::new(), String::new());
+        let mut complaint = String::new();
         let failed = |error: io::Error| format!("cannot read a writer's pipe: {error}");
-        if let Some(mut pipe) = self.child.stdout.take() {
-            pipe.read_to_end(&mut said).map_err(failed)?;
-        }
         if let Some(mut pipe) = self.child.stderr.take() {
             pipe.read_to_string(&mut complaint).map_err(failed)?;
         }
-        let acknowledged =
-            self.heard + said.iter().filter(|byte| **byte == ACKNOWLEDGED).count() as u64;
+        let acknowledged = self.heard.all()?;
         // The kill may come too late, or a complaint before it.
         let killed = std::os::unix::process::ExitStatusExt::signal(&status) == Some(9);
         if !complaint.is_empty() || !(status.success() || self.killed && killed) {
@@ -380,7 +582,7 @@ fn jobs(
     };
     let job = |writer: u64, reader: bool| Job {
         pattern,
-        file: if pattern == Pattern::Mixed {
+        file: if matches!(pattern, Pattern::Mixed | Pattern::Staged | Pattern::Group) {
             numbered(file, writer)
         } else {
             file.to_owned()
@@ -405,21 +607,25 @@ fn numbered(file: &Path, writer: u64) -> PathBuf {
     name.into()
 }
 
-fn files(jobs: &[Job]) -> Vec<PathBuf> {
+fn files(jobs: &[Job], pattern: Pattern) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = jobs.iter().map(|job| job.file.clone()).collect();
     files.dedup();
+    if pattern == Pattern::Group {
+        let beside: Vec<PathBuf> = files.iter().map(|file| group::second(file)).collect();
+        files.extend(beside);
+    }
     files
 }
 
 fn initial(pattern: Pattern, nonce: u64) -> Vec<u8> {
     match pattern {
-        Pattern::Append | Pattern::Mixed => Vec::new(),
+        Pattern::Append | Pattern::Mixed | Pattern::Staged | Pattern::Group => Vec::new(),
         Pattern::Overwrite => overwrite::initial(nonce),
         Pattern::Counter => counter::initial(),
     }
 }
 
-fn verify(pattern: Pattern, ended: &[Ended]) -> Result<(), String> {
+fn verify(pattern: Pattern, ended: &[Ended], outsiders: &[u64]) -> Result<(), String> {
     let Some(first) = ended.first() else {
         return Ok(());
     };
@@ -431,6 +637,14 @@ fn verify(pattern: Pattern, ended: &[Ended]) -> Result<(), String> {
         Pattern::Mixed => ended
             .iter()
             .try_for_each(|ended| mixed::verify(&read(&ended.job.file)?, ended)),
+        Pattern::Staged => ended.iter().try_for_each(|ended| {
+            let job = &ended.job;
+            let outsider = trouble::outsider(job, outsiders[job.writer as usize]);
+            append::verify(&read(&job.file)?, &[ended.clone(), outsider])
+        }),
+        Pattern::Group => ended
+            .iter()
+            .try_for_each(|ended| group::verify(read, ended)),
         Pattern::Counter => {
             let writers: Vec<Ended> = ended
                 .iter()

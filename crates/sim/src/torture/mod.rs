@@ -11,11 +11,15 @@
 // The writers stand for any program: their calls are meant to be interposed.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod adit;
 mod append;
 mod counter;
 mod driver;
+mod group;
 mod mixed;
 mod overwrite;
+mod staged;
+mod trouble;
 mod writer;
 
 use std::ffi::OsString;
@@ -40,6 +44,9 @@ pub struct Options {
     /// Command put in front of the writers' own (`adit run --`). It must become the writer, as `exec`
     /// does, so that the kill reaches it.
     pub wrap: Vec<OsString>,
+    /// The `adit` command, and the mode of its `run --mode` that is put in front of the writers, under
+    /// a monitor of their own that is stopped and killed as well. `each`: all modes in turn.
+    pub adit: Option<(PathBuf, String)>,
     /// Command started beside the writers, killed at random as well and started again.
     pub monitor: Vec<OsString>,
     /// A process killed once, at a random instant.
@@ -63,6 +70,7 @@ impl Options {
             dir,
             preload: None,
             wrap: Vec::new(),
+            adit: None,
             monitor: Vec::new(),
             monitor_pid: None,
             recover: Vec::new(),
@@ -82,6 +90,8 @@ pub enum Plant {
     Lose,
     /// Emulates `O_APPEND` by seeking to the end, which lets two writers take the same place.
     Seek,
+    /// Recovers nothing after the monitor and a writer were killed.
+    Forget,
     /// Forgets the middle byte of some writes.
     Corrupt,
 }
@@ -97,10 +107,22 @@ pub enum Pattern {
     Mixed,
     /// One counter, readers that must never see it go back, and a writer that is replaced when killed.
     Counter,
+    /// Appends to files of their own, which are renamed, duplicated, reopened and shared with children,
+    /// and which an outsider reads and appends to.
+    Staged,
+    /// The same records in two files of one's own, which are committed together.
+    Group,
 }
 
 impl Pattern {
-    const ALL: [Self; 4] = [Self::Append, Self::Overwrite, Self::Mixed, Self::Counter];
+    const ALL: [Self; 6] = [
+        Self::Append,
+        Self::Overwrite,
+        Self::Mixed,
+        Self::Counter,
+        Self::Staged,
+        Self::Group,
+    ];
 
     /// The pattern of that name.
     pub fn from_name(name: &str) -> Option<Self> {
@@ -117,12 +139,20 @@ impl fmt::Display for Pattern {
             Self::Overwrite => "overwrite",
             Self::Mixed => "mixed",
             Self::Counter => "counter",
+            Self::Staged => "staged",
+            Self::Group => "group",
         })
     }
 }
 
 impl Plant {
-    const ALL: [Self; 4] = [Self::Nothing, Self::Lose, Self::Seek, Self::Corrupt];
+    const ALL: [Self; 5] = [
+        Self::Nothing,
+        Self::Lose,
+        Self::Seek,
+        Self::Forget,
+        Self::Corrupt,
+    ];
 
     /// The plant of that name.
     pub fn from_name(name: &str) -> Option<Self> {
@@ -138,22 +168,43 @@ impl fmt::Display for Plant {
             Self::Nothing => "nothing",
             Self::Lose => "lose",
             Self::Seek => "seek",
+            Self::Forget => "forget",
             Self::Corrupt => "corrupt",
         })
     }
 }
 
 /// What was survived.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Rounds run.
     pub rounds: u64,
+    /// Those of each mode of `adit run`, where it was asked for.
+    pub by_mode: Vec<(String, u64)>,
     /// Operations whose success a writer had reported.
     pub acknowledged: u64,
-    /// Writers killed while at work.
+    /// Writers killed.
     pub killed: u64,
+    /// How many of them were still `adit run`.
+    pub runs_killed: u64,
+    /// `adit run` killed while it recovered what others had left.
+    pub recoveries_killed: u64,
     /// Times the monitor was killed.
     pub monitors_killed: u64,
+    /// Times its standby was killed.
+    pub standbys_killed: u64,
+    /// Times an outsider read or appended while writers were at work.
+    pub outsiders: u64,
+}
+
+impl Summary {
+    /// A round in a mode begins.
+    pub(crate) fn round_in(&mut self, mode: &str) {
+        match self.by_mode.iter_mut().find(|(known, _)| known == mode) {
+            Some((_, rounds)) => *rounds += 1,
+            None => self.by_mode.push((mode.to_owned(), 1)),
+        }
+    }
 }
 
 impl fmt::Display for Summary {
@@ -161,12 +212,28 @@ impl fmt::Display for Summary {
         write!(
             f,
             "{} rounds, {} acknowledged records, 0 lost ({} writers killed at work",
-            self.rounds, self.acknowledged, self.killed
+            self.rounds,
+            self.acknowledged,
+            self.killed - self.runs_killed
         )?;
-        if self.monitors_killed > 0 {
-            write!(f, ", {} monitors", self.monitors_killed)?;
+        for (count, what) in [
+            (self.runs_killed, "adit run before they were writers"),
+            (self.recoveries_killed, "recoveries"),
+            (self.monitors_killed, "monitors"),
+            (self.standbys_killed, "standbys"),
+            (self.outsiders, "outsiders"),
+        ] {
+            if count > 0 {
+                write!(f, ", {count} {what}")?;
+            }
         }
-        write!(f, ")")
+        write!(f, ")")?;
+        if self.by_mode.len() > 1 {
+            let modes = self.by_mode.iter();
+            let modes: Vec<String> = modes.map(|(mode, n)| format!("{n} in {mode}")).collect();
+            write!(f, "; rounds: {}", modes.join(", "))?;
+        }
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use super::mixed::{Model, Operation};
-use super::{Job, Pattern, Plant, append, counter, overwrite};
+use super::{Job, Pattern, Plant, append, counter, group, overwrite, staged};
 use crate::rng::Rng;
 
 /// Said for each finished operation.
@@ -23,6 +23,8 @@ pub fn writer_main(arguments: &[String]) -> Result<(), String> {
         (Pattern::Overwrite, _) => overwrite_pages(&job),
         (Pattern::Mixed, _) => mixed_operations(&job),
         (Pattern::Counter, false) => count_up(&job),
+        (Pattern::Staged, _) => staged::write(&job),
+        (Pattern::Group, _) => group::write(&job),
         (Pattern::Counter, true) => watch_counter(&job),
     };
     result.map_err(|error| format!("{} writer {}: {error}", job.pattern, job.writer))
@@ -69,7 +71,7 @@ impl Job {
     }
 
     /// One operation and its acknowledgement, in the right order unless a bug is planted.
-    fn operation(&self, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    pub(super) fn operation(&self, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         if self.plant == Plant::Lose {
             acknowledge()?;
             return work();
@@ -79,7 +81,7 @@ impl Job {
     }
 
     /// The bytes to write: the right ones unless a bug is planted.
-    fn spoil(&self, nth: u64, mut bytes: Vec<u8>) -> Vec<u8> {
+    pub(super) fn spoil(&self, nth: u64, mut bytes: Vec<u8>) -> Vec<u8> {
         let middle = bytes.len() / 2;
         if self.plant == Plant::Corrupt && nth % 16 == 15 {
             bytes[middle] ^= 0x40;
@@ -99,6 +101,9 @@ fn wrong(what: String) -> io::Error {
     io::Error::other(what)
 }
 
+/// Operations between two syncs: in mode `atomic` what waits for one must fit into the pool.
+const SYNC: u64 = 2048;
+
 fn append_records(job: &Job) -> io::Result<()> {
     let seek = job.plant == Plant::Seek;
     let mut file = OpenOptions::new()
@@ -113,6 +118,9 @@ fn append_records(job: &Job) -> io::Result<()> {
             }
             file.write_all(&record)
         })?;
+        if nth % SYNC == SYNC - 1 {
+            file.sync_data()?;
+        }
     }
     Ok(())
 }

@@ -3,30 +3,55 @@
 //!
 //! It advances the times of files that were changed by stores, within a second for processes that
 //! live and at once for those that died; it removes what dead processes left in the runtime
-//! directory; it keeps blocks reserved ahead of programs that append in bursts. It ends when nobody
-//! has needed it for some seconds. Nothing durable depends on it: all it works from is in the
-//! processes' registry files, so one that is killed loses nothing and the next one goes on.
+//! directory; it keeps blocks reserved ahead of programs that append in bursts. It holds the leases of
+//! staged files, publishes them, and takes them away when somebody else opens them (`leases.rs`). It
+//! ends when nobody has needed it for some seconds. Nothing durable depends on it: all it works from is in the
+//! processes' registry files and in pools, so one that is killed loses nothing and the next one goes on:
+//! its standby, at once (`standby.rs`), or whom `adit run` starts.
+//!
+//! # Safety
+//!
+//! The unsafe code takes descriptors over that a monitor which is gone has left open. The invariant: the
+//! caller passes [`Options::inherited`] as [`STATE`] says, in a process that has just begun.
+#![allow(unsafe_code)]
 
+mod adopt;
+pub mod client;
+mod held;
+mod lease;
+mod leases;
+mod records;
 mod reserve;
 mod serve;
+mod standby;
 #[cfg(test)]
 mod tests;
 mod times;
+mod workers;
 
 use core::time::Duration;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::rc::Rc;
 use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::AsFd as _;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::{AsFd as _, AsRawFd as _};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, inotify};
 use rustix::io::Errno;
 
+use crate::pools::{Places, PoolList};
 use crate::registry::snapshot::{Condition, Name, Snapshot, names};
 use crate::registry::sys::{self, Fd};
-use crate::registry::wire::{Request, ask};
+use crate::registry::wire::{self, Request, ask};
 use crate::registry::{DirError, RuntimeDir};
+use records::{Base, Listed, Record, Records};
 use serve::Server;
+use standby::Standby;
 use times::Settled;
+
+pub use standby::{STATE, Successor};
 
 /// Name of the file whose lock the running monitor holds.
 const LOCK: &core::ffi::CStr = c"monitor.lock";
@@ -40,6 +65,13 @@ pub struct Options {
     pub idle: Duration,
     /// A process to stay for from the start; see [`join`].
     pub stay_for: Option<u32>,
+    /// The list of the user's pools; without one it is kept in the runtime directory.
+    pub pools: Option<PoolList>,
+    /// How a standby becomes the next monitor when this one is killed; without it there is none.
+    pub successor: Option<Successor>,
+    /// What a standby finds in [`STATE`] when it has become the monitor. To be given at once: the
+    /// descriptors that it stands for are open.
+    pub inherited: Option<i32>,
 }
 
 impl Default for Options {
@@ -48,6 +80,9 @@ impl Default for Options {
             poll: Duration::from_millis(250),
             idle: Duration::from_secs(5),
             stay_for: None,
+            pools: None,
+            successor: None,
+            inherited: None,
         }
     }
 }
@@ -57,7 +92,7 @@ impl Default for Options {
 pub enum Outcome {
     /// Another one serves the directory; it knows about the process to stay for.
     AlreadyRunning,
-    /// Nobody needed it any more.
+    /// Nobody needed it any more, or it was told to end.
     Idle(Work),
 }
 
@@ -93,22 +128,71 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> MonitorError {
 /// Asks a running monitor to stay for as long as process `pid` lives. `false` when none runs, or
 /// none that answers: then start one with [`Options::stay_for`]. Costs some 20 microseconds.
 pub fn join(dir: &RuntimeDir, pid: u32) -> bool {
-    dir.open()
-        .is_ok_and(|fd| ask(&fd, Request::Join { pid }, None) == Ok(true))
+    dir.open().is_ok_and(|fd| {
+        let answer = ask(&fd, &Request::Join { pid }, None, wire::PATIENCE);
+        answer.is_ok_and(|answer| answer.agreed())
+    })
 }
 
 /// Runs the monitor of a runtime directory until nobody needs it. Returns at once when another one
 /// runs. Call it in a process of its own that was started without the preload.
 pub fn run(dir: &RuntimeDir, options: &Options) -> Result<Outcome, MonitorError> {
     let fd = dir.open_or_create()?;
-    let Some(lock) = take_lock(dir, &fd, options)? else {
-        return Ok(Outcome::AlreadyRunning);
+    let begin = match options.inherited {
+        Some(number) => inherit(number)?,
+        None => match take_lock(dir, &fd, options)? {
+            Some(lock) => begin(&fd, lock)?,
+            None => return Ok(Outcome::AlreadyRunning),
+        },
     };
-    let mut monitor = Monitor::new(fd, options.clone())?;
-    let work = monitor.serve()?;
-    drop(monitor);
-    drop(lock);
-    Ok(Outcome::Idle(work))
+    let runtime = Path::new(OsStr::from_bytes(dir.as_bytes()));
+    let places = Places {
+        runtime: runtime.to_owned(),
+        list: options
+            .pools
+            .clone()
+            .unwrap_or_else(|| PoolList::at(runtime)),
+    };
+    let mut monitor = Monitor::new(fd, options.clone(), places, begin)?;
+    Ok(Outcome::Idle(monitor.serve()?))
+}
+
+/// What a monitor begins with.
+struct Beginning {
+    lock: Fd,
+    listener: Fd,
+    records: Rc<Records>,
+    found: Option<Vec<(Listed, Record)>>,
+}
+
+fn begin(dir: &Fd, lock: Fd) -> Result<Beginning, MonitorError> {
+    let listener = serve::listen(dir).map_err(failed("listen on its socket"))?;
+    let base = Base {
+        lock: lock.raw(),
+        listener: listener.raw(),
+    };
+    let begun = Records::new().and_then(|records| records.begin(base).map(|()| records));
+    Ok(Beginning {
+        lock,
+        listener,
+        records: begun.map_err(failed("make memory for a successor"))?,
+        found: None,
+    })
+}
+
+/// Goes on from what a dead monitor has written down.
+fn inherit(number: i32) -> Result<Beginning, MonitorError> {
+    let nothing = || failed("take over from another")(Errno::INVAL);
+    // SAFETY: the caller has just become this process, and only this descriptor and those that it names
+    // were left open; each is named once.
+    let inherited = |number| unsafe { Fd::inherited(number) }.ok_or_else(nothing);
+    let heritage = Records::inherit(inherited(number)?).ok_or_else(nothing)?;
+    Ok(Beginning {
+        lock: inherited(heritage.base.lock)?,
+        listener: inherited(heritage.base.listener)?,
+        records: heritage.records,
+        found: Some(heritage.found),
+    })
 }
 
 /// Takes the lock of the one monitor, or makes sure that its holder knows whom to stay for. The
@@ -138,6 +222,20 @@ struct Monitor {
     work: Work,
     needed_at: Instant,
     busy_at: Option<Instant>,
+    ready: Ready,
+    /// Goes last.
+    _lock: Fd,
+}
+
+/// What the last wait found readable. Nothing else is asked about: what becomes readable later ends the
+/// next wait.
+#[derive(Default)]
+struct Ready(Vec<i32>);
+
+impl Ready {
+    fn has(&self, fd: &Fd) -> bool {
+        self.0.contains(&fd.raw())
+    }
 }
 
 /// What one look at the directory found.
@@ -148,11 +246,25 @@ struct Look {
 }
 
 impl Monitor {
-    fn new(dir: Fd, options: Options) -> Result<Self, MonitorError> {
+    fn new(
+        dir: Fd,
+        options: Options,
+        places: Places,
+        begin: Beginning,
+    ) -> Result<Self, MonitorError> {
         raise_descriptor_limit();
-        reserve::ignore_lease_signals();
+        let mut standby = Standby::new(options.successor.clone());
+        if begin.found.is_some() {
+            // Before anything else: until then nobody would go on for us.
+            standby.ensure(&begin.records);
+        }
         let news = watch(&dir).map_err(failed("watch the runtime directory"))?;
-        let mut server = Server::new(&dir).map_err(failed("listen on its socket"))?;
+        let mut server = Server::new(&dir, places, begin.listener, begin.records, standby)
+            .map_err(failed("receive signals"))?;
+        match begin.found {
+            Some(found) => server.take_over(found),
+            None => server.leases.adopt(),
+        }
         if let Some(pid) = options.stay_for {
             server.stay_for(pid);
         }
@@ -164,10 +276,14 @@ impl Monitor {
             work: Work::default(),
             needed_at: Instant::now(),
             busy_at: None,
+            ready: Ready::default(),
+            _lock: begin.lock,
         })
     }
 
     fn serve(&mut self) -> Result<Work, MonitorError> {
+        // Who died before our time is known to be dead before any of his files is touched.
+        self.wait(Duration::ZERO)?;
         let mut next_look = Instant::now();
         loop {
             let now = Instant::now();
@@ -184,9 +300,13 @@ impl Monitor {
                 next_look = now + self.interval(&look);
             }
             self.server.reservations.tick(Instant::now());
+            self.server.leases.tick(Instant::now(), &self.ready);
+            if self.server.leases.is_ending() && self.server.leases.is_empty() {
+                return Ok(self.work);
+            }
             let pause = next_look.saturating_duration_since(Instant::now());
-            self.wait(pause.min(self.server.reservations.interval()))?;
-            self.server.answer(&self.dir);
+            self.wait(pause.min(self.server.interval()))?;
+            self.server.answer(&self.dir, &self.ready);
         }
     }
 
@@ -213,7 +333,6 @@ impl Monitor {
                 self.look_at(&name, &snapshot, &mut look);
             }
         }
-        self.server.forget_the_dead();
         Ok(look)
     }
 
@@ -230,6 +349,7 @@ impl Monitor {
             Ok(Condition::Making) => look.attached += 1,
             Ok(Condition::Dead) => {
                 self.server.reservations.process_died(name);
+                self.server.leases.somebody_died();
                 self.clear(name, snapshot);
             }
             Ok(Condition::Rubbish) => self.remove(name, snapshot),
@@ -260,6 +380,9 @@ impl Monitor {
 
     /// Whether a file has come or gone since the last time.
     fn news_came(&self) -> bool {
+        if !self.ready.has(&self.news) {
+            return false;
+        }
         let mut buffer = [0u8; 4096];
         let mut came = false;
         while rustix::io::read(self.news.as_fd(), &mut buffer).is_ok_and(|read| read > 0) {
@@ -268,21 +391,17 @@ impl Monitor {
         came
     }
 
-    fn wait(&self, pause: Duration) -> Result<(), MonitorError> {
-        let mut wait = vec![
-            PollFd::new(&self.news, PollFlags::IN),
-            PollFd::new(&self.server.listener, PollFlags::IN),
-        ];
-        let lives = self.server.lives.iter();
-        wait.extend(lives.map(|life| PollFd::new(life, PollFlags::IN)));
-        let pause = Timespec {
-            tv_sec: i64::try_from(pause.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(pause.subsec_nanos()),
-        };
+    fn wait(&mut self, pause: Duration) -> Result<(), MonitorError> {
+        let mut wait = vec![PollFd::new(&self.news, PollFlags::IN)];
+        self.server.wait_for(&mut wait);
+        let pause = wire::timespec(pause);
         match poll(&mut wait, Some(&pause)) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(failed("wait")(error)),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(failed("wait")(error)),
         }
+        let ready = wait.iter().filter(|each| !each.revents().is_empty());
+        self.ready = Ready(ready.map(|each| each.as_fd().as_raw_fd()).collect());
+        Ok(())
     }
 }
 

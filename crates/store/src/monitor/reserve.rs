@@ -11,11 +11,6 @@
 //! are freed only when nobody can append: the program is waiting for our answer inside its own
 //! `close` (or has died), and a write lease, which the kernel grants only while there is no other
 //! open description, keeps everybody else out. Where the lease is refused, the blocks stay.
-//!
-//! # Safety
-//!
-//! The one `unsafe` block sets a lease, which rustix has no call for. It passes integers only.
-#![allow(unsafe_code)]
 
 use core::mem::offset_of;
 use core::time::Duration;
@@ -25,6 +20,7 @@ use rustix::fd::AsFd as _;
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
 
+use super::lease;
 use crate::registry::layout::{SLOTS, Slot, reserving::ASKED, slot_offset};
 use crate::registry::snapshot::Name;
 use crate::registry::sys::{self, Fd};
@@ -58,14 +54,16 @@ const SPARE: u64 = 64;
 const TMPFS: u64 = 0x0102_1994;
 
 /// The files that blocks are kept ahead of.
-#[derive(Default)]
 pub(super) struct Reservations {
     files: Vec<Reservation>,
+    /// The thread that hears of breaks; the leases taken here are given up in a moment anyway.
+    owner: i32,
 }
 
 struct Reservation {
     target: Target,
     fd: Fd,
+    owner: i32,
     registry: Fd,
     size: u64,
     reserved_to: u64,
@@ -80,6 +78,13 @@ struct Reservation {
 }
 
 impl Reservations {
+    pub(super) fn new(owner: i32) -> Self {
+        Self {
+            files: Vec::new(),
+            owner,
+        }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
@@ -102,7 +107,7 @@ impl Reservations {
         if known || self.files.len() >= MOST_FILES || target.index as usize >= SLOTS {
             return false;
         }
-        let Some(size) = servable(&fd) else {
+        let Some(size) = servable(&fd, self.owner) else {
             return false;
         };
         let name = name_of(target);
@@ -118,6 +123,7 @@ impl Reservations {
         self.files.push(Reservation {
             target,
             fd,
+            owner: self.owner,
             registry,
             size,
             reserved_to: size,
@@ -263,9 +269,9 @@ impl Reservation {
 
     /// Frees what is reserved beyond the end, if nobody else can append, and lets go of the file.
     fn free(mut self) {
-        if self.calls > 0 && lease(&self.fd, Lease::Take).is_ok() {
+        if self.calls > 0 && lease::take(self.fd.as_fd(), self.owner).is_ok() {
             let _ = self.punch();
-            let _ = lease(&self.fd, Lease::Drop);
+            lease::give_up(self.fd.as_fd());
         }
         self.reserved_to = 0;
         self.show();
@@ -308,7 +314,7 @@ fn restore_time(fd: &Fd, before: &rustix::fs::Stat) -> Result<(), Errno> {
 
 /// The size of a file that can be served: a regular file on tmpfs, open for writing, and nobody
 /// else has it open, so that its blocks can be freed again.
-fn servable(fd: &Fd) -> Option<u64> {
+fn servable(fd: &Fd, owner: i32) -> Option<u64> {
     let stat = rustix::fs::fstat(fd.as_fd()).ok()?;
     let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     let flags = rustix::fs::fcntl_getfl(fd.as_fd()).ok()?;
@@ -317,8 +323,8 @@ fn servable(fd: &Fd) -> Option<u64> {
     if !(regular && writable && tmpfs) {
         return None;
     }
-    lease(fd, Lease::Take).ok()?;
-    lease(fd, Lease::Drop).ok()?;
+    lease::take(fd.as_fd(), owner).ok()?;
+    lease::give_up(fd.as_fd());
     u64::try_from(stat.st_size).ok()
 }
 
@@ -338,31 +344,4 @@ fn name_of(target: Target) -> Name {
     name.push(b"proc.").push_number(u64::from(target.pid));
     name.push(b".").push_number(target.nonce);
     name
-}
-
-#[derive(Clone, Copy)]
-enum Lease {
-    Take,
-    Drop,
-}
-
-fn lease(fd: &Fd, what: Lease) -> Result<(), Errno> {
-    let argument = match what {
-        Lease::Take => libc::F_WRLCK,
-        Lease::Drop => libc::F_UNLCK,
-    };
-    // SAFETY: integers only; the descriptor is open.
-    let result = unsafe { libc::fcntl(fd.raw(), libc::F_SETLEASE, argument) };
-    if result == 0 {
-        return Ok(());
-    }
-    let error = std::io::Error::last_os_error();
-    Err(Errno::from_raw_os_error(error.raw_os_error().unwrap_or(0)))
-}
-
-/// An outsider that opens a file while we hold its lease makes the kernel send us a signal, whose
-/// default is death. The lease is held for three system calls and then dropped anyway.
-pub(super) fn ignore_lease_signals() {
-    // SAFETY: ignoring a signal installs no handler.
-    unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
 }

@@ -1,5 +1,15 @@
 //! Answering requests.
+//!
+//! # Safety
+//!
+//! Descriptors are taken over from a monitor that is gone. The invariant: what it wrote down names
+//! each of them, and they are taken once, before this process opens others in their place.
+#![allow(unsafe_code)]
 
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
 use rustix::fd::AsFd as _;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -7,9 +17,14 @@ use rustix::net::SocketFlags;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::Ready;
+use super::leases::Leases;
+use super::records::{Listed, Record, Records};
 use super::reserve::Reservations;
+use super::standby::Standby;
+use crate::pools::Places;
 use crate::registry::sys::{self, Fd};
-use crate::registry::wire::{self, Request, SOCKET};
+use crate::registry::wire::{self, Answer, Request, SOCKET};
 
 /// Processes that can be stayed for at a time.
 const MOST_LIVES: usize = 4096;
@@ -17,35 +32,87 @@ const MOST_LIVES: usize = 4096;
 /// Requests answered before the monitor looks after its other work.
 const MOST_AT_ONCE: usize = 64;
 
+/// How long a peer that has connected may take to say something, and how many such peers there may
+/// be: more mean that the oldest are hung up on.
+const SILENCE: Duration = Duration::from_millis(100);
+const MOST_SILENT: usize = 256;
+
 /// The listening side of the monitor.
 pub(super) struct Server {
     pub(super) listener: Fd,
+    records: Rc<Records>,
     /// Processes to stay for; readable when they have ended.
-    pub(super) lives: Vec<Fd>,
+    lives: Vec<(Listed, Fd)>,
+    /// Connected, and silent so far.
+    silent: Vec<(Fd, Instant)>,
     pub(super) reservations: Reservations,
+    pub(super) leases: Leases,
     dir: Fd,
 }
 
 impl Server {
-    pub(super) fn new(dir: &Fd) -> Result<Self, Errno> {
-        // The lock is ours, so a socket that is there has no listener any more.
-        let _ = rustix::fs::unlinkat(dir.as_fd(), SOCKET, AtFlags::empty());
-        let listener = wire::socket()?;
-        rustix::net::bind(listener.as_fd(), &wire::address(dir)?)?;
-        rustix::net::listen(listener.as_fd(), 128)?;
+    pub(super) fn new(
+        dir: &Fd,
+        places: Places,
+        listener: Fd,
+        records: Rc<Records>,
+        standby: Standby,
+    ) -> Result<Self, Errno> {
+        let leases = Leases::new(places, Rc::clone(&records), standby)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let own = sys::open_at(dir, c".", flags, Mode::empty())?;
         Ok(Self {
             listener,
+            records,
             lives: Vec::new(),
-            reservations: Reservations::default(),
+            silent: Vec::new(),
+            reservations: Reservations::new(leases.signals.owner()),
+            leases,
             dir: own,
         })
     }
 
+    /// Goes on with what a dead monitor held.
+    pub(super) fn take_over(&mut self, found: Vec<(Listed, Record)>) {
+        let mut leases = Vec::new();
+        for (listed, record) in found {
+            match record {
+                // SAFETY: a record names a descriptor of its own, which was left open for us.
+                Record::Life(life) => match unsafe { Fd::inherited(life) } {
+                    Some(life) => self.lives.push((listed, life)),
+                    None => drop(listed),
+                },
+                Record::Lease(lease) => leases.push((listed, lease)),
+            }
+        }
+        self.leases.take_over(leases);
+    }
+
     /// Whether somebody relies on the monitor although no file says so.
     pub(super) fn is_needed(&self) -> bool {
-        !self.lives.is_empty() || !self.reservations.is_empty()
+        !self.lives.is_empty() || !self.reservations.is_empty() || !self.leases.is_empty()
+    }
+
+    /// What to wait for.
+    pub(super) fn wait_for<'a>(&'a self, wait: &mut Vec<PollFd<'a>>) {
+        wait.push(PollFd::new(&self.listener, PollFlags::IN));
+        let silent = self.silent.iter().map(|(connection, _)| connection);
+        let lives = self.lives.iter().map(|(_, life)| life);
+        let all = lives.chain(silent);
+        wait.extend(all.map(|fd| PollFd::new(fd, PollFlags::IN)));
+        self.leases.wait_for(wait);
+    }
+
+    /// How long until something is due, unless something becomes readable.
+    pub(super) fn interval(&self) -> Duration {
+        let silent = if self.silent.is_empty() {
+            Duration::MAX
+        } else {
+            SILENCE
+        };
+        silent
+            .min(self.reservations.interval())
+            .min(self.leases.interval())
     }
 
     /// Stays until process `pid` has ended. A process that cannot be watched is not waited for.
@@ -55,46 +122,46 @@ impl Server {
             && let Some(pid) = pid
             && let Ok(life) = pidfd_open(pid, PidfdFlags::empty())
         {
-            self.lives.push(Fd::new(life));
+            let life = Fd::new(life);
+            let listed = self.records.list(&Record::Life(life.raw()));
+            self.lives.push((listed, life));
         }
-    }
-
-    /// Drops processes that have ended.
-    pub(super) fn forget_the_dead(&mut self) {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let at_once = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        self.lives.retain(|life| {
-            let mut wait = [PollFd::new(life, PollFlags::IN)];
-            poll(&mut wait, Some(&at_once)) == Ok(0)
-        });
     }
 
     /// Answers what has come in.
-    pub(super) fn answer(&mut self, dir: &Fd) {
-        self.forget_the_dead();
-        for _ in 0..MOST_AT_ONCE {
-            let flags = SocketFlags::CLOEXEC;
+    pub(super) fn answer(&mut self, dir: &Fd, ready: &Ready) {
+        self.lives.retain(|(_, life)| !ready.has(life));
+        let coming = if ready.has(&self.listener) {
+            MOST_AT_ONCE
+        } else {
+            0
+        };
+        for _ in 0..coming {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let Ok(connection) = rustix::net::accept_with(self.listener.as_fd(), flags) else {
-                return;
+                break;
             };
             let connection = Fd::new(connection);
-            if !is_own_user(&connection) || !readable(&connection) {
-                continue;
-            }
-            if let Ok(Some((request, along))) = wire::receive(&connection) {
-                let agreed = self.handle(dir, request, along);
-                let answer = [u8::from(agreed)];
-                let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
-                let _ = rustix::net::send(connection.as_fd(), &answer, flags);
+            if is_own_user(&connection) {
+                self.silent.push((connection, Instant::now()));
             }
         }
+        let mut buffer = Box::new(wire::Buffer::new());
+        for (connection, since) in core::mem::take(&mut self.silent) {
+            match buffer.receive(&connection) {
+                Ok(Some((request, along))) => self.handle(dir, connection, &request, along),
+                Err(Errno::AGAIN | Errno::INTR) if since.elapsed() < SILENCE => {
+                    self.silent.push((connection, since));
+                }
+                Ok(None) | Err(_) => {}
+            }
+        }
+        let too_many = self.silent.len().saturating_sub(MOST_SILENT);
+        self.silent.drain(..too_many);
     }
 
-    fn handle(&mut self, dir: &Fd, request: Request, along: Option<Fd>) -> bool {
-        match (request, along) {
+    fn handle(&mut self, dir: &Fd, connection: Fd, request: &Request<'_>, along: Option<Fd>) {
+        let agreed = match (*request, along) {
             (Request::Join { pid }, _) => {
                 self.stay_for(pid);
                 true
@@ -102,30 +169,46 @@ impl Server {
             (Request::Reserve(target), Some(fd)) => self.reservations.add(dir, target, fd),
             (Request::Reserve(_), None) => false,
             (Request::Release(target), _) => self.reservations.release(target),
-        }
+            (Request::Pool { asked }, along) => {
+                return self.leases.pool_for(connection, asked, along);
+            }
+            (Request::Acquire(staged), along) => {
+                return self.leases.acquire(&connection, &staged, along);
+            }
+            (Request::Drop { lease }, _) => return self.leases.release(connection, lease),
+            (Request::Publish { dev, ino }, _) => {
+                return self.leases.publish(connection, (dev, ino));
+            }
+        };
+        let answer = if agreed {
+            Answer::yes()
+        } else {
+            Answer::no(1, 0)
+        };
+        wire::answer(&connection, &answer);
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
+        // It would take over what is meant to end.
+        self.leases.standby.dismiss();
         // While the lock is still held, so that a new monitor's socket is not removed.
         let _ = rustix::fs::unlinkat(self.dir.as_fd(), SOCKET, AtFlags::empty());
     }
 }
 
+/// A new socket that listens in the directory. The lock is ours, so one that is there has no listener any
+/// more.
+pub(super) fn listen(dir: &Fd) -> Result<Fd, Errno> {
+    let _ = rustix::fs::unlinkat(dir.as_fd(), SOCKET, AtFlags::empty());
+    let listener = wire::socket()?;
+    rustix::net::bind(listener.as_fd(), &wire::address(dir)?)?;
+    rustix::net::listen(listener.as_fd(), 128)?;
+    Ok(listener)
+}
+
 /// The directory is private already; this is the second wall.
 fn is_own_user(connection: &Fd) -> bool {
     socket_peercred(connection.as_fd()).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
-}
-
-/// Whether the peer's message is there within a moment. A peer that connects and says nothing must
-/// not hold up the others.
-fn readable(connection: &Fd) -> bool {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let moment = Timespec {
-        tv_sec: 0,
-        tv_nsec: 20_000_000,
-    };
-    let mut wait = [PollFd::new(connection, PollFlags::IN)];
-    poll(&mut wait, Some(&moment)).is_ok_and(|ready| ready == 1)
 }

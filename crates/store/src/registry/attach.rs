@@ -31,7 +31,7 @@ use super::layout::{ABI, HEADER, Header, MAGIC, PATH, SIZE, SLOTS, Slot, slot_of
 use super::slot::FileSlot;
 use super::sys::{self, Fd};
 use super::text::{Text, number};
-use super::{FileId, birth, settle};
+use super::{FileId, Promise, birth, settle};
 
 /// States of a registry.
 mod phase {
@@ -174,6 +174,10 @@ impl Registry {
         // A phase in transition belongs to a thread that does not exist in this process.
         if phase == phase::CONFIGURING {
             self.phase.store(phase::GAVE_UP, Ordering::Release);
+            return;
+        }
+        // Never attached, as most processes that fork: nothing is written, so no page is copied.
+        if phase == phase::DETACHED && self.base.load(Ordering::Acquire).is_null() {
             return;
         }
         self.attachment.fetch_add(1, Ordering::AcqRel);
@@ -436,6 +440,7 @@ fn fill(slot: &Slot, id: FileId, fd: RawFd, stat: &Statx) {
     slot.windows.store(0, Ordering::Relaxed);
     slot.reserving.store(0, Ordering::Relaxed);
     slot.times_set.store(0, Ordering::Relaxed);
+    slot.promise.store(Promise::Kept as u32, Ordering::Relaxed);
     let mut buffer = [0u8; PATH];
     let len = path_of(fd, &mut buffer).unwrap_or(0);
     for (word, bytes) in slot.path.iter().zip(buffer.chunks_exact(8)) {
@@ -448,7 +453,7 @@ fn fill(slot: &Slot, id: FileId, fd: RawFd, stat: &Statx) {
 /// Where a descriptor leads, unless the path is too long to be kept whole.
 fn path_of(fd: RawFd, buffer: &mut [u8; PATH]) -> Option<usize> {
     let mut link = Text::<64>::new();
-    link.push(b"/proc/self/fd/");
+    link.push(b"/proc/thread-self/fd/");
     link.push_number(u64::try_from(fd).ok()?);
     let len = rustix::fs::readlinkat_raw(CWD, link.as_c_str()?, &mut buffer[..]).ok()?;
     let whole = len < PATH;

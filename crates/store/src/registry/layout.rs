@@ -31,7 +31,7 @@ pub const SLOT: usize = 2048;
 pub const SIZE: usize = HEADER + SLOTS * SLOT;
 
 /// Version of the meaning of the fields.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// Second word of a registry file: meaning, geometry and byte order.
 pub const ABI: u64 = VERSION
@@ -120,7 +120,10 @@ pub struct Slot {
     pub explicit_nanoseconds: AtomicI64,
     /// When the kernel's modification time was last advanced, nanoseconds since 1970.
     pub settled_at: AtomicU64,
-    _pad0: [AtomicU64; 7],
+    /// A [`Promise`](super::Promise).
+    pub promise: AtomicU32,
+    _pad00: AtomicU32,
+    _pad0: [AtomicU64; 6],
     /// Bytes appended through this descriptor (128 bytes in, a line of its own).
     pub appended: AtomicU64,
     /// File position after the last append.

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use rustix::fs::OFlags;
 use serde::Serialize;
 
-use super::Reason;
 use super::dir::{DirError, RuntimeDir};
 use super::layout::Slot;
 use super::snapshot::{Condition, Name, Numbers, SlotCopy, Snapshot, names};
+use super::{Promise, Reason};
 
 /// Everything in a runtime directory.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -71,6 +71,8 @@ pub struct FileStat {
     pub opened_at: u64,
     /// When Adit last advanced its modification time, nanoseconds since 1970, or zero.
     pub settled_at: u64,
+    /// What the program's mode promises for it: `kept` by the kernel, `staged`, or a `weaker` one.
+    pub promise: &'static str,
     /// Bytes appended.
     pub appended: u64,
     /// Blocks are reserved up to this position, or zero.
@@ -183,6 +185,7 @@ fn file(slot: &SlotCopy, pending: bool) -> FileStat {
         pending,
         opened_at: slot.long(offset_of!(Slot, opened_at)),
         settled_at: slot.long(offset_of!(Slot, settled_at)),
+        promise: Promise::of(slot.word(offset_of!(Slot, promise))).name(),
         appended: slot.long(offset_of!(Slot, appended)),
         reserved_to: slot.long(offset_of!(Slot, reserved_to)),
         counts: slot.numbers().into(),

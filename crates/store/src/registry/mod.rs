@@ -81,7 +81,8 @@ pub enum Reason {
     Clean,
     /// A limit of the process or memory pressure.
     Limit,
-    /// The program uses the file in a way that excludes us (its own mapping, locks, io_uring).
+    /// The program uses the file in a way that excludes us (its own mapping, locks, io_uring), or somebody else has it
+    /// open.
     Program,
     /// Anything else.
     Other,
@@ -123,6 +124,38 @@ impl Reason {
             Self::Limit => "limit",
             Self::Program => "program",
             Self::Other => "other",
+        }
+    }
+}
+
+/// What a program's mode promises for one of its files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Promise {
+    /// The mode's promise, kept by the kernel.
+    Kept,
+    /// The mode's promise: the file is staged.
+    Staged,
+    /// A weaker one than the mode's: the file may not be staged.
+    Weaker,
+}
+
+impl Promise {
+    /// That of a number in a registry file.
+    pub(crate) fn of(number: u32) -> Self {
+        [Self::Staged, Self::Weaker]
+            .into_iter()
+            .find(|promise| *promise as u32 == number)
+            .unwrap_or(Self::Kept)
+    }
+
+    /// Short name for tables and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kept => "kept",
+            Self::Staged => "staged",
+            Self::Weaker => "weaker",
         }
     }
 }

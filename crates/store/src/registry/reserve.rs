@@ -11,7 +11,7 @@ use super::layout::reserving::{ASKED, HELD, NEVER};
 use super::slot::FileSlot;
 use super::sys;
 use super::text::number;
-use super::wire::{Request, Target, ask};
+use super::wire::{PATIENCE, Request, Target, ask};
 
 /// Appends between two looks at the clock: a window.
 const WINDOW: u64 = 16;
@@ -112,7 +112,7 @@ impl Registry {
         &self,
         slot: &FileSlot,
         fd: Option<RawFd>,
-        request: fn(Target) -> Request,
+        request: fn(Target) -> Request<'static>,
     ) -> Result<bool, Errno> {
         let path = self.file_path().ok_or(Errno::NOENT)?.to_bytes();
         if slot.is_stale(self) {
@@ -127,7 +127,7 @@ impl Registry {
             Some(fd) => Some(sys::borrow(fd).ok_or(Errno::BADF)?),
             None => None,
         };
-        ask(&dir, request(target), along)
+        ask(&dir, &request(target), along, PATIENCE).map(|answer| answer.agreed())
     }
 }
 

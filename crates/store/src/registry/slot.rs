@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use rustix::fd::RawFd;
 
 use super::layout::{Counters, Header, STRIPES, Slot, state};
-use super::{Reason, settle, sys};
+use super::{Promise, Reason, settle, sys};
 
 /// One registered open file.
 ///
@@ -14,7 +14,7 @@ use super::{Reason, settle, sys};
 /// same one) until the child registers the file itself; [`is_stale`](Self::is_stale) tells.
 #[derive(Clone, Copy)]
 pub struct FileSlot {
-    pub(super) slot: &'static Slot,
+    pub(crate) slot: &'static Slot,
     pub(super) header: &'static Header,
     pub(super) index: usize,
     pub(super) attachment: u32,
@@ -85,9 +85,23 @@ impl FileSlot {
         self.pending_word().store(0, Ordering::Release);
     }
 
+    /// Says what the program's mode promises for this file.
+    #[inline]
+    pub fn has_promise(&self, promise: Promise) {
+        let word = &self.slot.promise;
+        if word.load(Ordering::Relaxed) != promise as u32 {
+            word.store(promise as u32, Ordering::Relaxed);
+        }
+    }
+
     /// The program is about to close the descriptor: settles and gives the slot back.
     pub fn close(&self, fd: RawFd) {
         self.settle(fd);
+        self.end();
+    }
+
+    /// Gives the slot back of a file whose times nothing is due for.
+    pub fn end(&self) {
         let word = self.slot.state.load(Ordering::Relaxed);
         if word & state::MASK == state::OPEN {
             let closed = (word & !state::MASK) | state::CLOSED;

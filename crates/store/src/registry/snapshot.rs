@@ -251,6 +251,11 @@ impl SlotCopy {
         sound.then_some(path)
     }
 
+    /// A short word by its offset.
+    pub(crate) fn word(&self, offset: usize) -> u32 {
+        word(&self.bytes[..], offset)
+    }
+
     /// A counter or time by its offset.
     pub(crate) fn long(&self, offset: usize) -> u64 {
         long(&self.bytes[..], offset)

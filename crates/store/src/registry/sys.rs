@@ -3,8 +3,9 @@
 //!
 //! # Safety
 //!
-//! The one `unsafe` block closes a descriptor number. The invariant: a [`Fd`] is only made from an
-//! owned descriptor that rustix has just opened, so the number is ours until the drop.
+//! An `unsafe` block closes a descriptor number. The invariant: a [`Fd`] is only made from an
+//! owned descriptor that rustix has just opened, or under the promise of [`Fd::inherited`], so the number
+//! is ours until the drop.
 #![allow(unsafe_code)]
 
 use core::ffi::CStr;
@@ -24,6 +25,16 @@ impl Fd {
     /// Takes over an open descriptor.
     pub(crate) fn new(fd: OwnedFd) -> Self {
         Self(fd.into_raw_fd())
+    }
+
+    /// Takes over a descriptor that was left open for this process, which closes on `exec` again.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else in the process has it, or will.
+    pub(crate) unsafe fn inherited(number: RawFd) -> Option<Self> {
+        rustix::io::fcntl_setfd(borrow(number)?, rustix::io::FdFlags::CLOEXEC).ok()?;
+        Some(Self(number))
     }
 
     /// The descriptor's number.

@@ -1,18 +1,23 @@
 //! The monitor's socket: what a process says to it, and how it is said from a signal handler.
 //!
-//! One connection carries one message and one byte of answer. Nothing stays open, so the program's
-//! descriptor table looks to the program as if Adit were not there. A monitor that is stopped costs
-//! the caller a bounded wait.
+//! One connection carries one message, with at most one descriptor, and one answer. Nothing stays
+//! open, so the program's descriptor table looks to the program as if Adit were not there. A monitor
+//! that is stopped costs the caller a bounded wait.
+//!
+//! Both directions have a head of fixed size and a tail of bytes, a path. Whatever does not have
+//! exactly this shape is not understood, and answered by closing the connection.
 
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
+use core::time::Duration;
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd as _, BorrowedFd};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 use super::sys::Fd;
@@ -21,18 +26,26 @@ use super::text::Text;
 /// Name of the monitor's socket.
 pub(crate) const SOCKET: &CStr = c"monitor.sock";
 
-/// Bytes of a message.
-const MESSAGE: usize = 80;
+/// Longest path in a message, with the zero byte behind it.
+pub(crate) const LONGEST: usize = 1024;
 
-/// How long an answer may take.
-const PATIENCE: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 100_000_000,
-};
+/// Bytes of a message's head, and of the longest message.
+const HEAD: usize = 48;
+const MESSAGE: usize = HEAD + LONGEST;
+
+/// Bytes of an answer's head, and of the longest answer.
+const ANSWER_HEAD: usize = 16;
+const ANSWER: usize = ANSWER_HEAD + LONGEST;
+
+/// How long an answer may take that the monitor gives without any work of its own.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(400);
+
+/// A path in a message or an answer.
+pub(crate) type Path = Text<LONGEST>;
 
 /// What a process asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
+pub(crate) enum Request<'a> {
     /// Stay at least as long as this process lives.
     Join {
         /// Its id.
@@ -42,6 +55,25 @@ pub(crate) enum Request {
     Reserve(Target),
     /// Free what is reserved beyond the end, and let go of the descriptor.
     Release(Target),
+    /// Say which pool stages the file whose descriptor comes along.
+    Pool {
+        /// The one that the user asked for.
+        asked: &'a [u8],
+    },
+    /// Take the write lease of the description that comes along.
+    Acquire(Staged<'a>),
+    /// Give a lease up and let go of its description.
+    Drop {
+        /// Its number.
+        lease: u64,
+    },
+    /// Publish what is staged of a file; its lease stays.
+    Publish {
+        /// Its device.
+        dev: u64,
+        /// Its inode number.
+        ino: u64,
+    },
 }
 
 /// A slot of a registry file.
@@ -55,46 +87,192 @@ pub(crate) struct Target {
     pub(crate) index: u32,
 }
 
-impl Request {
-    fn encode(self) -> [u8; MESSAGE] {
-        let (kind, pid, index, nonce) = match self {
-            Self::Join { pid } => (1u32, pid, 0, 0),
-            Self::Reserve(target) => (2, target.pid, target.index, target.nonce),
-            Self::Release(target) => (3, target.pid, target.index, target.nonce),
+/// A file that a process stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Staged<'a> {
+    /// Path of the pool.
+    pub(crate) pool: &'a [u8],
+    /// Id of the file's entry there.
+    pub(crate) file: u64,
+    /// Slot of the process's attachment.
+    pub(crate) slot: u32,
+    /// Mode, as a number.
+    pub(crate) mode: u32,
+    /// Whether `O_APPEND` was taken from the description.
+    pub(crate) restore_append: bool,
+}
+
+/// A message taken to pieces.
+#[derive(Default)]
+struct Parts<'a> {
+    kind: u32,
+    words: [u32; 3],
+    longs: [u64; 2],
+    tail: &'a [u8],
+}
+
+impl<'a> Request<'a> {
+    fn parts(&self) -> Parts<'a> {
+        let short = |kind, target: &Target| Parts {
+            kind,
+            words: [target.pid, target.index, 0],
+            longs: [target.nonce, 0],
+            tail: &[],
         };
-        let mut bytes = [0; MESSAGE];
-        let words = [kind, pid, index, nonce as u32, (nonce >> 32) as u32];
-        for (chunk, word) in bytes.chunks_exact_mut(4).zip(words) {
+        match *self {
+            Self::Join { pid } => Parts {
+                kind: 1,
+                words: [pid, 0, 0],
+                ..Parts::default()
+            },
+            Self::Reserve(target) => short(2, &target),
+            Self::Release(target) => short(3, &target),
+            Self::Pool { asked } => Parts {
+                kind: 4,
+                tail: asked,
+                ..Parts::default()
+            },
+            Self::Acquire(staged) => Parts {
+                kind: 5,
+                words: [staged.slot, staged.mode, u32::from(staged.restore_append)],
+                longs: [staged.file, 0],
+                tail: staged.pool,
+            },
+            Self::Drop { lease } => Parts {
+                kind: 6,
+                longs: [lease, 0],
+                ..Parts::default()
+            },
+            Self::Publish { dev, ino } => Parts {
+                kind: 7,
+                longs: [dev, ino],
+                ..Parts::default()
+            },
+        }
+    }
+
+    fn encode(&self, into: &mut [u8; MESSAGE]) -> Result<usize, Errno> {
+        let parts = self.parts();
+        let words = [parts.kind].into_iter().chain(parts.words);
+        for (chunk, word) in into.chunks_exact_mut(4).zip(words) {
             chunk.copy_from_slice(&word.to_ne_bytes());
         }
-        bytes
+        for (chunk, long) in into.chunks_exact_mut(8).skip(2).zip(parts.longs) {
+            chunk.copy_from_slice(&long.to_ne_bytes());
+        }
+        let len = HEAD + parts.tail.len();
+        let tail = into.get_mut(HEAD..len).ok_or(Errno::NAMETOOLONG)?;
+        tail.copy_from_slice(parts.tail);
+        Ok(len)
+    }
+
+    fn decode(bytes: &'a [u8]) -> Option<Self> {
+        let (head, tail) = bytes.split_at_checked(HEAD)?;
+        let mut words = [0u32; 4];
+        for (word, chunk) in words.iter_mut().zip(head.chunks_exact(4)) {
+            *word = u32::from_ne_bytes(chunk.try_into().ok()?);
+        }
+        let mut longs = [0u64; 4];
+        for (long, chunk) in longs.iter_mut().zip(head.chunks_exact(8).skip(2)) {
+            *long = u64::from_ne_bytes(chunk.try_into().ok()?);
+        }
+        let [kind, a, b, c] = words;
+        let [x, y, ..] = longs;
+        let target = Target {
+            nonce: x,
+            pid: a,
+            index: b,
+        };
+        let path = tail.len() < LONGEST && !tail.contains(&0);
+        Some(match (kind, tail.is_empty()) {
+            (1, true) => Self::Join { pid: a },
+            (2, true) => Self::Reserve(target),
+            (3, true) => Self::Release(target),
+            (4, _) if path => Self::Pool { asked: tail },
+            (5, false) if path => Self::Acquire(Staged {
+                pool: tail,
+                file: x,
+                slot: a,
+                mode: b,
+                restore_append: c != 0,
+            }),
+            (6, true) => Self::Drop { lease: x },
+            (7, true) => Self::Publish { dev: x, ino: y },
+            _ => return None,
+        })
+    }
+}
+
+/// What the monitor says.
+#[derive(Clone, Copy)]
+pub(crate) struct Answer {
+    /// Zero is yes; else the reason, which the two sides of a request agree on.
+    pub(crate) code: u32,
+    /// The kernel's number for the reason, or zero.
+    pub(crate) errno: u32,
+    /// A number that goes with a yes.
+    pub(crate) value: u64,
+    /// A path that goes with a yes.
+    pub(crate) path: Path,
+}
+
+impl Answer {
+    /// Yes.
+    pub(crate) fn yes() -> Self {
+        Self {
+            code: 0,
+            errno: 0,
+            value: 0,
+            path: Path::new(),
+        }
+    }
+
+    /// No, with a reason other than zero.
+    pub(crate) fn no(code: u32, errno: u32) -> Self {
+        Self {
+            code: code.max(1),
+            errno,
+            ..Self::yes()
+        }
+    }
+
+    /// Whether it is a yes.
+    pub(crate) fn agreed(&self) -> bool {
+        self.code == 0
+    }
+
+    fn encode(&self, into: &mut [u8; ANSWER]) -> usize {
+        let path = self.path.as_bytes();
+        into[..4].copy_from_slice(&self.code.to_ne_bytes());
+        into[4..8].copy_from_slice(&self.errno.to_ne_bytes());
+        into[8..16].copy_from_slice(&self.value.to_ne_bytes());
+        into[ANSWER_HEAD..ANSWER_HEAD + path.len()].copy_from_slice(path);
+        ANSWER_HEAD + path.len()
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut words = [0u32; 5];
-        for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(4)) {
-            *word = u32::from_ne_bytes(chunk.try_into().ok()?);
+        let (head, tail) = bytes.split_at_checked(ANSWER_HEAD)?;
+        let word = |at: usize| Some(u32::from_ne_bytes(head.get(at..at + 4)?.try_into().ok()?));
+        let mut path = Path::new();
+        path.push(tail);
+        if !tail.is_empty() {
+            path.as_c_str()?;
         }
-        let [kind, pid, index, low, high] = words;
-        let target = Target {
-            nonce: u64::from(low) | u64::from(high) << 32,
-            pid,
-            index,
-        };
-        match (kind, bytes.len()) {
-            (1, MESSAGE) => Some(Self::Join { pid }),
-            (2, MESSAGE) => Some(Self::Reserve(target)),
-            (3, MESSAGE) => Some(Self::Release(target)),
-            _ => None,
-        }
+        Some(Self {
+            code: word(0)?,
+            errno: word(4)?,
+            value: u64::from_ne_bytes(head.get(8..16)?.try_into().ok()?),
+            path,
+        })
     }
 }
 
 /// The socket's address as seen from an open directory. A socket address is short, a directory's
-/// path need not be, so it goes by the descriptor.
+/// path need not be, so it goes by the descriptor; of this thread, because the process's first one may
+/// have ended, and `/proc/self` with it.
 pub(crate) fn address(dir: &Fd) -> Result<SocketAddrUnix, Errno> {
     let mut path = Text::<64>::new();
-    path.push(b"/proc/self/fd/");
+    path.push(b"/proc/thread-self/fd/");
     path.push_number(u64::try_from(dir.raw()).map_err(|_| Errno::BADF)?);
     path.push(b"/").push(SOCKET.to_bytes());
     SocketAddrUnix::new(path.as_c_str().ok_or(Errno::NAMETOOLONG)?)
@@ -106,67 +284,136 @@ pub(crate) fn socket() -> Result<Fd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map(Fd::new)
 }
 
-/// Says one thing to the monitor of a directory; whether it agreed.
+/// Says one thing to the monitor of a directory, and waits for the answer until `patience` is over.
 pub(crate) fn ask(
     dir: &Fd,
-    request: Request,
+    request: &Request<'_>,
     along: Option<BorrowedFd<'_>>,
-) -> Result<bool, Errno> {
-    let socket = socket()?;
-    rustix::net::connect(socket.as_fd(), &address(dir)?)?;
-    let bytes = request.encode();
+    patience: Duration,
+) -> Result<Answer, Errno> {
+    let until = Instant::now() + patience;
+    let mut bytes = [0; MESSAGE];
+    let len = request.encode(&mut bytes)?;
+    let socket = connect(dir, until)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let descriptors = along.map(|fd| [fd]);
     if let Some(descriptors) = &descriptors {
         control.push(SendAncillaryMessage::ScmRights(descriptors));
     }
-    let parts = [IoSlice::new(&bytes)];
+    let parts = [IoSlice::new(bytes.get(..len).unwrap_or_default())];
     rustix::net::sendmsg(socket.as_fd(), &parts, &mut control, SendFlags::NOSIGNAL)?;
-    let mut answer = [0u8; 1];
-    for _ in 0..4 {
-        let mut wait = [PollFd::new(&socket, PollFlags::IN)];
-        match poll(&mut wait, Some(&PATIENCE)) {
-            Ok(0) => return Err(Errno::TIMEDOUT),
-            Ok(_) => {}
-            Err(Errno::INTR) => continue,
-            Err(error) => return Err(error),
-        }
-        return match rustix::net::recv(socket.as_fd(), &mut answer[..], RecvFlags::empty()) {
-            Ok((1, _)) => Ok(answer == [1]),
-            Ok(_) => Err(Errno::CONNRESET),
-            Err(Errno::INTR | Errno::AGAIN) => continue,
-            Err(error) => Err(error),
-        };
-    }
-    Err(Errno::INTR)
+    hear(&socket, until)
 }
 
-/// Takes one message off an accepted connection, with the descriptor that came along. `Ok(None)`
-/// is a message nobody here understands.
-pub(crate) fn receive(socket: &Fd) -> Result<Option<(Request, Option<Fd>)>, Errno> {
-    let mut bytes = [0u8; MESSAGE];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut parts = [IoSliceMut::new(&mut bytes)];
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    let received = rustix::net::recvmsg(socket.as_fd(), &mut parts, &mut control, flags)?;
-    let mut along = None;
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-            // Every descriptor that arrived is owned by now; all but the last one are dropped.
-            for descriptor in descriptors {
-                along = Some(Fd::new(descriptor));
+/// Connects. The kernel refuses while too many others wait to be accepted.
+fn connect(dir: &Fd, until: Instant) -> Result<Fd, Errno> {
+    let socket = socket()?;
+    let address = address(dir)?;
+    loop {
+        match rustix::net::connect(socket.as_fd(), &address) {
+            Ok(()) => return Ok(socket),
+            Err(Errno::AGAIN) if Instant::now() < until => {
+                let _ = rustix::thread::nanosleep(&Timespec {
+                    tv_sec: 0,
+                    tv_nsec: 1_000_000,
+                });
             }
+            Err(Errno::INTR) if Instant::now() < until => {}
+            Err(Errno::AGAIN | Errno::INTR) => return Err(Errno::TIMEDOUT),
+            Err(error) => return Err(error),
         }
     }
-    let request = Request::decode(bytes.get(..received.bytes).unwrap_or_default());
-    Ok(request.map(|request| (request, along)))
+}
+
+fn hear(socket: &Fd, until: Instant) -> Result<Answer, Errno> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let mut wait = [PollFd::new(socket, PollFlags::IN)];
+        match poll(&mut wait, Some(&timespec(left))) {
+            Ok(0) => return hear_the_last(socket),
+            Ok(_) => match take(socket) {
+                Err(Errno::INTR | Errno::AGAIN) if Instant::now() < until => {}
+                answer => return answer,
+            },
+            // Interrupted for ever is silent, too.
+            Err(Errno::INTR) if Instant::now() < until => {}
+            Err(Errno::INTR) => return hear_the_last(socket),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The wait is over. Whether the monitor agreed must be known to both sides alike: an answer that
+/// was sent by now counts, and from now on none can be sent.
+fn hear_the_last(socket: &Fd) -> Result<Answer, Errno> {
+    let _ = rustix::net::shutdown(socket.as_fd(), Shutdown::Both);
+    match take(socket) {
+        Ok(answer) => Ok(answer),
+        Err(_) => Err(Errno::TIMEDOUT),
+    }
+}
+
+fn take(socket: &Fd) -> Result<Answer, Errno> {
+    let mut answer = [0u8; ANSWER];
+    let (len, _) = rustix::net::recv(socket.as_fd(), &mut answer[..], RecvFlags::empty())?;
+    Answer::decode(answer.get(..len).unwrap_or_default()).ok_or(Errno::CONNRESET)
+}
+
+/// A wait in the kernel's form.
+pub(crate) fn timespec(wait: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(wait.subsec_nanos()),
+    }
+}
+
+/// Room for a message of any size that counts.
+pub(crate) struct Buffer([u8; MESSAGE + 1]);
+
+impl Buffer {
+    /// An empty buffer.
+    pub(crate) fn new() -> Self {
+        Self([0; MESSAGE + 1])
+    }
+
+    /// Takes one message off an accepted connection, with the descriptor that came along.
+    /// `Ok(None)` is a message nobody here understands.
+    pub(crate) fn receive(
+        &mut self,
+        socket: &Fd,
+    ) -> Result<Option<(Request<'_>, Option<Fd>)>, Errno> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(&mut self.0)];
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let received = rustix::net::recvmsg(socket.as_fd(), &mut parts, &mut control, flags)?;
+        let mut along = None;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                // Every descriptor that arrived is owned by now; all but the last one are dropped.
+                for descriptor in descriptors {
+                    along = Some(Fd::new(descriptor));
+                }
+            }
+        }
+        let request = Request::decode(self.0.get(..received.bytes).unwrap_or_default());
+        Ok(request.map(|request| (request, along)))
+    }
+}
+
+/// Answers; `false` when nobody waits for the answer any more.
+pub(crate) fn answer(socket: &Fd, answer: &Answer) -> bool {
+    let mut bytes = [0; ANSWER];
+    let len = answer.encode(&mut bytes);
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let bytes = bytes.get(..len).unwrap_or_default();
+    rustix::net::send(socket.as_fd(), bytes, flags) == Ok(len)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{MESSAGE, Request, Target};
+    use super::{ANSWER, Answer, HEAD, LONGEST, MESSAGE, Request, Staged, Target};
 
     #[test]
     fn messages_come_back() {
@@ -175,18 +422,75 @@ mod tests {
             pid: 4_000_000,
             index: 255,
         };
+        let long = [b'p'; LONGEST - 1];
+        let staged = Staged {
+            pool: b"/a/pool",
+            file: u64::MAX / 3,
+            slot: 200,
+            mode: 2,
+            restore_append: true,
+        };
         for request in [
             Request::Join { pid: 7 },
             Request::Reserve(target),
             Request::Release(target),
+            Request::Pool { asked: b"" },
+            Request::Pool { asked: &long },
+            Request::Acquire(staged),
+            Request::Drop { lease: u64::MAX },
+            Request::Publish { dev: 1, ino: 2 },
         ] {
-            assert_eq!(Request::decode(&request.encode()), Some(request));
+            let mut bytes = [0; MESSAGE];
+            let len = request.encode(&mut bytes).expect("fits");
+            assert_eq!(Request::decode(&bytes[..len]), Some(request));
+            assert_eq!(Request::decode(&bytes[1..HEAD]), None);
         }
-        assert_eq!(Request::decode(&[]), None);
-        assert_eq!(Request::decode(&[1; MESSAGE]), None);
+        let mut bytes = [0; MESSAGE];
+        let too_long = [b'p'; LONGEST + 1];
+        let request = Request::Pool { asked: &too_long };
+        assert!(request.encode(&mut bytes).is_err());
+    }
+
+    #[test]
+    fn what_has_another_shape_is_not_understood() {
+        for bad in [&[][..], &[1; HEAD], &[1; MESSAGE], &[0; MESSAGE + 1]] {
+            assert_eq!(Request::decode(bad), None);
+        }
+        let mut bytes = [0; MESSAGE];
+        let len = Request::Join { pid: 7 }.encode(&mut bytes).expect("fits");
+        assert_eq!(Request::decode(&bytes[..len + 1]), None, "a tail");
+        let zero = Request::Pool { asked: b"/a\0b" };
+        let len = zero.encode(&mut bytes).expect("fits");
+        assert_eq!(Request::decode(&bytes[..len]), None, "a zero byte");
+        let none = Request::Acquire(Staged {
+            pool: b"",
+            file: 1,
+            slot: 0,
+            mode: 0,
+            restore_append: false,
+        });
+        let len = none.encode(&mut bytes).expect("fits");
+        assert_eq!(Request::decode(&bytes[..len]), None, "no pool");
+    }
+
+    #[test]
+    fn answers_come_back() {
+        let mut answer = Answer::yes();
+        answer.value = u64::MAX - 1;
+        answer.path.push(b"/pool");
+        let mut bytes = [0; ANSWER];
+        let len = answer.encode(&mut bytes);
+        let back = Answer::decode(&bytes[..len]).expect("understood");
+        assert!(back.agreed());
         assert_eq!(
-            Request::decode(&Request::Join { pid: 7 }.encode()[1..]),
-            None
+            (back.value, back.path.as_bytes()),
+            (answer.value, &b"/pool"[..])
         );
+        let len = Answer::no(0, 5).encode(&mut bytes);
+        let back = Answer::decode(&bytes[..len]).expect("understood");
+        assert!(!back.agreed());
+        assert_eq!(back.errno, 5);
+        assert!(Answer::decode(&[0; 3]).is_none());
+        assert!(Answer::decode(&[0; 17]).is_none(), "a path of a zero byte");
     }
 }

@@ -4,32 +4,62 @@
 //!    it. Nobody refers to them yet, so no lock is needed and several threads copy at once.
 //! 2. Under the file's lock the end of the file becomes the offset, the sequence number is taken, and
 //!    one 64-byte record is written. A fence between bytes and record keeps the record from being
-//!    believed before its bytes; short bytes travel with their CRC in the record instead, which saves
-//!    that fence.
-//! 3. A fence makes the record durable, then the overlay shows the bytes. The lock is held until then,
-//!    so the overlay's order is the log's.
+//!    believed before its bytes; short bytes, and all bytes where a fence waits for a device, travel with
+//!    their CRC in the record instead, which saves that fence.
+//! 3. In `sync` and `strict` mode a fence makes the record durable, in the others it is ordered before
+//!    the commit; then the overlay shows the bytes. The lock is held until then, so the overlay's order is
+//!    the log's. Where a fence waits for a device, the lock is given up before: operations are then shown
+//!    in the log's order as well, each with all before it, which its fence has covered.
+//!
+//! # Safety
+//!
+//! The unsafe code copies from a program's buffers, with guards, under the caller's promise about them.
+//! The bytes whose CRC goes into a record are copied to memory of our own first: another thread of the
+//! program could change them between the two looks at them.
+#![allow(unsafe_code)]
 
+use adit_pmem::copy::guarded_copy;
 use adit_pmem::{BaseFile, Medium};
-use adit_pool::{Extent, FileGuard, Op, ReplayOp};
+use adit_pool::{Extent, FileGuard, Op, ReplayOp, When};
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::atomic::Ordering;
 
+use super::board::Words;
 use super::error::{Error, Result, is_pressure};
 use super::file::StagedFile;
+use super::memory::{Cursor, total};
+use super::recycle::Covered;
 
-/// Up to this many bytes a CRC costs less than a fence.
+/// Up to this many bytes a CRC costs less than a fence that drains a processor. A fence that waits for a
+/// device costs more than any CRC.
 const CRC_LIMIT: usize = 256;
 
+/// Up to this many bytes are written with their record, under the file's lock. Longer ones are written
+/// before: then the lock would be held for longer than a second call takes.
+const WITH_RECORD: usize = 16 << 10;
+
+/// Bytes whose CRC is taken at once.
+const CRC_BLOCK: usize = 256 << 10;
+
 /// Where a write goes.
-#[derive(Debug, Clone, Copy)]
-enum Place {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// At this offset, inside the file or beyond its end.
     At(u64),
+    /// At the end of the file, wherever that is when the write happens.
     End,
 }
+
+/// A program's buffers, from which a write takes its bytes.
+type From<'a> = Cursor<'a, *const u8>;
 
 /// Bytes that lie in the pool and belong to no file yet.
 #[derive(Debug, Clone, Copy)]
 struct Filled {
     extent: Extent,
     data_crc: Option<u32>,
+    /// The page that the extent is, when records of the file named it before.
+    again: Option<Covered>,
 }
 
 impl Filled {
@@ -54,12 +84,62 @@ impl Filled {
 impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Appends, and says at which offset. Entirely or not at all, whatever the length.
     pub fn append(&self, bytes: &[u8]) -> Result<u64> {
-        self.write(Place::End, bytes)
+        // SAFETY: the buffer is a slice.
+        unsafe { self.write_from(Place::End, bytes.as_ptr(), bytes.len()) }
     }
 
     /// Writes at an offset, inside the file or beyond its end. Entirely or not at all.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.write(Place::At(offset), bytes).map(|_| ())
+        // SAFETY: the buffer is a slice.
+        unsafe { self.write_from(Place::At(offset), bytes.as_ptr(), bytes.len()) }.map(|_| ())
+    }
+
+    /// Writes a program's buffer, and says at which offset. Entirely or not at all, whatever the length:
+    /// [`Error::Fault`] when the buffer cannot be read.
+    ///
+    /// # Safety
+    ///
+    /// `from..from + len` is memory that may be read, which others may change meanwhile, or addresses
+    /// that fault; where they may fault, a handler that uses [`adit_pmem::fault::handle`] is installed.
+    pub unsafe fn write_from(&self, place: Place, from: *const u8, len: usize) -> Result<u64> {
+        // SAFETY: the caller vouches for the buffer.
+        unsafe { self.writev_from(place, &[(from, len)]) }
+    }
+
+    /// [`StagedFile::write_from`] of several buffers, in order, as one write.
+    ///
+    /// # Safety
+    ///
+    /// As for [`StagedFile::write_from`], of each buffer.
+    pub unsafe fn writev_from(&self, place: Place, from: &[(*const u8, usize)]) -> Result<u64> {
+        let len = total(from).ok_or(Error::TooLarge)?;
+        if len == 0 {
+            return match place {
+                Place::At(offset) => Ok(offset),
+                Place::End => self.size(),
+            };
+        }
+        let chunk = self.stage.attachment().pool().geometry().chunk_size() as usize;
+        self.with_room(|| {
+            let mut from = Cursor::new(from);
+            if len <= chunk {
+                // SAFETY: the caller vouches for the buffers.
+                let filled = unsafe { self.fill(&mut from, len) }?;
+                return self.logged(&[filled], || self.log_one(place, filled));
+            }
+            let mut all = Vec::with_capacity(len.div_ceil(chunk));
+            for start in (0..len).step_by(chunk) {
+                // SAFETY: the caller vouches for the buffers.
+                match unsafe { self.fill(&mut from, chunk.min(len - start)) } {
+                    Ok(filled) => all.push(filled),
+                    Err(error) => {
+                        self.give_back(&all)?;
+                        return Err(error);
+                    }
+                }
+            }
+            self.logged(&all, || self.log_group(place, &all))
+        })
     }
 
     /// Cuts or extends the file.
@@ -69,10 +149,21 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         }
         self.with_room(|| {
             let mut guard = self.lock()?;
-            let seq = guard.append(&Op::Truncate { size }, self.mode.when())?;
-            self.show(seq, [ReplayOp::Truncate { size }]);
-            Ok(())
+            let (when, durable) = (self.mode.when(), self.known_durable());
+            let seq = guard.log(&Op::Truncate { size }, when, durable)?;
+            self.show(&guard, seq, [ReplayOp::Truncate { size }], now())?;
+            drop(guard);
+            self.settle_up_to(seq)
         })
+    }
+
+    /// Says that the base file was written beside us: when the file is published, its time is not set
+    /// back to an older one.
+    pub(super) fn was_written(&self) -> Result<()> {
+        if self.last_write()?.is_some() {
+            self.lock()?.set_modified(now())?;
+        }
+        Ok(())
     }
 
     /// Makes everything so far durable: in `posix` and `atomic` mode this is the instant at which all
@@ -80,65 +171,157 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     pub fn fsync(&self) -> Result<()> {
         self.with_room(|| {
             let mut guard = self.lock()?;
-            self.commit(&mut guard)
+            let commit = self.log_commit(&mut guard)?;
+            drop(guard);
+            self.settle_commit(commit)
         })
     }
 
-    /// Commits what is not yet committed.
-    pub(super) fn commit(&self, guard: &mut FileGuard<'_, M>) -> Result<()> {
-        if self.look().has_uncommitted() {
-            let seq = guard.commit()?;
-            let mut view = self.change();
-            view.committed = seq;
-            view.next_seq = seq + 1;
+    /// Writes what commits everything so far, if nothing does yet, and says which record that is.
+    pub(super) fn log_commit(&self, guard: &mut FileGuard<'_, M>) -> Result<u64> {
+        let durable = {
+            let view = self.look();
+            if !view.has_uncommitted() || view.last() <= view.commit {
+                return Ok(view.commit);
+            }
+            view.durable
+        };
+        let seq = guard.log_commit(durable)?;
+        let mut view = self.change();
+        view.commit = seq;
+        self.known_seq.store(seq + 1, Ordering::Relaxed);
+        Ok(seq)
+    }
+
+    /// Makes a commit durable. The caller may have given the file's lock up.
+    pub(super) fn settle_commit(&self, commit: u64) -> Result<()> {
+        if self.look().committed < commit {
+            self.stage.attachment().pool().settle()?;
+            self.change().commit_is_durable(commit);
         }
         Ok(())
     }
 
-    fn write(&self, place: Place, bytes: &[u8]) -> Result<u64> {
-        if bytes.is_empty() {
-            return Ok(match place {
-                Place::At(offset) => offset,
-                Place::End => self.size(),
-            });
+    /// Makes operations up to `seq` durable and shows them, where [`StagedFile::show`] has left that
+    /// open. The caller has given the file's lock up: a program that is stopped in here keeps nobody
+    /// from the file.
+    pub(super) fn settle_up_to(&self, seq: u64) -> Result<()> {
+        if self.waits_after_lock() {
+            self.stage.attachment().pool().settle()?;
+            self.change().reveal(seq);
         }
-        let chunk = self.stage.attachment().pool().geometry().chunk_size() as usize;
-        self.with_room(|| {
-            if bytes.len() <= chunk {
-                let filled = self.fill(bytes)?;
-                self.logged(&[filled], || self.log_one(place, filled))
-            } else {
-                let mut all = Vec::with_capacity(bytes.len().div_ceil(chunk));
-                for part in bytes.chunks(chunk) {
-                    match self.fill(part) {
-                        Ok(filled) => all.push(filled),
-                        Err(error) => return self.logged(&all, || Err(error)),
-                    }
-                }
-                self.logged(&all, || self.log_group(place, &all))
+        Ok(())
+    }
+
+    /// Up to which record all are known to be durable; said only where records have to be told.
+    fn known_durable(&self) -> u64 {
+        if self.stage.attachment().pool().medium().fence_is_slow() {
+            self.look().durable
+        } else {
+            0
+        }
+    }
+
+    /// Whether operations wait for a device after the file's lock was given up.
+    fn waits_after_lock(&self) -> bool {
+        let medium = self.stage.attachment().pool().medium();
+        self.mode.when() == When::Now && medium.fence_is_slow()
+    }
+
+    /// Streams the next `len` bytes into fresh space, which is given back when they cannot be read.
+    ///
+    /// # Safety
+    ///
+    /// As for [`StagedFile::write_from`].
+    unsafe fn fill(&self, from: &mut From<'_>, len: usize) -> Result<Filled> {
+        let (extent, again) = self.space(len as u32)?;
+        let filled = |data_crc| Filled {
+            extent,
+            data_crc,
+            again,
+        };
+        // SAFETY: the caller vouches for the buffers.
+        match unsafe { self.stream(extent, from, again.is_some()) } {
+            Ok(data_crc) => Ok(filled(data_crc)),
+            Err(error) => {
+                self.give_back(&[filled(None)])?;
+                Err(error)
             }
-        })
+        }
     }
 
-    /// Streams bytes into fresh space.
-    fn fill(&self, bytes: &[u8]) -> Result<Filled> {
+    /// Copies the next bytes into an extent; the result is their CRC if that is to travel along. `again`
+    /// says that the extent was used before.
+    ///
+    /// # Safety
+    ///
+    /// As for [`StagedFile::write_from`].
+    unsafe fn stream(
+        &self,
+        extent: Extent,
+        from: &mut From<'_>,
+        again: bool,
+    ) -> Result<Option<u32>> {
         let attachment = self.stage.attachment();
-        let extent = self.stage.space(bytes.len() as u32)?;
-        attachment.fill(extent, 0, bytes)?;
-        let data_crc = (bytes.len() <= CRC_LIMIT).then(|| crc32c::crc32c(bytes));
-        Ok(Filled { extent, data_crc })
+        let len = extent.len as usize;
+        if attachment.pool().medium().fence_is_slow() {
+            // SAFETY: the caller vouches for the buffers.
+            return unsafe { self.stream_checked(extent, from) }.map(Some);
+        }
+        if len > CRC_LIMIT {
+            let cold = again && self.recycled.are_cold();
+            from.each(len, |done, at, part| {
+                // SAFETY: the caller vouches for the buffers.
+                unsafe { attachment.fill_from(extent, done as u32, at, part, cold) }
+            })?;
+            return Ok(None);
+        }
+        let mut own = [0; CRC_LIMIT];
+        let own = &mut own[..len];
+        // SAFETY: the caller vouches for the buffers.
+        unsafe { take(from, own) }?;
+        attachment.fill(extent, 0, own)?;
+        Ok(Some(crc32c::crc32c(own)))
     }
 
-    /// Gives the space back when there was no room for the record. After any other failure a record may
-    /// name it: then it stays taken until the attachment ends.
+    /// Copies the next bytes into an extent, block by block, and returns their CRC. Few bytes wait for the
+    /// record, which is to have the CRC.
+    ///
+    /// # Safety
+    ///
+    /// As for [`StagedFile::write_from`].
+    unsafe fn stream_checked(&self, extent: Extent, from: &mut From<'_>) -> Result<u32> {
+        let attachment = self.stage.attachment();
+        let len = extent.len as usize;
+        let mut own = vec![0; len.min(CRC_BLOCK)];
+        if len <= WITH_RECORD {
+            // SAFETY: the caller vouches for the buffers.
+            unsafe { take(from, &mut own) }?;
+            return Ok(attachment.fill_with_record(extent, own)?);
+        }
+        let mut crc = 0;
+        for at in (0..len).step_by(CRC_BLOCK) {
+            let own = &mut own[..CRC_BLOCK.min(len - at)];
+            // SAFETY: the caller vouches for the buffers.
+            unsafe { take(from, own) }?;
+            attachment.fill(extent, at as u32, own)?;
+            crc = crc32c::crc32c_append(crc, own);
+        }
+        Ok(crc)
+    }
+
+    /// Gives the space back when no record was written. After any other failure one may name it: then
+    /// it stays taken until the attachment ends.
     fn logged<T>(&self, filled: &[Filled], log: impl FnOnce() -> Result<T>) -> Result<T> {
         let result = log();
-        if let Err(Error::TooLarge) = &result {
-            self.give_back(filled)?;
-        }
-        if let Err(Error::Pool(error)) = &result
-            && is_pressure(error)
-        {
+        let unwritten = match &result {
+            Err(Error::TooLarge | Error::Taken | Error::NoSpace) => true,
+            Err(Error::Pool(error)) => {
+                is_pressure(error) || matches!(error, adit_pool::Error::Busy { .. })
+            }
+            _ => false,
+        };
+        if unwritten {
             self.give_back(filled)?;
         }
         result
@@ -146,17 +329,61 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 
     fn give_back(&self, filled: &[Filled]) -> Result<()> {
         for filled in filled {
-            self.stage.attachment().free(filled.extent)?;
+            match filled.again {
+                Some(page) => self.put_back(page),
+                None => self.stage.attachment().free(filled.extent)?,
+            }
         }
         Ok(())
     }
 
-    fn log_one(&self, place: Place, filled: Filled) -> Result<u64> {
-        let mut guard = self.lock()?;
-        let offset = self.resolve_place(&guard, place, u64::from(filled.extent.len))?;
-        let seq = guard.append(&filled.op(offset), self.mode.when())?;
-        self.show(seq, [filled.replay(offset)]);
+    /// Logs a write, or has another thread do it that logs just now.
+    fn log_one<'a>(&'a self, place: Place, filled: Filled) -> Result<u64> {
+        let request = Request {
+            place,
+            filled,
+            time: now(),
+        };
+        let fence_own = || {
+            // The fence of whoever serves us does not cover what this core has streamed.
+            self.stage.attachment().pool().medium().order();
+        };
+        let serve = |round: &mut Round<'a, M>, words| self.serve(round, &Request::of(words));
+        let answer = self
+            .board
+            .ask(request.words(), fence_own, Round::default, serve);
+        let (offset, seq) = match answer {
+            [DONE, offset, seq, ..] => (offset, seq),
+            // Its own error for everybody.
+            _ => self.log(&mut self.lock()?, &request)?,
+        };
+        self.settle_up_to(seq)?;
         Ok(offset)
+    }
+
+    /// Does a request under the lock that is kept for all of a round. After an error nothing was done
+    /// that doing it again would not do.
+    fn serve<'a>(&'a self, round: &mut Round<'a, M>, request: &Request) -> Words {
+        let mut done = || {
+            let guard = match &mut round.guard {
+                Some(guard) => guard,
+                none => none.insert(self.lock()?),
+            };
+            self.log(guard, request)
+        };
+        done().map_or([0; _], |(offset, seq)| [DONE, offset, seq, 0, 0])
+    }
+
+    /// Logs a write and shows it: its offset, and the number of its record.
+    fn log(&self, guard: &mut FileGuard<'_, M>, request: &Request) -> Result<(u64, u64)> {
+        let filled = &request.filled;
+        let len = u64::from(filled.extent.len);
+        let offset = self.resolve_place(guard, request.place, len)?;
+        self.make_publishable(offset, len)?;
+        let (when, durable) = (self.mode.when(), self.known_durable());
+        let seq = guard.log(&filled.op(offset), when, durable)?;
+        self.show(guard, seq, [filled.replay(offset)], request.time)?;
+        Ok((offset, seq))
     }
 
     /// Bytes that no single extent holds: several records, which count only together.
@@ -164,6 +391,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let mut guard = self.lock()?;
         let len = filled.iter().map(|part| u64::from(part.extent.len)).sum();
         let offset = self.resolve_place(&guard, place, len)?;
+        self.make_publishable(offset, len)?;
         let offsets = filled.iter().scan(offset, |next, part| {
             let at = *next;
             *next += u64::from(part.extent.len);
@@ -173,15 +401,21 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             .zip(filled)
             .map(|(at, part)| (part.op(at), part.replay(at)))
             .unzip();
-        let seq = guard.append_group(&ops, self.mode.when())?;
-        self.show(seq, shown);
+        let (when, durable) = (self.mode.when(), self.known_durable());
+        let seq = guard.log_group(&ops, when, durable)?;
+        self.show(&guard, seq, shown, now())?;
+        drop(guard);
+        self.settle_up_to(seq)?;
         Ok(offset)
     }
 
     fn resolve_place(&self, guard: &FileGuard<'_, M>, place: Place, len: u64) -> Result<u64> {
         let offset = match place {
             Place::At(offset) => offset,
-            Place::End => guard.end()?.unwrap_or_else(|| self.size()),
+            Place::End => match guard.end()? {
+                Some(end) => end,
+                None => self.look().overlay.size(),
+            },
         };
         match offset.checked_add(len) {
             Some(end) if end <= i64::MAX as u64 => Ok(offset),
@@ -189,16 +423,125 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         }
     }
 
-    /// The overlay learns what record `seq` did. The caller holds the file's lock. Operations of one
-    /// group share the number of its end: they are published and retired together.
-    fn show(&self, seq: u64, ops: impl IntoIterator<Item = ReplayOp>) {
+    /// The overlay learns what record `seq` did, at once or, where that is a promise that waits for a
+    /// device, in [`StagedFile::settle_up_to`]: nobody acts on bytes that a crash would take back. The
+    /// caller holds the file's lock. Operations of one group share the number of its end: they are
+    /// published and retired together.
+    fn show(
+        &self,
+        guard: &FileGuard<'_, M>,
+        seq: u64,
+        ops: impl IntoIterator<Item = ReplayOp>,
+        time: u64,
+    ) -> Result<()> {
+        guard.set_modified(time)?;
+        let waits = self.waits_after_lock();
         let mut view = self.change();
+        let nothing_before = !view.has_uncommitted();
         for op in ops {
-            view.record(seq, op);
+            if waits {
+                view.waiting.push_back((seq, op));
+            } else {
+                view.record(seq, op);
+            }
         }
-        view.next_seq = seq + 1;
-        if self.mode.when() == adit_pool::When::Now {
-            view.committed = seq;
+        self.known_seq.store(seq + 1, Ordering::Relaxed);
+        if self.mode.when() == When::Now && !waits {
+            view.is_committed(seq, nothing_before);
+        }
+        let committed = view.committed;
+        let covered = view.covered.batch(committed);
+        if !covered.is_empty() {
+            self.recycled.are_of(&view.overlay);
+        }
+        drop(view);
+        self.recycle(guard, covered)
+    }
+}
+
+/// A write whose bytes are in the pool, to be logged.
+struct Request {
+    place: Place,
+    filled: Filled,
+    time: u64,
+}
+
+impl Request {
+    /// Where a write goes that goes to the end.
+    const END: u64 = u64::MAX;
+    /// Set beside the length of bytes that have a CRC.
+    const HAS_CRC: u64 = 1 << 32;
+
+    /// What somebody else has to know of it.
+    fn words(&self) -> Words {
+        let Filled {
+            extent, data_crc, ..
+        } = self.filled;
+        let place = match self.place {
+            // No file is so long.
+            Place::At(offset) => offset.min(Self::END - 1),
+            Place::End => Self::END,
+        };
+        let has_crc = data_crc.map_or(0, |_| Self::HAS_CRC);
+        let crc = u64::from(data_crc.unwrap_or(0));
+        let len = u64::from(extent.len);
+        [place, extent.offset, len | has_crc, crc, self.time]
+    }
+
+    fn of([place, offset, len, crc, time]: Words) -> Self {
+        let extent = Extent {
+            offset,
+            len: len as u32,
+        };
+        let data_crc = (len & Self::HAS_CRC != 0).then_some(crc as u32);
+        let place = match place {
+            Self::END => Place::End,
+            offset => Place::At(offset),
+        };
+        Self {
+            place,
+            filled: Filled {
+                extent,
+                data_crc,
+                again: None,
+            },
+            time,
         }
     }
+}
+
+/// First word of the answer to a request that was done; offset and record follow.
+const DONE: u64 = 1;
+
+/// Requests that are served under one lock, taken with the first.
+struct Round<'a, M: Medium> {
+    guard: Option<FileGuard<'a, M>>,
+}
+
+impl<M: Medium> Default for Round<'_, M> {
+    fn default() -> Self {
+        Self { guard: None }
+    }
+}
+
+/// Copies the next bytes to memory of our own.
+///
+/// # Safety
+///
+/// As for [`StagedFile::write_from`].
+unsafe fn take(from: &mut From<'_>, own: &mut [u8]) -> Result<()> {
+    let start = own.as_mut_ptr();
+    from.each(own.len(), |done, at, part| {
+        // SAFETY: `done + part` is within `own`; the caller vouches for the buffers.
+        unsafe { guarded_copy(start.wrapping_add(done), at, part) }.map_err(|_| Error::Fault)
+    })
+}
+
+/// The time of a write, in nanoseconds since 1970. Never that of the last tick, as some kernels have it:
+/// it could be older than one that the kernel gave the file before.
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::Realtime);
+    (now.tv_sec as u64)
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(now.tv_nsec as u64)
 }

@@ -3,14 +3,37 @@
 //! A publisher that is overtaken would write old bytes over newer ones whose records are already
 //! retired, and nothing could bring those back. So publishers exclude each other for the whole
 //! publication, without holding the file's lock, which appenders need. The claim names a slot; a dead
-//! slot's claim is taken over. Its counter tells the former holder, should it live after all.
+//! slot's claim is taken over. Its counter tells the former holder, should it live after all, and the
+//! readers of all processes, who throw their copies away when it moved.
 
 use adit_pmem::Medium;
-use adit_pool::{Attachment, FileGuard, FileRef};
+use adit_pool::{Attachment, FileGuard, FileRef, PUBLISHER};
 
 use super::error::{Error, Result};
 
-const SLOT: u64 = 0xffff;
+/// Bits of the publishing word that count claims.
+const CLAIMS: u64 = 0xff_ffff << 16;
+/// Bits that count how often staged bytes were relinked, and the bit that says they are right now.
+const RELINKS: u64 = 0x7f_ffff << 40;
+const RELINKING: u64 = 1 << 63;
+
+/// Whether staged bytes are going to the base file just now, or were when their publisher failed. The
+/// file's lock is held meanwhile: who holds it and sees this knows that the publisher failed.
+pub(super) fn is_relinking(word: u64) -> bool {
+    word & RELINKING != 0
+}
+
+/// Whether staged bytes went to the base file between two looks at the publishing word: what refers to
+/// them has to be thrown away, not only what was copied meanwhile.
+pub(super) fn relinked_between(word: u64, other: u64) -> bool {
+    (word ^ other) & (RELINKS | RELINKING) != 0
+}
+
+/// The word when a relink is over, and nobody publishes.
+pub(super) fn relinked(word: u64) -> u64 {
+    let count = word.wrapping_add(1 << 40) & RELINKS;
+    word & CLAIMS | count
+}
 
 /// The right to publish a file, given up when dropped.
 pub(super) struct Claim<'a, M: Medium> {
@@ -29,7 +52,8 @@ impl<'a, M: Medium> Claim<'a, M> {
         if let Some(slot) = living_holder(attachment, seen) {
             return Err(Error::Publishing { slot });
         }
-        let word = ((seen >> 16).wrapping_add(1) << 16) | (u64::from(attachment.slot()) + 1);
+        let count = seen.wrapping_add(1 << 16) & CLAIMS;
+        let word = seen & (RELINKS | RELINKING) | count | (u64::from(attachment.slot()) + 1);
         guard.set_version(word)?;
         Ok(Claim {
             attachment,
@@ -43,10 +67,39 @@ impl<'a, M: Medium> Claim<'a, M> {
         Ok(guard.version()? == self.word)
     }
 
+    /// Staged bytes are going to change: from here on nobody reads them.
+    pub(super) fn begin_relinking(&mut self, guard: &FileGuard<'_, M>) -> Result<()> {
+        self.change(guard, self.word | RELINKING)
+    }
+
+    /// They are the base file's, and nothing refers to them any more.
+    pub(super) fn end_relinking(&mut self, guard: &FileGuard<'_, M>) -> Result<()> {
+        if !is_relinking(self.word) {
+            return Ok(());
+        }
+        self.change(guard, relinked(self.word) | self.word & PUBLISHER)
+    }
+
+    fn change(&mut self, guard: &FileGuard<'_, M>, word: u64) -> Result<()> {
+        guard.set_version(word)?;
+        self.word = word;
+        // What happens next is done by the kernel, or by other cores.
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        Ok(())
+    }
+
     fn release(&self) -> Result<()> {
-        let guard = self.attachment.lock_file(self.file)?;
-        if self.stands(&guard)? {
-            guard.set_version(self.word & !SLOT)?;
+        let free = self.word & !PUBLISHER;
+        match self.attachment.lock_file(self.file) {
+            Ok(guard) if self.stands(&guard)? => guard.set_version(free)?,
+            Ok(_) => {}
+            // Whoever holds the lock was stopped over it. The claim has to go all the same: nobody
+            // could publish the file any more while we live.
+            Err(adit_pool::Error::Busy { .. }) => {
+                let pool = self.attachment.pool();
+                pool.exchange_version(self.file, self.word, free)?;
+            }
+            Err(error) => return Err(error.into()),
         }
         Ok(())
     }
@@ -61,7 +114,7 @@ impl<M: Medium> Drop for Claim<'_, M> {
 }
 
 fn living_holder<M: Medium>(attachment: &Attachment<M>, word: u64) -> Option<u32> {
-    let slot = ((word & SLOT) as u32).checked_sub(1)?;
+    let slot = ((word & PUBLISHER) as u32).checked_sub(1)?;
     attachment
         .pool()
         .living_slots()
@@ -69,16 +122,19 @@ fn living_holder<M: Medium>(attachment: &Attachment<M>, word: u64) -> Option<u32
         .then_some(slot)
 }
 
-/// Gives up the claims of the dead: to be called before their slots are reused.
+/// Gives up the claims of the dead: to be called before their slots are reused, when a claim would be that
+/// of somebody who knows nothing of it. Without the files' locks, which a stopped program may hold.
 pub(super) fn bury_claims<M: Medium>(attachment: &Attachment<M>) -> Result<()> {
-    for file in attachment.pool().files()? {
-        let guard = match attachment.lock_file(file) {
-            Err(adit_pool::Error::Forgotten) => continue,
-            guard => guard?,
-        };
-        let word = guard.version()?;
-        if word & SLOT != 0 && living_holder(attachment, word).is_none() {
-            guard.set_version(word & !SLOT)?;
+    let pool = attachment.pool();
+    for file in pool.files()? {
+        let word = pool.version(file)?;
+        if word & PUBLISHER == 0 || living_holder(attachment, word).is_some() {
+            continue;
+        }
+        match pool.exchange_version(file, word, word & !PUBLISHER) {
+            Err(adit_pool::Error::Forgotten) => {}
+            // Whoever has changed it meanwhile lives.
+            changed => drop(changed?),
         }
     }
     Ok(())

@@ -24,9 +24,22 @@ pub enum Error {
     /// The base file was taken over by other publishers again and again.
     #[error("other publishers took the file over repeatedly")]
     Contended,
+    /// The file is not staged any more: somebody has published everything and taken it away. The base
+    /// file is the file.
+    #[error("the file is not staged any more")]
+    Taken,
+    /// Files of different pools: no record of one can name the other.
+    #[error("the files lie in different pools and cannot be committed together")]
+    Apart,
+    /// A program's buffer cannot be accessed.
+    #[error("the program's memory could not be accessed")]
+    Fault,
+    /// The file that the bytes belong to is not where it was; they stay in the pool.
+    #[error("{0}")]
+    OtherFile(&'static str),
     /// The pool failed.
     #[error(transparent)]
-    Pool(#[from] adit_pool::Error),
+    Pool(adit_pool::Error),
     /// The base file failed; what was to be published stays in the pool.
     #[error("the base file failed: {0}")]
     Base(Errno),
@@ -41,9 +54,22 @@ impl Error {
             Self::TooLarge => Errno::FBIG,
             Self::AlreadyOpen => Errno::BUSY,
             Self::Publishing { .. } | Self::Contended => Errno::AGAIN,
+            Self::Taken | Self::OtherFile(_) => Errno::STALE,
+            Self::Fault => Errno::FAULT,
+            Self::Apart => Errno::XDEV,
             Self::Base(errno) => *errno,
             Self::Pool(error) if is_pressure(error) => Errno::NOSPC,
             Self::Pool(_) => Errno::IO,
+        }
+    }
+}
+
+impl From<adit_pool::Error> for Error {
+    fn from(error: adit_pool::Error) -> Self {
+        match error {
+            adit_pool::Error::Forgotten => Self::Taken,
+            adit_pool::Error::Fault => Self::Fault,
+            error => Self::Pool(error),
         }
     }
 }

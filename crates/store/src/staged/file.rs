@@ -1,20 +1,35 @@
 //! A staged file of this process: its overlay, and how that follows the log.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
 };
+use std::time::Duration;
 
 use adit_pmem::{BaseFile, Medium};
 use adit_pool::{Attachment, Extent, FileGuard, FileName, FileRef, ReplayOp, When};
+use rustix::time::Timespec;
 
+use super::board::Board;
+use super::claim::is_relinking;
 use super::error::{Error, Result};
 use super::overlay::Overlay;
-use super::publish::{Relink, Scope};
+use super::publish::Scope;
+use super::recycle::{Apart, CoveredPages, LISTS, Recycled, list_of_thread};
+use super::relink::{Relink, Relinks};
+use super::reuse::Reuse;
+use super::room::Room;
 
 /// Times that room is made for one operation: other threads may be faster to take it.
 const ROOMS: usize = 64;
+
+/// After so many of them the pool is made larger, if it can be.
+const SHARED_ROOMS: usize = 16;
+
+/// How long, and how often, another publisher is waited for when nothing else makes room.
+const WAIT: Duration = Duration::from_micros(500);
+const WAITS: usize = 4000;
 
 /// Bytes of a page of the pool.
 const PAGE: u32 = adit_pool::layout::PAGE as u32;
@@ -57,21 +72,48 @@ impl Mode {
 pub struct Stage<M: Medium> {
     attachment: Attachment<M>,
     /// For each open file: up to which record its overlay refers to nothing any more.
-    settled: Mutex<HashMap<FileRef, Weak<AtomicU64>>>,
+    settled: Mutex<BTreeMap<FileRef, Weak<AtomicU64>>>,
     /// Adjacent pages taken ahead: appends that follow each other lie side by side, are one piece of
-    /// the overlay and one run of the publisher, and the chunks are searched once for many.
-    ahead: Mutex<Option<Extent>>,
+    /// the overlay and one run of the publisher, and the chunks are searched once for many. Threads have
+    /// their own, as far as there are enough.
+    ahead: [Apart<Mutex<Option<Extent>>>; LISTS],
+    /// Held while everything free is collected. Two that take the lines of one empty chunk, to give it
+    /// back, would each find some of them taken.
+    making_room: Mutex<()>,
+    grow: Grow<M>,
+    relinks: Arc<Relinks>,
+    /// Whether another process has published something of ours since space was last collected.
+    pub(super) left_out: AtomicBool,
 }
 
+/// How a full pool is made larger; whether it was.
+pub type Grow<M> = Box<dyn Fn(&Attachment<M>) -> bool + Send + Sync>;
+
 impl<M: Medium> Stage<M> {
-    /// A stage for the files of one attachment.
+    /// A stage for the files of one attachment, whose pool keeps its size.
     #[must_use]
     pub fn new(attachment: Attachment<M>) -> Arc<Self> {
+        Self::growing(attachment, Box::new(|_| false))
+    }
+
+    /// A stage whose pool may become larger when nothing that can be published makes room.
+    #[must_use]
+    pub fn growing(attachment: Attachment<M>, grow: Grow<M>) -> Arc<Self> {
         Arc::new(Self {
             attachment,
             settled: Mutex::default(),
-            ahead: Mutex::default(),
+            ahead: Default::default(),
+            making_room: Mutex::default(),
+            grow,
+            relinks: Arc::default(),
+            left_out: AtomicBool::new(false),
         })
+    }
+
+    /// Makes the pool larger, one thread at a time.
+    fn grow(&self) -> bool {
+        let _one = lock(&self.making_room);
+        (self.grow)(&self.attachment)
     }
 
     /// Fresh space for `len` bytes, at most a chunk.
@@ -84,13 +126,17 @@ impl<M: Medium> Stage<M> {
         if len <= PAGE - LINE || taken > reserved / 2 {
             return Ok(attachment.alloc(len)?);
         }
-        let mut ahead = lock(&self.ahead);
+        let mut ahead = lock(&self.ahead[list_of_thread()].0);
         if ahead.is_none_or(|ahead| ahead.len < taken) {
             if let Some(rest) = ahead.take() {
                 attachment.free(rest)?;
             }
             match attachment.alloc(reserved) {
-                Ok(extent) => *ahead = Some(extent),
+                Ok(extent) => {
+                    let medium = attachment.pool().medium();
+                    medium.expect_writes(extent.offset, u64::from(extent.len));
+                    *ahead = Some(extent);
+                }
                 Err(_) => return Ok(attachment.alloc(len)?),
             }
         }
@@ -109,8 +155,10 @@ impl<M: Medium> Stage<M> {
 
     /// Gives up what was taken ahead.
     fn give_back_ahead(&self) -> Result<()> {
-        if let Some(rest) = lock(&self.ahead).take() {
-            self.attachment.free(rest)?;
+        for ahead in &self.ahead {
+            if let Some(rest) = lock(&ahead.0).take() {
+                self.attachment.free(rest)?;
+            }
         }
         Ok(())
     }
@@ -121,6 +169,12 @@ impl<M: Medium> Stage<M> {
         &self.attachment
     }
 
+    /// What is known of relinking from this pool.
+    #[must_use]
+    pub fn relinks(&self) -> &Arc<Relinks> {
+        &self.relinks
+    }
+
     /// Gives the attachment back, for detaching; `None` while files are open.
     #[must_use]
     pub fn into_attachment(self: Arc<Self>) -> Option<Attachment<M>> {
@@ -129,11 +183,20 @@ impl<M: Medium> Stage<M> {
         Arc::into_inner(self).map(|stage| stage.attachment)
     }
 
+    /// Frees all that can be: what was taken ahead, retired records and their space, and chunks that are
+    /// empty then. These go back to the pool: the log may need a chunk more than the data does, or
+    /// another process. The result is how much that was.
+    fn make_room(&self) -> Result<u64> {
+        let _one = lock(&self.making_room);
+        self.give_back_ahead()?;
+        let reclaimed = self.reclaim()?;
+        Ok(reclaimed + u64::from(self.attachment.release_empty()?))
+    }
+
     /// Makes the space of retired records free again, as far as no overlay of this process refers to
     /// it.
     pub fn reclaim(&self) -> Result<u64> {
-        let pool = self.attachment.pool();
-        let open: HashMap<FileRef, Arc<AtomicU64>> = {
+        let open: BTreeMap<FileRef, Arc<AtomicU64>> = {
             let mut settled = lock(&self.settled);
             settled.retain(|_, open| open.strong_count() > 0);
             let alive = settled.iter();
@@ -141,11 +204,9 @@ impl<M: Medium> Stage<M> {
                 .filter_map(|(file, open)| Some((*file, open.upgrade()?)))
                 .collect()
         };
-        Ok(self.attachment.reclaim(|file, _| match open.get(&file) {
-            Some(settled) => pool
-                .retired(file)
-                .is_ok_and(|retired| settled.load(Ordering::Acquire) >= retired),
-            None => true,
+        Ok(self.attachment.reclaim(|file, seq| {
+            open.get(&file)
+                .is_none_or(|settled| settled.load(Ordering::Acquire) >= seq)
         })?)
     }
 }
@@ -159,10 +220,17 @@ pub struct StagedFile<M: Medium, B: BaseFile> {
     pub(super) relink: Option<Relink<B>>,
     /// Held to look and to change, never while bytes are copied, fenced or written to the base.
     view: RwLock<View>,
-    /// Moves before bytes change that a reader may be copying: see [`StagedFile::read_at`].
-    pub(super) epoch: AtomicU64,
+    /// Moves before space of the pool is used again that a reader may be copying from: `read.rs`.
+    pub(super) reuse: Reuse,
+    pub(super) recycled: Recycled,
+    pub(super) board: Board,
+    /// The sequence number that the next record gets if nobody else writes one. Guarded by the file's lock.
+    pub(super) known_seq: AtomicU64,
+    /// The publishing word up to which the overlay follows the retired mark. Guarded by the file's lock.
+    pub(super) followed: AtomicU64,
     pub(super) settled: Arc<AtomicU64>,
     pub(super) publishing: Mutex<()>,
+    pub(super) room: Room,
 }
 
 /// The log of the file as this process knows it.
@@ -171,24 +239,71 @@ pub(super) struct View {
     pub(super) ops: VecDeque<(u64, ReplayOp)>,
     /// What they amount to.
     pub(super) overlay: Overlay,
-    /// The sequence number that the next record gets if nobody else writes one.
-    pub(super) next_seq: u64,
+    /// Operations behind those that are logged and not shown: their threads wait for a device.
+    pub(super) waiting: VecDeque<(u64, ReplayOp)>,
     /// Size of the base file as we left it.
     pub(super) base_size: u64,
     /// The last record that a crash of the system cannot take back.
     pub(super) committed: u64,
+    /// The last record that is durable, with all before it, whether it counts or waits for its commit.
+    pub(super) durable: u64,
+    /// The last commit that was written, durable or not.
+    pub(super) commit: u64,
+    /// Pages of the pool that the overlay named, and that newer writes cover.
+    pub(super) covered: CoveredPages,
 }
 
 impl View {
     pub(super) fn record(&mut self, seq: u64, op: ReplayOp) {
-        self.overlay.apply(op);
+        let covered = &mut self.covered;
+        self.overlay
+            .apply_telling(op, |offset| covered.note(offset, seq));
         self.ops.push_back((seq, op));
     }
 
+    /// How many operations there are up to record `seq`.
+    pub(super) fn ops_up_to(&self, seq: u64) -> usize {
+        self.ops.partition_point(|(known, _)| *known <= seq)
+    }
+
+    /// The last operation.
+    pub(super) fn last(&self) -> u64 {
+        self.ops.back().map_or(0, |(seq, _)| *seq)
+    }
+
+    /// Whether a crash of the system can take an operation back: a commit may be on its way, and not
+    /// durable yet.
     pub(super) fn has_uncommitted(&self) -> bool {
-        self.ops
-            .back()
-            .is_some_and(|(seq, _)| *seq > self.committed)
+        self.last() > self.committed
+    }
+
+    /// The last operation that is logged and not shown.
+    pub(super) fn last_waiting(&self) -> Option<u64> {
+        self.waiting.back().map(|(seq, _)| *seq)
+    }
+
+    /// Shows operations up to `seq`, which are durable and count at once.
+    pub(super) fn reveal(&mut self, seq: u64) {
+        let nothing_before = !self.has_uncommitted();
+        while let Some((_, op)) = self.waiting.pop_front_if(|(waiting, _)| *waiting <= seq) {
+            self.record(seq, op);
+        }
+        self.durable = self.durable.max(seq);
+        self.is_committed(seq, nothing_before);
+    }
+
+    /// A commit is durable, and with it all before it counts.
+    pub(super) fn commit_is_durable(&mut self, commit: u64) {
+        self.committed = self.committed.max(commit);
+        self.durable = self.durable.max(commit);
+    }
+
+    /// Record `seq` counts at once. Those before it may be of a process whose mode is another: these
+    /// count with a commit, and are not published sooner.
+    pub(super) fn is_committed(&mut self, seq: u64, nothing_before: bool) {
+        if nothing_before {
+            self.committed = self.committed.max(seq);
+        }
     }
 }
 
@@ -200,47 +315,68 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         // The entry may be forgotten by somebody who finished with it while we found it.
         for _ in 0..8 {
             let file = attachment.enter_file(name)?;
-            let guard = match attachment.lock_file(file) {
-                Err(adit_pool::Error::Forgotten) => continue,
-                guard => guard?,
-            };
-            let settled = Arc::new(AtomicU64::new(0));
-            {
-                let mut open = lock(&stage.settled);
-                if open.get(&file).is_some_and(|open| open.strong_count() > 0) {
-                    return Err(Error::AlreadyOpen);
-                }
-                open.insert(file, Arc::downgrade(&settled));
+            match attachment.lock_file(file) {
+                Err(adit_pool::Error::Forgotten) => {}
+                guard => return Self::locked(stage, guard?, base, mode),
             }
-            let base_size = base.size()?;
-            let staged = Self {
-                stage: Arc::clone(stage),
-                file,
-                mode,
-                relink: None,
-                view: RwLock::new(View {
-                    ops: VecDeque::new(),
-                    overlay: Overlay::new(base_size),
-                    base_size,
-                    next_seq: 1,
-                    committed: 0,
-                }),
-                base,
-                epoch: AtomicU64::new(0),
-                settled,
-                publishing: Mutex::new(()),
-            };
-            staged.follow(&guard)?;
-            drop(guard);
-            return Ok(staged);
         }
-        Err(adit_pool::Error::Forgotten.into())
+        Err(Error::Contended)
     }
 
-    /// Lets the publisher relink long runs instead of copying them.
+    /// Goes on with a file that has an entry already; [`Error::Taken`] when it has none any more.
+    pub fn open_entry(stage: &Arc<Stage<M>>, file: FileRef, base: B, mode: Mode) -> Result<Self> {
+        Self::locked(stage, stage.attachment.lock_file(file)?, base, mode)
+    }
+
+    fn locked(
+        stage: &Arc<Stage<M>>,
+        mut guard: FileGuard<'_, M>,
+        base: B,
+        mode: Mode,
+    ) -> Result<Self> {
+        let file = guard.file();
+        let base_size = base.size()?;
+        let settled = Arc::new(AtomicU64::new(0));
+        {
+            let mut open = lock(&stage.settled);
+            if open.get(&file).is_some_and(|open| open.strong_count() > 0) {
+                return Err(Error::AlreadyOpen);
+            }
+            open.insert(file, Arc::downgrade(&settled));
+        }
+        let staged = Self {
+            stage: Arc::clone(stage),
+            file,
+            mode,
+            relink: None,
+            view: RwLock::new(View {
+                ops: VecDeque::new(),
+                overlay: Overlay::new(base_size),
+                base_size,
+                waiting: VecDeque::new(),
+                committed: 0,
+                durable: 0,
+                commit: 0,
+                covered: CoveredPages::new(stage.attachment.pool()),
+            }),
+            base,
+            reuse: Reuse::new(),
+            recycled: Recycled::default(),
+            board: Board::new(),
+            known_seq: AtomicU64::new(1),
+            followed: AtomicU64::new(guard.version()?),
+            settled,
+            publishing: Mutex::new(()),
+            room: Room::default(),
+        };
+        staged.follow(&mut guard)?;
+        Ok(staged)
+    }
+
+    /// Lets the publisher relink long runs instead of copying them, where the file system can.
     #[must_use]
-    pub fn with_relink(mut self, relink: Relink<B>) -> Self {
-        self.relink = Some(relink);
+    pub fn with_relink(mut self, relink: impl Into<Option<Relink<B>>>) -> Self {
+        self.relink = relink.into();
         self
     }
 
@@ -250,10 +386,33 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         self.file
     }
 
-    /// Present size, staged bytes included.
+    /// The file itself.
     #[must_use]
-    pub fn size(&self) -> u64 {
-        self.look().overlay.size()
+    pub fn base(&self) -> &B {
+        &self.base
+    }
+
+    /// Present size, staged bytes included.
+    pub fn size(&self) -> Result<u64> {
+        let size = self.look().overlay.size();
+        self.stage.attachment.pool().ensure_live(self.file)?;
+        Ok(size)
+    }
+
+    /// When the file was last written or cut while it was staged, whoever did it, as its times will say
+    /// once it is published; `None` when it was not.
+    pub fn last_write(&self) -> Result<Option<Timespec>> {
+        let modified = self.stage.attachment.pool().modified(self.file)?;
+        Ok((modified != 0).then_some(Timespec {
+            tv_sec: (modified / 1_000_000_000) as i64,
+            tv_nsec: (modified % 1_000_000_000) as i64,
+        }))
+    }
+
+    /// Says that the base file's times were set, after everything was published: from now on they are
+    /// the file's, until it is written again.
+    pub fn times_were_set(&self) -> Result<()> {
+        Ok(self.lock()?.set_modified(0)?)
     }
 
     /// Whether any byte of the range is staged: then an overwrite has to be staged, in every mode.
@@ -265,7 +424,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Whether anything waits to be published.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        self.look().ops.is_empty()
+        let view = self.look();
+        view.ops.is_empty() && view.waiting.is_empty()
     }
 
     pub(super) fn look(&self) -> RwLockReadGuard<'_, View> {
@@ -278,49 +438,63 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 
     /// Takes the file's lock in the pool, with the overlay up to date.
     pub(super) fn lock(&self) -> Result<FileGuard<'_, M>> {
-        let guard = self.stage.attachment.lock_file(self.file)?;
-        self.follow(&guard)?;
+        let mut guard = self.stage.attachment.lock_file(self.file)?;
+        self.follow(&mut guard)?;
         Ok(guard)
     }
 
-    /// Brings the overlay up to the log. Mostly it is there: only records of another process, or an
-    /// operation of ours that failed halfway, make the sequence numbers differ.
-    fn follow(&self, guard: &FileGuard<'_, M>) -> Result<()> {
+    /// Brings the overlay up to the log and to what others have published. Mostly it is there: only
+    /// records of another process, or an operation of ours that failed halfway, make the sequence
+    /// numbers differ; and only publishing moves the publishing word.
+    pub(super) fn follow(&self, guard: &mut FileGuard<'_, M>) -> Result<()> {
+        if is_relinking(guard.version()?) {
+            self.finish_relink(guard)?;
+        }
         let next_seq = guard.next_seq()?;
-        let (known, size) = {
-            let view = self.look();
-            (view.next_seq, view.overlay.size())
-        };
-        if known != next_seq {
-            return self.rebuild(guard, next_seq);
+        let version = guard.version()?;
+        if self.known_seq.load(Ordering::Relaxed) != next_seq {
+            self.rebuild(guard, next_seq)?;
+        } else if self.followed.load(Ordering::Relaxed) != version {
+            self.leave_out(self.stage.attachment.pool().seen_retired(self.file)?)?;
+        } else if guard.end()?.is_none() {
+            guard.set_end(self.look().overlay.size())?;
         }
-        if guard.end()?.is_none() {
-            guard.set_end(size)?;
-        }
+        self.followed.store(version, Ordering::Relaxed);
         Ok(())
     }
 
     /// Makes the overlay anew, from the log alone.
-    fn rebuild(&self, guard: &FileGuard<'_, M>, next_seq: u64) -> Result<()> {
+    pub(super) fn rebuild(&self, guard: &FileGuard<'_, M>, next_seq: u64) -> Result<()> {
         let pool = self.stage.attachment.pool();
-        let retired = pool.retired(self.file)?;
+        let retired = pool.seen_retired(self.file)?;
         let found = pool.scan()?;
-        let ops = found
-            .records(pool, self.file)
-            .map(|replay| replay.map(|replay| (replay.seq, replay.op)))
-            .collect::<adit_pool::Result<VecDeque<_>>>()?;
+        // Others may have logged what they still wait for: from here on all of it is durable.
+        pool.settle()?;
+        let mut ops = VecDeque::new();
+        let mut committed = 0;
+        for replay in found.records(pool, self.file) {
+            let replay = replay?;
+            // Only what has nothing uncommitted before it can be published.
+            if replay.committed && ops.back().is_none_or(|(seq, _)| *seq == committed) {
+                committed = replay.seq;
+            }
+            ops.push_back((replay.seq, replay.op));
+        }
         let base_size = self.base.size()?;
         let overlay = Overlay::of(base_size, ops.iter().map(|(_, op)| *op));
         guard.set_end(overlay.size())?;
         let mut view = self.change();
-        // Of the records that others wrote it is not known in which mode: the next commit covers them.
-        let committed = view.committed;
+        self.known_seq.store(next_seq, Ordering::Relaxed);
+        let committed = view.committed.max(committed);
         *view = View {
             ops,
             overlay,
+            waiting: VecDeque::new(),
             base_size,
-            next_seq,
             committed,
+            durable: view.durable.max(next_seq.saturating_sub(1)),
+            commit: view.commit.max(committed),
+            covered: CoveredPages::new(pool),
         };
         drop(view);
         self.settle(retired);
@@ -329,47 +503,97 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 
     /// The overlay refers to nothing up to `retired` any more; readers that looked before start over.
     pub(super) fn settle(&self, retired: u64) {
-        self.epoch.fetch_add(1, Ordering::AcqRel);
+        // Once they are settled, the space of records may be anybody's.
+        self.change().covered.clear();
+        self.reuse.move_on();
         self.settled.fetch_max(retired, Ordering::AcqRel);
     }
 
     /// Runs an operation; when space runs out, publishes and tries again. Fails with `ENOSPC` when that
     /// did not help, with nothing of the operation done.
     pub(super) fn with_room<T>(&self, operation: impl Fn() -> Result<T>) -> Result<T> {
+        // A child must not even wait for locks that some thread of its parent held at the fork.
+        self.stage.attachment.ensure_current()?;
         let mut in_vain = 0;
-        for _ in 0..ROOMS {
-            match operation() {
-                Err(Error::Pool(error)) if super::error::is_pressure(&error) => {
-                    // Nothing found may mean that another thread has just made the room.
-                    in_vain = if self.relieve()? == 0 { in_vain + 1 } else { 0 };
-                    if in_vain == 3 {
-                        break;
-                    }
+        let mut waited = 0;
+        let mut rooms = 0;
+        while rooms < ROOMS {
+            let full = match operation() {
+                Err(Error::Pool(error)) if super::error::is_pressure(&error) => error,
+                result => {
+                    self.collect();
+                    return result;
                 }
-                result => return result,
+            };
+            let relief = self.relieve()?;
+            rooms += usize::from(relief != Relief::Busy);
+            // Nothing found may mean that another thread has just made the room.
+            in_vain = if relief == Relief::Room {
+                0
+            } else {
+                in_vain + 1
+            };
+            // Threads that take each other's room get there by having more of it.
+            if in_vain < 3 && rooms % SHARED_ROOMS != SHARED_ROOMS - 1 {
+                continue;
+            }
+            // The logs have a limit of their own.
+            let growing_helps = matches!(full, adit_pool::Error::Full { .. });
+            if growing_helps && self.stage.grow() {
+                in_vain = 0;
+            } else if relief == Relief::Busy && waited < WAITS {
+                // What the other one publishes may be all the room that can be had.
+                waited += 1;
+                std::thread::sleep(WAIT);
+            } else if in_vain >= 3 {
+                break;
             }
         }
         Err(Error::NoSpace)
     }
 
-    fn relieve(&self) -> Result<u64> {
-        self.stage.give_back_ahead()?;
-        let reclaimed = self.stage.reclaim()?;
+    /// Gives back what another process has published for us: nobody else can, and others may need it.
+    /// The operation before is done, so a failure has to wait for the next one to be told.
+    fn collect(&self) {
+        if self.stage.left_out.load(Ordering::Relaxed)
+            && self.stage.left_out.swap(false, Ordering::Relaxed)
+        {
+            let _ = self.stage.make_room();
+        }
+    }
+
+    /// Publishes and frees what can be.
+    pub(super) fn relieve(&self) -> Result<Relief> {
         let published = match self.publish(self.mode.under_pressure()) {
-            Ok(published) => published.records,
             // No room for the commit; what is committed already may make some.
             Err(Error::Pool(error)) if super::error::is_pressure(&error) => {
-                self.publish(Scope::Committed)?.records
+                self.publish(Scope::Committed)
             }
-            // Another publisher is about to make room.
-            Err(Error::Publishing { .. }) => {
-                std::thread::yield_now();
-                1
-            }
+            published => published,
+        };
+        let (records, busy) = match published {
+            Ok(published) => (published.records, false),
+            Err(Error::Publishing { .. }) => (0, true),
             Err(error) => return Err(error),
         };
-        Ok(reclaimed + published + self.stage.reclaim()?)
+        let freed = records + self.release_recycled()? + self.stage.make_room()?;
+        Ok(match (freed, busy) {
+            (0, true) => Relief::Busy,
+            (0, false) => Relief::Nothing,
+            _ => Relief::Room,
+        })
     }
+}
+
+/// What was found under pressure.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Relief {
+    /// Room, by now.
+    Room,
+    /// None, but somebody else publishes.
+    Busy,
+    /// None.
+    Nothing,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -3,6 +3,10 @@
 //! An [`Overlay`] is nothing but its operations, applied in order to a base file of some size. So the
 //! same type serves the reader (all operations), the publisher (the committed ones) and the recovery
 //! (those the log still holds), and every one of them can be made again from the log alone.
+//!
+//! It is a table of pages, because most writes are of pages: one that replaces a page costs a search
+//! among the leaves, each of 64 pages, and one store. What is smaller lies in a sorted list of its page.
+//! Runs that were written page by page are put together again when they are looked at.
 
 use std::collections::BTreeMap;
 
@@ -45,22 +49,235 @@ pub struct Piece {
     pub source: Source,
 }
 
+/// Bytes of a page.
+const PAGE: u64 = adit_pool::layout::PAGE;
+
+/// Pages of a leaf.
+const FAN: usize = 64;
+
+/// Bytes of a leaf.
+const LEAF: u64 = PAGE * FAN as u64;
+
+/// Some bytes of a page from one source.
 #[derive(Debug, Clone, Copy)]
-struct Segment {
-    len: u64,
+struct Part {
+    start: u16,
+    end: u16,
     source: Source,
+}
+
+impl Part {
+    fn until(self, end: u16) -> Self {
+        Self { end, ..self }
+    }
+
+    fn from(self, start: u16) -> Self {
+        Self {
+            start,
+            source: self.source.after(u64::from(start - self.start)),
+            ..self
+        }
+    }
+
+    fn is_continued_by(&self, next: &Self) -> bool {
+        let len = u64::from(self.end - self.start);
+        self.end == next.start && self.source.is_continued_by(len, next.source)
+    }
+
+    fn piece(&self, page: u64) -> Piece {
+        Piece {
+            offset: page.saturating_add(u64::from(self.start)),
+            len: u64::from(self.end - self.start),
+            source: self.source,
+        }
+    }
+}
+
+/// What is staged of one page.
+#[derive(Debug, Clone)]
+enum Page {
+    Nothing,
+    /// All of it comes from one source.
+    Whole(Source),
+    /// Disjoint parts, by their start; more than one, or less than all of the page.
+    #[expect(
+        clippy::box_collection,
+        reason = "most pages are whole, and half as large this way"
+    )]
+    Parts(Box<Vec<Part>>),
+}
+
+impl Page {
+    fn of(source: Option<Source>) -> Self {
+        source.map_or(Self::Nothing, Self::Whole)
+    }
+
+    /// Everything, if it is from one source, and the parts otherwise.
+    fn content(&self) -> (Option<Source>, &[Part]) {
+        match self {
+            Self::Nothing => (None, &[]),
+            Self::Whole(source) => (Some(*source), &[]),
+            Self::Parts(parts) => (None, parts),
+        }
+    }
+
+    /// Replaces what is staged from `start` to `end`.
+    fn put(&mut self, start: u16, end: u16, source: Option<Source>) {
+        if (start, u64::from(end)) == (0, PAGE) {
+            *self = Self::of(source);
+            return;
+        }
+        let part = source.map(|source| Part { start, end, source });
+        if let Self::Parts(parts) = self {
+            replace(parts, start, end, part);
+        } else {
+            let whole = self.content().0.map(|source| Part {
+                start: 0,
+                end: PAGE as u16,
+                source,
+            });
+            let mut parts = whole.into_iter().collect();
+            replace(&mut parts, start, end, part);
+            *self = Self::Parts(Box::new(parts));
+        }
+        self.simplify();
+    }
+
+    fn simplify(&mut self) {
+        let Self::Parts(parts) = self else { return };
+        match parts[..] {
+            [] => *self = Self::Nothing,
+            [part] if (part.start, u64::from(part.end)) == (0, PAGE) => {
+                *self = Self::Whole(part.source);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Puts `new` in the place of what lies between `start` and `end`.
+fn replace(parts: &mut Vec<Part>, start: u16, end: u16, new: Option<Part>) {
+    let first = parts.partition_point(|part| part.end <= start);
+    let count = parts[first..].partition_point(|part| part.start < end);
+    if let Some(new) = new
+        && count == 0
+        && let Some(before) = first.checked_sub(1).and_then(|at| parts.get_mut(at))
+        && before.is_continued_by(&new)
+    {
+        before.end = end;
+        return;
+    }
+    let cut = &parts[first..first + count];
+    let head = cut.first().filter(|part| part.start < start);
+    let tail = cut.last().filter(|part| part.end > end);
+    let head = head.map(|part| part.until(start));
+    let tail = tail.map(|part| part.from(end));
+    parts.splice(
+        first..first + count,
+        [head, new, tail].into_iter().flatten(),
+    );
+}
+
+/// What is staged of so many pages side by side.
+#[derive(Debug, Clone)]
+struct Leaf {
+    /// `None` when all of it is zeros.
+    pages: Option<Box<[Page; FAN]>>,
+}
+
+impl Leaf {
+    const ZEROS: Self = Self { pages: None };
+
+    fn new() -> Self {
+        let pages = Box::new([const { Page::Nothing }; FAN]);
+        Self { pages: Some(pages) }
+    }
+
+    /// Replaces what is staged from `start` to `end`.
+    fn put(&mut self, start: u64, end: u64, source: Option<Source>, covers: &mut impl FnMut(u64)) {
+        let zeros = || Box::new([const { Page::Whole(Source::Zeros) }; FAN]);
+        let pages = self.pages.get_or_insert_with(zeros);
+        let mut at = start;
+        while at < end {
+            let nth = at / PAGE;
+            let stop = end.min((nth + 1) * PAGE);
+            let source = source.map(|source| source.after(at - start));
+            let (from, to) = (at - nth * PAGE, stop - nth * PAGE);
+            let page = &mut pages[nth as usize];
+            if let (Page::Whole(Source::Pool(old)), PAGE) = (&*page, to - from) {
+                covers(*old);
+            }
+            page.put(from as u16, to as u16, source);
+            at = stop;
+        }
+    }
+
+    /// The pieces between two offsets, which may reach beyond these by parts of a page; `base` is where
+    /// in the file the leaf begins.
+    fn pieces(&self, base: u64, start: u64, end: u64) -> impl Iterator<Item = Piece> + '_ {
+        let zeros = Piece {
+            offset: base,
+            len: LEAF,
+            source: Source::Zeros,
+        };
+        let (pages, zeros): (&[Page], _) = match &self.pages {
+            None => (&[], Some(zeros)),
+            Some(pages) => (&pages[..], None),
+        };
+        let first = start.saturating_sub(base) / PAGE;
+        let last = end.saturating_sub(base).div_ceil(PAGE).min(FAN as u64);
+        let pages = pages.get(first as usize..last as usize).unwrap_or(&[]);
+        let pages = pages.iter().enumerate().flat_map(move |(nth, page)| {
+            let at = base.saturating_add((first + nth as u64) * PAGE);
+            let (whole, parts) = page.content();
+            let whole = whole.map(|source| Piece {
+                offset: at,
+                len: PAGE,
+                source,
+            });
+            whole
+                .into_iter()
+                .chain(parts.iter().map(move |part| part.piece(at)))
+        });
+        zeros.into_iter().chain(pages)
+    }
+}
+
+/// Pieces, those that continue each other put together.
+struct Joined<I> {
+    pieces: I,
+    next: Option<Piece>,
+}
+
+impl<I: Iterator<Item = Piece>> Iterator for Joined<I> {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        let mut run = self.next.take().or_else(|| self.pieces.next())?;
+        for piece in self.pieces.by_ref() {
+            let adjacent = run.offset + run.len == piece.offset;
+            if !adjacent || !run.source.is_continued_by(run.len, piece.source) {
+                self.next = Some(piece);
+                break;
+            }
+            run.len += piece.len;
+        }
+        Some(run)
+    }
 }
 
 /// The newest version of every byte of a file.
 #[derive(Debug, Clone)]
 pub struct Overlay {
-    /// Disjoint, by offset; neighbours that continue each other are one.
-    segments: BTreeMap<u64, Segment>,
+    /// By their number.
+    leaves: BTreeMap<u64, Leaf>,
     /// Only below this the base file's bytes count: a truncation has cut the rest.
     base_limit: u64,
     size: u64,
     /// Whether the file was ever made shorter.
     cut: bool,
+    /// Whole pages that were staged where none was: at least as many as there are.
+    pages: u64,
 }
 
 impl Overlay {
@@ -68,10 +285,11 @@ impl Overlay {
     #[must_use]
     pub fn new(base_size: u64) -> Self {
         Self {
-            segments: BTreeMap::new(),
+            leaves: BTreeMap::new(),
             base_limit: base_size,
             size: base_size,
             cut: false,
+            pages: 0,
         }
     }
 
@@ -103,87 +321,96 @@ impl Overlay {
         self.cut
     }
 
+    /// How many whole pages are staged, or more, where the file was cut or zeroed since.
+    pub(super) fn pages(&self) -> u64 {
+        self.pages
+    }
+
     /// One more operation happens.
     pub fn apply(&mut self, op: ReplayOp) {
+        self.apply_telling(op, |_| ());
+    }
+
+    /// One more operation happens; `covers` is told where in the pool whole pages lie of the file that
+    /// another page takes the place of.
+    pub(super) fn apply_telling(&mut self, op: ReplayOp, covers: impl FnMut(u64)) {
         match op {
             ReplayOp::Write {
                 file_offset,
                 pool_offset,
                 len,
-            }
-            | ReplayOp::Exchange {
+            } => self.insert(
                 file_offset,
-                pool_offset,
-                len,
-                ..
-            } => self.insert(file_offset, u64::from(len), Source::Pool(pool_offset)),
+                u64::from(len),
+                Source::Pool(pool_offset),
+                covers,
+            ),
+            // What lies in the pool is not what the records say any more.
+            ReplayOp::Relinked { file_offset, len } => {
+                self.insert(file_offset, u64::from(len), Source::Base, |_| ());
+            }
             ReplayOp::Truncate { size } => self.truncate(size),
             ReplayOp::Zero { file_offset, len } => {
                 let end = file_offset.saturating_add(u64::from(len)).min(self.size);
                 if file_offset < end {
-                    self.insert(file_offset, end - file_offset, Source::Zeros);
+                    self.insert(file_offset, end - file_offset, Source::Zeros, covers);
                 }
             }
         }
     }
 
-    fn insert(&mut self, start: u64, len: u64, source: Source) {
+    fn insert(&mut self, start: u64, len: u64, source: Source, mut covers: impl FnMut(u64)) {
         let end = start.saturating_add(len);
         self.size = self.size.max(end);
-        self.carve(start, end);
-        let mut whole = Segment {
-            len: end - start,
-            source,
+        self.pages += (end / PAGE).saturating_sub(start.div_ceil(PAGE));
+        let pages = &mut self.pages;
+        let mut covers = |offset| {
+            *pages = pages.saturating_sub(1);
+            covers(offset);
         };
         let mut at = start;
-        if let Some((&before, segment)) = self.segments.range(..start).next_back()
-            && before + segment.len == start
-            && segment.source.is_continued_by(segment.len, source)
-        {
-            whole = Segment {
-                len: segment.len + whole.len,
-                source: segment.source,
-            };
-            at = before;
-        }
-        self.segments.insert(at, whole);
-    }
-
-    /// Forgets what is staged in `start..end`.
-    fn carve(&mut self, start: u64, end: u64) {
-        if let Some((&before, segment)) = self.segments.range_mut(..start).next_back() {
-            let old = *segment;
-            let old_end = before + old.len;
-            if old_end > start {
-                segment.len = start - before;
+        while at < end {
+            let number = at / LEAF;
+            let base = number * LEAF;
+            let stop = end.min(base.saturating_add(LEAF));
+            if source == Source::Zeros && stop - at == LEAF {
+                self.leaves.insert(number, Leaf::ZEROS);
+            } else {
+                let leaf = self.leaves.entry(number).or_insert_with(Leaf::new);
+                let source = source.after(at - start);
+                leaf.put(at - base, stop - base, Some(source), &mut covers);
             }
-            if old_end > end {
-                self.keep_tail(before, old, end);
-                return;
-            }
+            at = stop;
         }
-        while let Some((&at, &segment)) = self.segments.range(start..end).next() {
-            self.segments.remove(&at);
-            if at + segment.len > end {
-                self.keep_tail(at, segment, end);
-            }
-        }
-    }
-
-    fn keep_tail(&mut self, at: u64, old: Segment, from: u64) {
-        let skip = from - at;
-        let tail = Segment {
-            len: old.len - skip,
-            source: old.source.after(skip),
-        };
-        self.segments.insert(from, tail);
     }
 
     fn truncate(&mut self, size: u64) {
-        self.carve(size, u64::MAX);
+        self.leaves.split_off(&size.div_ceil(LEAF));
+        if let Some(last) = self.leaves.get_mut(&(size / LEAF)) {
+            last.put(size % LEAF, LEAF, None, &mut |_| ());
+        }
         self.cut |= size < self.size;
         self.base_limit = self.base_limit.min(size);
         self.size = size;
+    }
+
+    /// What is staged between two offsets, and nothing else, in order.
+    fn staged_in(&self, start: u64, end: u64) -> impl Iterator<Item = Piece> + '_ {
+        let last = end.saturating_sub(1).max(start) / LEAF;
+        let pieces = self
+            .leaves
+            .range(start / LEAF..=last)
+            .flat_map(move |(number, leaf)| leaf.pieces(number * LEAF, start, end))
+            .filter_map(move |piece| {
+                let from = piece.offset.max(start);
+                let to = piece.offset.saturating_add(piece.len).min(end);
+                (from < to).then(|| Piece {
+                    offset: from,
+                    len: to - from,
+                    source: piece.source.after(from - piece.offset),
+                })
+            });
+        Joined { pieces, next: None }
     }
 
     /// The pieces that make up `offset..offset + len`, in order, without gaps, up to the end of the
@@ -191,24 +418,10 @@ impl Overlay {
     pub fn resolve(&self, offset: u64, len: u64, mut give: impl FnMut(Piece)) {
         let end = offset.saturating_add(len).min(self.size);
         let mut at = offset;
-        let first = self
-            .segments
-            .range(..=offset)
-            .next_back()
-            .map_or(offset, |(start, _)| *start);
-        for (&start, &segment) in self.segments.range(first..end.max(first)) {
-            if start + segment.len <= at {
-                continue;
-            }
-            self.unstaged(at, start.min(end), &mut give);
-            at = at.max(start);
-            let piece_end = (start + segment.len).min(end);
-            give(Piece {
-                offset: at,
-                len: piece_end - at,
-                source: segment.source.after(at - start),
-            });
-            at = piece_end;
+        for piece in self.staged_in(offset, end) {
+            self.unstaged(at, piece.offset, &mut give);
+            at = piece.offset + piece.len;
+            give(piece);
         }
         self.unstaged(at, end, &mut give);
     }
@@ -227,13 +440,16 @@ impl Overlay {
         }
     }
 
+    /// Up to where the base file's bytes may be wanted: beyond, what it has is cut off.
+    pub(super) fn base_end(&self) -> u64 {
+        let relinked = self.staged().filter(|piece| piece.source == Source::Base);
+        let end = relinked.last().map_or(0, |piece| piece.offset + piece.len);
+        end.max(self.base_limit)
+    }
+
     /// Everything staged, by offset.
     pub fn staged(&self) -> impl Iterator<Item = Piece> + '_ {
-        self.segments.iter().map(|(&offset, segment)| Piece {
-            offset,
-            len: segment.len,
-            source: segment.source,
-        })
+        self.staged_in(0, u64::MAX)
     }
 
     /// Whether any byte of `offset..offset + len` is not simply the base file's.
@@ -252,32 +468,34 @@ mod tests {
     use super::*;
     use adit_sim::Rng;
 
-    const POOL: usize = 4096;
+    /// What lies in the pool at an offset.
+    fn pool(at: u64) -> u8 {
+        (at * 7 + at / 256 + at / 4096 + 1) as u8
+    }
 
-    fn read(overlay: &Overlay, base: &[u8], pool: &[u8], offset: u64, len: u64) -> Vec<u8> {
+    fn read(overlay: &Overlay, base: &[u8], offset: u64, len: u64) -> Vec<u8> {
         let mut bytes = Vec::new();
         overlay.resolve(offset, len, |piece| {
             assert_eq!(piece.offset, offset + bytes.len() as u64, "no gaps");
-            let from = |all: &[u8], at: u64| all[at as usize..(at + piece.len) as usize].to_vec();
-            bytes.extend(match piece.source {
-                Source::Pool(at) => from(pool, at),
-                Source::Base => from(base, piece.offset),
-                Source::Zeros => vec![0; piece.len as usize],
-            });
+            match piece.source {
+                Source::Pool(at) => bytes.extend((at..at + piece.len).map(pool)),
+                Source::Base => bytes.extend(&base[piece.offset as usize..][..piece.len as usize]),
+                Source::Zeros => bytes.resize(bytes.len() + piece.len as usize, 0),
+            }
         });
         bytes
     }
 
-    #[test]
-    fn random_operations_agree_with_a_plain_vector() {
-        let pool: Vec<u8> = (0..POOL).map(|at| (at * 7 + at / 256 + 1) as u8).collect();
-        for seed in 0..400 {
+    /// Operations in multiples of `unit`, give or take a few bytes.
+    fn random_operations_agree_with_a_plain_vector(unit: u64, blur: u64, seeds: u64) {
+        for seed in 0..seeds {
             let mut rng = Rng::new(seed);
-            let base: Vec<u8> = (0..rng.below(200)).map(|at| at as u8 | 0x80).collect();
+            let any = |rng: &mut Rng, most: u64| rng.below(most) * unit + rng.below(blur);
+            let base: Vec<u8> = (0..any(&mut rng, 200)).map(|at| at as u8 | 0x80).collect();
             let mut overlay = Overlay::new(base.len() as u64);
             let mut model = base.clone();
             for _ in 0..40 {
-                let (at, len) = (rng.below(300), 1 + rng.below(60));
+                let (at, len) = (any(&mut rng, 300), 1 + any(&mut rng, 60));
                 let end = (at + len) as usize;
                 match rng.below(6) {
                     0 => {
@@ -293,7 +511,7 @@ mod tests {
                         model[range].fill(0);
                     }
                     _ => {
-                        let from = rng.below((POOL - 64) as u64);
+                        let from = any(&mut rng, 100) & !63;
                         overlay.apply(ReplayOp::Write {
                             file_offset: at,
                             pool_offset: from,
@@ -302,21 +520,61 @@ mod tests {
                         if model.len() < end {
                             model.resize(end, 0);
                         }
-                        model[at as usize..end]
-                            .copy_from_slice(&pool[from as usize..(from + len) as usize]);
+                        for (byte, at) in model[at as usize..end].iter_mut().zip(from..) {
+                            *byte = pool(at);
+                        }
                     }
                 }
                 assert_eq!(overlay.size(), model.len() as u64, "seed {seed}");
-                assert_eq!(read(&overlay, &base, &pool, 0, 1000), model, "seed {seed}");
-                let (at, len) = (rng.below(300), rng.below(100));
+                let (at, len) = (any(&mut rng, 300), any(&mut rng, 100));
                 let range = (at as usize).min(model.len())..((at + len) as usize).min(model.len());
-                assert_eq!(
-                    read(&overlay, &base, &pool, at, len),
-                    model[range],
-                    "seed {seed}"
-                );
+                let found = read(&overlay, &base, at, len);
+                assert!(found == model[range], "seed {seed}");
             }
+            let found = read(&overlay, &base, 0, u64::MAX);
+            assert!(found == model, "seed {seed}");
+            let joined: Vec<Piece> = overlay.staged().collect();
+            let goes_on = |two: &[Piece]| {
+                two[0].offset + two[0].len == two[1].offset
+                    && two[0].source.is_continued_by(two[0].len, two[1].source)
+            };
+            assert!(!joined.windows(2).any(goes_on), "seed {seed}");
         }
+    }
+
+    #[test]
+    fn parts_of_pages() {
+        random_operations_agree_with_a_plain_vector(1, 1, 400);
+        random_operations_agree_with_a_plain_vector(64, 2, 200);
+    }
+
+    #[test]
+    fn pages() {
+        random_operations_agree_with_a_plain_vector(PAGE, 1, 60);
+        random_operations_agree_with_a_plain_vector(PAGE / 2, 3, 60);
+    }
+
+    #[test]
+    fn leaves() {
+        random_operations_agree_with_a_plain_vector(LEAF / 16, 1, 12);
+    }
+
+    #[test]
+    fn pages_are_counted_once() {
+        let mut overlay = Overlay::new(0);
+        let mut write = |offset, len| {
+            overlay.apply(ReplayOp::Write {
+                file_offset: offset,
+                pool_offset: 1 << 20,
+                len,
+            });
+            overlay.pages()
+        };
+        assert_eq!(write(0, 3 * 4096), 3);
+        assert_eq!(write(4096, 4096), 3, "it takes the place of another");
+        assert_eq!(write(LEAF - 4096, 2 * 4096), 5, "of two leaves");
+        assert_eq!(write(20 * 4096 + 64, 4096), 5, "two parts are no page");
+        assert_eq!(write(2 * 4096, 2 * 4096), 6);
     }
 
     #[test]

@@ -5,26 +5,32 @@
 //! write, sync the base, and only then, under the file's lock and with the claim still ours, retire
 //! the records. Until they are retired a crash leads to the same records being published again, over
 //! whatever this attempt left.
+//!
+//! Taking a file away is the same, with the end of the staging behind it. Writers are let through until
+//! little is left; that is published under the file's lock, and before the lock is given up the entry
+//! is gone. So nobody writes between the last look at the log and the end, and whoever waited for the
+//! lock is told that the file is [`Error::Taken`].
 
-use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use adit_pmem::{BaseFile, Medium};
-use adit_pool::{FileGuard, ReplayOp};
-use rustix::io::Errno;
+use adit_pool::FileGuard;
 
-use super::claim::Claim;
+use super::claim::{Claim, is_relinking};
 use super::error::{Error, Result};
 use super::file::{StagedFile, lock};
-use super::overlay::{Overlay, Piece, Source};
+use super::fold::Fold;
+use super::overlay::Overlay;
+use super::relink::{Linking, Relink};
 
-/// From this length on a clone costs less than a copy (measured: 53-64 us against 50 us per 256 KB).
-pub const RELINK_MIN: u64 = 512 << 10;
-
-const PAGE: u64 = 4096;
-/// Bytes copied at once.
-const BLOCK: usize = 64 << 10;
 /// Times a publication is begun anew because others took the file over.
 const ATTEMPTS: usize = 3;
+/// Records that are left for the last round, under the lock.
+const FEW: usize = 16;
+/// Rounds before the last one, at most: a writer may be faster than the base file.
+const ROUNDS: usize = 4;
+/// Pause between two looks whether another publisher has ended.
+const PAUSE: Duration = Duration::from_micros(200);
 
 /// How much is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,16 +41,6 @@ pub enum Scope {
     Everything,
 }
 
-/// Relinking: the pool's own file, as the base file system knows it, and the shortest run that is
-/// worth it.
-#[derive(Debug, Clone)]
-pub struct Relink<B> {
-    /// The pool's file.
-    pub pool: B,
-    /// Shorter runs are copied.
-    pub min: u64,
-}
-
 /// What a publication did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Published {
@@ -52,15 +48,26 @@ pub struct Published {
     pub records: u64,
     /// Bytes copied.
     pub copied: u64,
-    /// Bytes relinked.
-    pub relinked: u64,
+    /// Bytes that the file system exchanged with the base file's.
+    pub exchanged: u64,
+    /// Bytes that the file system shared with the base file, and that were given up in the pool.
+    pub cloned: u64,
     /// The base file was longer than anything of ours explains: somebody outside wrote to it.
     pub base_grew: bool,
+}
+
+/// What a publication is about: set under the file's lock, right after the claim.
+pub(super) struct Target {
+    /// The last record.
+    pub(super) last: u64,
+    /// The time of the last write, or 0.
+    pub(super) modified: u64,
 }
 
 impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Publishes. Appends, overwrites and reads go on meanwhile.
     pub fn publish(&self, scope: Scope) -> Result<Published> {
+        self.stage.attachment().ensure_current()?;
         let _one = lock(&self.publishing);
         let mut done = Published::default();
         for _ in 0..ATTEMPTS {
@@ -72,198 +79,226 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         Err(Error::Contended)
     }
 
-    /// Publishes everything and leaves the pool: afterwards the base file is the file. The caller
-    /// makes sure that nobody writes any more.
-    pub fn close(self) -> Result<Published> {
-        let done = self.publish(Scope::Everything)?;
-        let (stage, file) = (self.stage.clone(), self.file);
-        drop(self);
-        stage.attachment().forget_file(file)?;
-        stage.reclaim()?;
+    /// Publishes everything and ends the staging: afterwards the base file is the file, in all
+    /// processes. Writers wait for the end and are then told [`Error::Taken`], as everybody is;
+    /// `before_forgetting` runs while they wait, when the base file is complete and durable and before
+    /// anybody can know. Fails with nothing lost: the file stays staged. Waits for another publisher as
+    /// long as he lives.
+    pub fn take_away(&self, before_forgetting: impl FnOnce()) -> Result<Published> {
+        self.stage.attachment().ensure_current()?;
+        let _one = lock(&self.publishing);
+        let mut done = Published::default();
+        for _ in 0..ROUNDS {
+            if self.left_to_publish()? <= FEW {
+                break;
+            }
+            match self.publish_once(Scope::Everything, &mut done) {
+                Err(Error::Publishing { .. }) => std::thread::sleep(PAUSE),
+                result => {
+                    result?;
+                }
+            }
+        }
+        let (guard, mut claim) = self.claim_patiently()?;
+        let ended = self.publish_rest(guard, &mut claim, before_forgetting, &mut done);
+        drop(claim);
+        ended?;
+        // The file is whole and its staging has ended, whatever becomes of the space.
+        let _ = self.stage.reclaim();
         Ok(done)
+    }
+
+    /// Ends the staging of a file that nobody can see any more, in no process and after no crash: what is
+    /// staged goes with it. Its last name is gone, durably.
+    pub fn discard(&self) -> Result<()> {
+        self.stage.attachment().ensure_current()?;
+        let _one = lock(&self.publishing);
+        let (guard, claim) = self.claim_patiently()?;
+        let ended = guard.forget();
+        drop(claim);
+        ended?;
+        self.settle(u64::MAX);
+        let _ = self.stage.reclaim();
+        Ok(())
+    }
+
+    /// [`StagedFile::take_away`] of a file that nobody else uses any more.
+    pub fn close(self) -> Result<Published> {
+        self.take_away(|| {})
+    }
+
+    /// Records that are not retired, whoever wrote them.
+    fn left_to_publish(&self) -> Result<usize> {
+        let mut guard = self.stage.attachment().lock_file(self.file)?;
+        self.follow(&mut guard)?;
+        let view = self.look();
+        Ok(view.ops.len() + view.waiting.len())
+    }
+
+    fn claim_patiently(&self) -> Result<(FileGuard<'_, M>, Claim<'_, M>)> {
+        let attachment = self.stage.attachment();
+        loop {
+            let mut guard = attachment.lock_file(self.file)?;
+            match self.claim(&mut guard) {
+                Err(Error::Publishing { .. }) => drop(guard),
+                claim => return Ok((guard, claim?)),
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Claims the file. A relink that failed is over before: whoever ends it says that nobody publishes.
+    fn claim(&self, guard: &mut FileGuard<'_, M>) -> Result<Claim<'_, M>> {
+        if is_relinking(guard.version()?) {
+            self.follow(guard)?;
+        }
+        Claim::take(self.stage.attachment(), guard)
+    }
+
+    /// The last round: publishes under the lock and forgets the file. That retires its records, durably
+    /// and all at once, so they are not retired before. The guard goes before the claim, which takes the
+    /// lock again.
+    fn publish_rest(
+        &self,
+        mut guard: FileGuard<'_, M>,
+        claim: &mut Claim<'_, M>,
+        before_forgetting: impl FnOnce(),
+        done: &mut Published,
+    ) -> Result<()> {
+        // Those who wait for the device with what they logged are told that it happened.
+        let waiting = self.look().last_waiting();
+        if let Some(last) = waiting {
+            self.settle_up_to(last)?;
+        }
+        if let Some(target) = self.begin(&mut guard, Scope::Everything)? {
+            match self.fold(&target, self.relink.as_ref(), done)? {
+                None => done.records += self.look().ops_up_to(target.last) as u64,
+                linking => self.complete(&mut guard, claim, &target, linking, done)?,
+            }
+        }
+        before_forgetting();
+        guard.forget()?;
+        self.settle(u64::MAX);
+        Ok(())
     }
 
     fn publish_once(&self, scope: Scope, done: &mut Published) -> Result<bool> {
         let attachment = self.stage.attachment();
-        let mut guard = self.lock()?;
+        let mut guard = attachment.lock_file(self.file)?;
         if self.look().ops.is_empty() {
-            return Ok(true);
+            self.follow(&mut guard)?;
+            if self.look().ops.is_empty() {
+                return Ok(true);
+            }
         }
-        let claim = Claim::take(attachment, &guard)?;
-        let prepared = self.prepare(&mut guard, scope);
+        let mut claim = self.claim(&mut guard)?;
+        let target = self.begin(&mut guard, scope);
         // Before the claim may be given up, which takes the lock again.
         drop(guard);
-        prepared?;
-        let base_size = self.base.size()?;
-        let (plan, last) = self.plan(base_size);
-        if last == 0 {
+        let Some(target) = target? else {
             return Ok(true);
-        }
-        done.base_grew |= base_size > self.look().base_size;
-        // A reader may have looked before the bytes that we are about to cover were staged.
-        self.epoch.fetch_add(1, Ordering::AcqRel);
-        let mut relinked = Vec::new();
-        let mut fold = Fold {
-            medium: attachment.pool().medium(),
-            base: &self.base,
-            relink: self.relink.as_ref(),
-            relinked: &mut relinked,
-            block: Fold::<M, B>::block(),
-            done: *done,
         };
-        let folded = fold.run(&plan);
-        *done = fold.done;
-        self.change().base_size = self.base.size()?;
-        folded?;
-        let mut guard = self.lock()?;
+        let linking = self.fold(&target, self.relink.as_ref(), done)?;
+        let mut guard = attachment.lock_file(self.file)?;
         if !claim.stands(&guard)? {
             return Ok(false);
         }
-        guard.retire(last)?;
-        done.records += self.drop_up_to(last, self.base.size()?);
+        let completed = self.complete(&mut guard, &mut claim, &target, linking, done);
         drop(guard);
-        self.unshare(&relinked)?;
-        self.settle(last);
+        completed?;
+        self.settle(target.last);
         Ok(true)
     }
 
-    fn prepare(&self, guard: &mut FileGuard<'_, M>, scope: Scope) -> Result<()> {
-        // The claim is ours, so nobody else retires any more.
-        self.leave_out(self.stage.attachment().pool().retired(self.file)?)?;
-        if scope == Scope::Everything {
-            self.commit(guard)?;
+    /// The end of a publication, under the file's lock: what is relinked, and then the records.
+    fn complete(
+        &self,
+        guard: &mut FileGuard<'_, M>,
+        claim: &mut Claim<'_, M>,
+        target: &Target,
+        linking: Option<Linking<B>>,
+        done: &mut Published,
+    ) -> Result<()> {
+        if let Some(linking) = linking {
+            self.link(guard, claim, target, &linking, done)?;
         }
-        Ok(())
+        guard.retire(target.last)?;
+        done.records += self.drop_up_to(target.last, self.base.size()?);
+        claim.end_relinking(guard)
+    }
+
+    /// What is to be published, now that the claim is ours and nobody else retires any more.
+    ///
+    /// The claim has moved the publishing word under the same lock. So a reader that does not see the
+    /// move looked at the overlay before, or sees all of these records in it.
+    fn begin(&self, guard: &mut FileGuard<'_, M>, scope: Scope) -> Result<Option<Target>> {
+        self.follow(guard)?;
+        if scope == Scope::Everything {
+            let commit = self.log_commit(guard)?;
+            self.settle_commit(commit)?;
+        }
+        self.target()
+    }
+
+    /// What is committed now.
+    pub(super) fn target(&self) -> Result<Option<Target>> {
+        let modified = self.stage.attachment().pool().modified(self.file)?;
+        let view = self.look();
+        let committed = view.ops_up_to(view.committed);
+        let last = committed.checked_sub(1).and_then(|nth| view.ops.get(nth));
+        Ok(last.map(|&(last, _)| Target { last, modified }))
+    }
+
+    /// Makes the base file what the records up to the target's last amount to, durably, but for what is
+    /// to be relinked.
+    pub(super) fn fold(
+        &self,
+        target: &Target,
+        relink: Option<&Relink<B>>,
+        done: &mut Published,
+    ) -> Result<Option<Linking<B>>> {
+        let base_size = self.base.size()?;
+        let plan = {
+            let view = self.look();
+            done.base_grew |= base_size > view.base_size;
+            let ops = view.ops.iter().take_while(|(seq, _)| *seq <= target.last);
+            Overlay::of(base_size, ops.map(|(_, op)| *op))
+        };
+        let pool = self.stage.attachment().pool();
+        let mut fold = Fold::new(pool, &self.base, *done);
+        let folded = fold.run(&plan, target.modified, relink);
+        *done = fold.done;
+        self.change().base_size = self.base.size()?;
+        folded
     }
 
     /// Records that another publisher, say the monitor, has retired.
-    fn leave_out(&self, retired: u64) -> Result<()> {
-        if self
-            .look()
-            .ops
-            .front()
-            .is_some_and(|(seq, _)| *seq <= retired)
-        {
+    pub(super) fn leave_out(&self, retired: u64) -> Result<()> {
+        let oldest = {
+            let view = self.look();
+            let oldest = view.ops.front().or(view.waiting.front());
+            oldest.map(|(seq, _)| *seq)
+        };
+        if oldest.is_some_and(|seq| seq <= retired) {
             self.drop_up_to(retired, self.base.size()?);
             self.settle(retired);
+            self.stage
+                .left_out
+                .store(true, std::sync::atomic::Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// What the committed records amount to, and the last of them (0: there is none).
-    fn plan(&self, base_size: u64) -> (Overlay, u64) {
-        let view = self.look();
-        let committed = |(seq, _): &&(u64, ReplayOp)| *seq <= view.committed;
-        let last = view.ops.iter().take_while(committed).last();
-        let last = last.map_or(0, |(seq, _)| *seq);
-        let ops = view.ops.iter().take_while(committed).map(|(_, op)| *op);
-        (Overlay::of(base_size, ops), last)
-    }
-
     /// Takes published records out of the overlay, over a base file that holds them.
-    fn drop_up_to(&self, last: u64, base_size: u64) -> u64 {
+    pub(super) fn drop_up_to(&self, last: u64, base_size: u64) -> u64 {
         let mut view = self.change();
-        let gone = view.ops.partition_point(|(seq, _)| *seq <= last);
+        view.reveal(last);
+        view.committed = view.committed.max(last);
+        let gone = view.ops_up_to(last);
+        self.room.is_old();
         view.ops.drain(..gone);
         view.base_size = base_size;
         view.overlay = Overlay::of(base_size, view.ops.iter().map(|(_, op)| *op));
         gone as u64
-    }
-
-    /// Pool pages that were relinked are the base file's as well. They get blocks of their own before
-    /// they are used again: a store to a shared page on a full disk is a fault.
-    fn unshare(&self, relinked: &[(u64, u64)]) -> Result<()> {
-        if let Some(relink) = &self.relink {
-            for &(offset, len) in relinked {
-                relink.pool.punch(offset, len)?;
-                relink.pool.reserve(offset, len)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// One pass of writing a plan to a base file. The recovery uses it as well.
-pub(super) struct Fold<'a, M: Medium, B: BaseFile> {
-    pub(super) medium: &'a M,
-    pub(super) base: &'a B,
-    pub(super) relink: Option<&'a Relink<B>>,
-    /// Ranges of the pool that are shared with the base file now.
-    pub(super) relinked: &'a mut Vec<(u64, u64)>,
-    pub(super) block: Vec<u8>,
-    pub(super) done: Published,
-}
-
-impl<M: Medium, B: BaseFile> Fold<'_, M, B> {
-    pub(super) fn block() -> Vec<u8> {
-        vec![0; BLOCK]
-    }
-
-    /// Makes the base file what the plan says, durably.
-    pub(super) fn run(&mut self, plan: &Overlay) -> Result<()> {
-        let found = self.base.size()?;
-        // Bytes that no operation cut off are not ours to cut.
-        if plan.is_cut() && plan.base_limit() < found {
-            self.base.set_size(plan.base_limit())?;
-        }
-        for piece in plan.staged() {
-            self.piece(piece)?;
-        }
-        let now = self.base.size()?;
-        if now < plan.size() || (plan.is_cut() && now > plan.size()) {
-            self.base.set_size(plan.size())?;
-        }
-        Ok(self.base.sync()?)
-    }
-
-    fn piece(&mut self, piece: Piece) -> Result<()> {
-        let head = piece.offset.next_multiple_of(PAGE) - piece.offset;
-        let middle = piece.len.saturating_sub(head) / PAGE * PAGE;
-        if let (Some(relink), Source::Pool(at)) = (self.relink, piece.source)
-            && middle >= relink.min.max(PAGE)
-            && (at + head).is_multiple_of(PAGE)
-        {
-            let (offset, at) = (piece.offset + head, at + head);
-            match self.base.clone_range(offset, &relink.pool, at, middle) {
-                Ok(()) => {
-                    self.done.relinked += middle;
-                    self.relinked.push((at, middle));
-                    self.copy(part(piece, 0, head))?;
-                    return self.copy(part(piece, head + middle, piece.len - head - middle));
-                }
-                Err(Errno::NOSPC) => return Err(Errno::NOSPC.into()),
-                // The file system cannot, or not here.
-                Err(_) => {}
-            }
-        }
-        self.copy(piece)
-    }
-
-    fn copy(&mut self, piece: Piece) -> Result<()> {
-        let mut at = 0;
-        while at < piece.len {
-            let len = (piece.len - at).min(self.block.len() as u64) as usize;
-            let block = &mut self.block[..len];
-            match piece.source {
-                Source::Pool(offset) => {
-                    let read = self.medium.read(offset + at, block);
-                    read.map_err(adit_pool::Error::from)?;
-                }
-                Source::Zeros | Source::Base => block.fill(0),
-            }
-            self.base.write_at(piece.offset + at, block)?;
-            at += len as u64;
-        }
-        self.done.copied += piece.len;
-        Ok(())
-    }
-}
-
-/// `len` bytes of a piece of the pool, `skip` bytes into it.
-fn part(piece: Piece, skip: u64, len: u64) -> Piece {
-    Piece {
-        offset: piece.offset + skip,
-        len,
-        source: piece.source.after(skip),
     }
 }

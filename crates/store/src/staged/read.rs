@@ -1,60 +1,222 @@
 //! Reading without a lock that the copy would hold.
 //!
 //! The pieces of the whole range are taken from the overlay at one instant. No write changes bytes in
-//! place, so they stay what they were, but for two acts of the publisher: it writes to ranges of the
-//! base file that were not staged when we looked, and it frees space in the pool. Before either, the
-//! file's epoch moves. A reader that finds the epoch moved after its copy throws the copy away.
+//! place, so they stay what they were, but for two acts of a publisher: he writes to ranges of the base
+//! file that were not staged when we looked, and the space of what he has retired is used again. Each
+//! shows in a number that moves before: the publishing word of the file, in the pool, which publishers
+//! of all processes move; and the epoch of this process, which alone gives its own space back. A reader
+//! that finds either moved after its copy throws the copy away. Where staged bytes themselves went to the
+//! base file, the publishing word says that too, and the reader throws away what it knew. One that finds
+//! the file taken away (everything is in the base file, and others may be writing there by now) says so
+//! instead.
+//!
+//! # Safety
+//!
+//! The unsafe code copies to a program's buffers, with guards or by the kernel, under the caller's
+//! promise about them.
+#![allow(unsafe_code)]
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
+use adit_pmem::copy::guarded_copy;
 use adit_pmem::{BaseFile, Medium};
+use rustix::io::Errno;
 
-use super::error::Result;
+use super::claim::relinked_between;
+use super::error::{Error, Result};
 use super::file::StagedFile;
+use super::memory::{Cursor, total};
 use super::overlay::{Piece, Source};
+
+/// Zeros to copy from.
+static ZEROS: [u8; 4096] = [0; 4096];
+
+/// Copies that may be in vain before pages are not used again for a while.
+const PATIENCE: u64 = 3;
+
+/// Pieces that a read keeps without asking for memory.
+const INLINE: usize = 8;
+
+const NO_PIECE: Piece = Piece {
+    offset: 0,
+    len: 0,
+    source: Source::Zeros,
+};
+
+/// A program's buffers, which a read fills.
+type Into<'a> = Cursor<'a, *mut u8>;
+
+/// The pieces of a range.
+struct Pieces {
+    few: [Piece; INLINE],
+    count: usize,
+    more: Vec<Piece>,
+}
+
+impl Pieces {
+    fn new() -> Self {
+        Self {
+            few: [NO_PIECE; INLINE],
+            count: 0,
+            more: Vec::new(),
+        }
+    }
+
+    fn push(&mut self, piece: Piece) {
+        match self.few.get_mut(self.count) {
+            Some(place) => *place = piece,
+            None => self.more.push(piece),
+        }
+        self.count += 1;
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Piece> {
+        self.few.iter().take(self.count).chain(&self.more)
+    }
+}
 
 impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Reads up to `into.len()` bytes; fewer at the end of the file only. What is read is the file at
     /// one instant: no write is seen in part.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize> {
+        // SAFETY: the buffer is a slice.
+        unsafe { self.read_into(offset, into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Reads into a program's buffer; [`Error::Fault`] when that cannot be written.
+    ///
+    /// # Safety
+    ///
+    /// `into..into + len` is memory that the caller may overwrite, or addresses that fault; where they
+    /// may fault, a handler that uses [`adit_pmem::fault::handle`] is installed.
+    pub unsafe fn read_into(&self, offset: u64, into: *mut u8, len: usize) -> Result<usize> {
+        // SAFETY: the caller vouches for the buffer.
+        unsafe { self.readv_into(offset, &[(into, len)]) }
+    }
+
+    /// [`StagedFile::read_into`] several buffers, in order, as one read.
+    ///
+    /// # Safety
+    ///
+    /// As for [`StagedFile::read_into`], of each buffer.
+    pub unsafe fn readv_into(&self, offset: u64, into: &[(*mut u8, usize)]) -> Result<usize> {
+        let mut in_vain = 0_u64;
+        let mut pin = None;
         loop {
-            if let Some(read) = self.read_once(offset, into)? {
+            // SAFETY: the caller vouches for the buffers.
+            if let Some(read) = unsafe { self.read_once(offset, into) }? {
+                drop(pin);
                 return Ok(read);
+            }
+            in_vain += 1;
+            // Where pages are used again all the time, a long copy would never be left in peace.
+            if in_vain == PATIENCE {
+                pin = Some(self.reuse.pin());
             }
         }
     }
 
-    /// One attempt; `None` when the publisher moved, and the copy may be torn.
-    pub(super) fn read_once(&self, offset: u64, into: &mut [u8]) -> Result<Option<usize>> {
-        let epoch = self.epoch.load(Ordering::Acquire);
-        let mut pieces = Vec::with_capacity(4);
+    /// One attempt; `None` when a publisher moved, and the copy may be torn.
+    ///
+    /// # Safety
+    ///
+    /// As for [`StagedFile::read_into`], of each buffer.
+    pub(super) unsafe fn read_once(
+        &self,
+        offset: u64,
+        into: &[(*mut u8, usize)],
+    ) -> Result<Option<usize>> {
+        // A child would read on from what it inherited, past whatever its parent does.
+        self.stage.attachment().ensure_current()?;
+        let len = total(into).unwrap_or(isize::MAX as usize);
+        let before = (self.reuse.epoch(), self.version()?);
+        if relinked_between(before.1, self.followed.load(Ordering::Relaxed)) {
+            // Bytes that the overlay may name went to the base file, or go there right now.
+            drop(self.lock()?);
+            return Ok(None);
+        }
+        let mut pieces = Pieces::new();
         self.look()
             .overlay
-            .resolve(offset, into.len() as u64, |piece| pieces.push(piece));
+            .resolve(offset, len as u64, |piece| pieces.push(piece));
+        let mut into = Cursor::new(into);
         let mut done = 0;
-        for piece in &pieces {
-            let len = piece.len as usize;
-            self.copy(piece, &mut into[done..done + len])?;
-            done += len;
+        let mut copied = Ok(());
+        for piece in pieces.iter() {
+            // SAFETY: the caller vouches for the buffers.
+            copied = unsafe { self.copy(piece, &mut into) };
+            if copied.is_err() {
+                break;
+            }
+            done += piece.len as usize;
         }
-        fence(Ordering::Acquire);
-        Ok((self.epoch.load(Ordering::Relaxed) == epoch).then_some(done))
+        let unmoved = self.reuse.is_still(before.0);
+        // Before any error is believed: the base file may have gone the way of others.
+        self.stage.attachment().pool().ensure_live(self.file)?;
+        let unmoved = unmoved && self.version()? == before.1;
+        copied?;
+        Ok(unmoved.then_some(done))
     }
 
-    fn copy(&self, piece: &Piece, into: &mut [u8]) -> Result<()> {
+    /// What moves before bytes of the base file change that a reader may be copying.
+    fn version(&self) -> Result<u64> {
+        Ok(self.stage.attachment().pool().version(self.file)?)
+    }
+
+    /// Copies a piece to where the buffers go on.
+    ///
+    /// # Safety
+    ///
+    /// As for [`StagedFile::read_into`].
+    unsafe fn copy(&self, piece: &Piece, into: &mut Into<'_>) -> Result<()> {
+        into.each(piece.len as usize, |done, at, part| {
+            // SAFETY: the caller vouches for the buffers.
+            unsafe { self.copy_part(piece, done as u64, at, part) }
+        })
+    }
+
+    /// Copies `len` bytes of a piece, `skip` bytes into it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`StagedFile::read_into`].
+    unsafe fn copy_part(&self, piece: &Piece, skip: u64, into: *mut u8, len: usize) -> Result<()> {
         match piece.source {
             Source::Pool(offset) => {
                 let medium = self.stage.attachment().pool().medium();
-                medium.read(offset, into).map_err(adit_pool::Error::from)?;
+                // SAFETY: the caller vouches for the destination.
+                unsafe { medium.read_into(offset + skip, into, len) }
+                    .map_err(adit_pool::Error::from)?;
             }
-            Source::Zeros => into.fill(0),
+            // SAFETY: the caller vouches for the destination.
+            Source::Zeros => unsafe { zero(into, len) }?,
             Source::Base => {
-                let read = self.base.read_at(piece.offset, into)?;
+                // SAFETY: the caller vouches for the destination.
+                let read = match unsafe { self.base.read_into(piece.offset + skip, into, len) } {
+                    Err(Errno::FAULT) => return Err(Error::Fault),
+                    read => read?,
+                };
                 // Shorter than it was: somebody outside cut it. What is gone reads as zeros, as a
                 // hole would.
-                into[read..].fill(0);
+                // SAFETY: the caller vouches for the destination.
+                unsafe { zero(into.wrapping_add(read), len - read) }?;
             }
         }
         Ok(())
     }
+}
+
+/// Fills a part of a buffer with zeros.
+///
+/// # Safety
+///
+/// As for the destination of [`guarded_copy`].
+unsafe fn zero(into: *mut u8, len: usize) -> Result<()> {
+    for at in (0..len).step_by(ZEROS.len()) {
+        let part = ZEROS.len().min(len - at);
+        // SAFETY: the caller vouches for the destination; the source is a static array.
+        unsafe { guarded_copy(into.wrapping_add(at), ZEROS.as_ptr(), part) }
+            .map_err(|_| Error::Fault)?;
+    }
+    Ok(())
 }

@@ -18,25 +18,47 @@ pub(super) fn tell<M: Medium, B: BaseFile>(
     boot: BootId,
     medium: M,
     base: impl Fn(SimFile) -> B,
-    relink: Option<Relink<B>>,
+    relink: impl Fn() -> Option<Relink<B>>,
 ) {
-    let (stage, file) = world.setup(|| {
+    let (stage, other, file) = world.setup(|| {
         create_pool(world, boot);
         let file = world.create("dir/file").expect("create");
         file.write_at(0, &first_bytes()).expect("write");
         let pool = open_pool(medium, boot).expect("open");
-        (Stage::new(pool.attach().expect("attach")), file)
+        let stage = Stage::new(pool.attach().expect("attach"));
+        let other = steps
+            .iter()
+            .any(|step| step.is_by_other())
+            .then(|| Stage::new(pool.attach().expect("attach")));
+        (stage, other, file)
     });
-    let mut staged =
-        StagedFile::open(&stage, &name_of(&file), base(file.clone()), mode).expect("stage");
-    if let Some(relink) = relink {
-        staged = staged.with_relink(relink);
-    }
+    let relinking = |staged: StagedFile<M, B>| match relink() {
+        Some(relink) => staged.with_relink(relink),
+        None => staged,
+    };
+    let open = || {
+        let staged = StagedFile::open(&stage, &name_of(&file), base(file.clone()), mode);
+        relinking(staged.expect("stage"))
+    };
+    let mut staged = open();
     for (nth, step) in steps.iter().enumerate() {
         let nth = nth + 1;
         world.begin(nth as u64);
-        step.run(nth, &staged).expect("step");
+        match &other {
+            Some(other) if step.is_by_other() => {
+                let theirs = base(file.clone());
+                let theirs = StagedFile::open_entry(other, staged.file(), theirs, mode);
+                let theirs = relinking(theirs.expect("stage"));
+                step.run(nth, &theirs).expect("step");
+            }
+            _ => step.run(nth, &staged).expect("step"),
+        }
         world.acknowledge(nth as u64);
+        if step.takes_away() {
+            assert!(matches!(staged.append(b"late"), Err(Error::Taken)));
+            drop(staged);
+            staged = open();
+        }
     }
 }
 
@@ -46,7 +68,7 @@ pub(super) fn recovered(world: &World, boot: BootId) -> Result<Vec<u8>, String> 
     let attachment = pool.attach().map_err(|e| format!("attach: {e}"))?;
     let find = |name: &FileName| {
         let handle = u64::from_le_bytes(name.handle[..8].try_into().expect("handle"));
-        world.open_by_handle(handle).map(Some)
+        world.open_by_handle(handle).map_err(Error::from)
     };
     let report = recover(&attachment, find).map_err(|e| format!("recover: {e}"))?;
     world.judging();
@@ -118,7 +140,7 @@ fn survives(name: &str, result: std::result::Result<Report, Box<Failure>>) -> u6
     }
 }
 
-fn crash_everywhere(name: &str, steps: &[Step], mode: Mode, states: u64) -> u64 {
+pub(super) fn crash_everywhere(name: &str, steps: &[Step], mode: Mode, states: u64) -> u64 {
     let name = format!("staged-{name}-{mode:?}");
     let config = config(&name, 12, states);
     let workload = |world: &World| {
@@ -129,7 +151,7 @@ fn crash_everywhere(name: &str, steps: &[Step], mode: Mode, states: u64) -> u64 
             boot_of(world),
             world.medium(),
             |file| file,
-            None,
+            || None,
         );
     };
     survives(
@@ -138,9 +160,12 @@ fn crash_everywhere(name: &str, steps: &[Step], mode: Mode, states: u64) -> u64 
     )
 }
 
-use Step::{Append, Fsync, Publish, PublishCommitted, Truncate, Write};
+use Step::{
+    Append, Fsync, Publish, PublishByOther, PublishCommitted, TakeAway, TakeAwayByOther, Truncate,
+    Write,
+};
 
-const MODES: [Mode; 4] = [Mode::Posix, Mode::Sync, Mode::Atomic, Mode::Strict];
+pub(super) const MODES: [Mode; 4] = [Mode::Posix, Mode::Sync, Mode::Atomic, Mode::Strict];
 
 #[test]
 fn appends_and_overwrites() {
@@ -208,41 +233,137 @@ fn truncating() {
 }
 
 #[test]
-fn relinking() {
+fn taking_away() {
     let steps = [
-        Append(3796),
-        Append(4096),
-        Append(4096),
-        Fsync,
-        PublishCommitted,
-        Write(4096, 8192),
-        Publish,
         Append(100),
+        Write(10, 500),
+        Fsync,
+        Append(30),
+        TakeAway,
+        Append(4200),
+        Truncate(4000),
+        TakeAway,
+        Write(0, 20),
     ];
-    for mode in [Mode::Posix, Mode::Strict] {
-        let name = format!("staged-relink-{mode:?}");
-        let workload = |world: &World| {
-            let relink = Relink {
-                pool: SimBase::Pool(world.medium()),
-                min: 4096,
-            };
-            let medium = world.medium();
-            tell(
-                world,
-                &steps,
-                mode,
-                boot_of(world),
-                medium,
-                SimBase::File,
-                Some(relink),
-            );
-        };
-        let config = config(&name, 12, 2_500);
-        let states = survives(
-            &name,
-            enumerate(&config, workload, judge(&steps, mode, boot_of)),
-        );
+    for mode in MODES {
+        assert!(crash_everywhere("take-away", &steps, mode, 3_000) > 300);
+    }
+}
+
+#[test]
+fn another_attachment_publishes_and_takes_away() {
+    let steps = [
+        Append(100),
+        Fsync,
+        Write(10, 500),
+        PublishByOther,
+        Append(30),
+        Write(40, 20),
+        TakeAwayByOther,
+        Append(300),
+        Write(0, 20),
+        PublishByOther,
+        Append(5),
+        TakeAway,
+    ];
+    for mode in MODES {
+        assert!(crash_everywhere("other", &steps, mode, 3_000) > 300);
+    }
+}
+
+/// What is relinked, at the end of the file and inside it, by its own attachment and by another one, while
+/// more is staged.
+const RELINKED: [Step; 11] = [
+    Append(3796),
+    Append(4096),
+    Append(4096),
+    Fsync,
+    PublishCommitted,
+    Write(4096, 8192),
+    Append(10),
+    PublishByOther,
+    Write(0, 4096),
+    Truncate(5000),
+    Publish,
+];
+
+fn relink_everywhere(name: &str, steps: &[Step], mode: Mode, can: Can, cached: bool) -> u64 {
+    let name = format!("staged-{name}-{mode:?}-{can:?}-{cached}");
+    let config = config(&name, 12, 2_500);
+    survives(&name, crash_relinking(&config, steps, mode, can, cached))
+}
+
+pub(super) fn crash_relinking(
+    config: &Config,
+    steps: &[Step],
+    mode: Mode,
+    can: Can,
+    cached: bool,
+) -> std::result::Result<Report, Box<Failure>> {
+    let workload = |world: &World| tell_relinking(world, steps, mode, can, cached);
+    enumerate(config, workload, judge(steps, mode, boot_of))
+}
+
+pub(super) fn tell_relinking(world: &World, steps: &[Step], mode: Mode, can: Can, cached: bool) {
+    if cached {
+        world.put_behind_page_cache(TINY.header_len());
+    }
+    let base = |file| SimBase::File(file, can);
+    let relink = || Some(relink_from(world));
+    let medium = world.medium();
+    tell(world, steps, mode, boot_of(world), medium, base, relink);
+}
+
+#[test]
+fn relinking_by_exchange() {
+    for mode in MODES {
+        for cached in [false, true] {
+            let states = relink_everywhere("exchange", &RELINKED, mode, Can::Exchange, cached);
+            assert!(states > 300);
+        }
+    }
+}
+
+#[test]
+fn relinking_by_clone() {
+    for mode in MODES {
+        for cached in [false, true] {
+            let states = relink_everywhere("clone", &RELINKED, mode, Can::Clone, cached);
+            assert!(states > 300);
+        }
+    }
+}
+
+#[test]
+fn relinking_where_the_file_system_only_promises() {
+    for can in [Can::Promise, Can::Copy] {
+        let states = relink_everywhere("promise", &RELINKED, Mode::Strict, can, true);
         assert!(states > 300);
+    }
+}
+
+/// Whatever is cut before, between and after.
+#[test]
+fn relinking_beside_cuts() {
+    let steps = [
+        Write(4096, 4096),
+        Fsync,
+        Publish,
+        Truncate(100),
+        Write(4096, 8192),
+        Fsync,
+        PublishByOther,
+        Truncate(8192),
+        Write(8192 + 4096, 4096),
+        Publish,
+        Append(4096),
+        TakeAway,
+        Append(5),
+    ];
+    for mode in [Mode::Atomic, Mode::Strict] {
+        for can in [Can::Exchange, Can::Clone] {
+            assert!(relink_everywhere("cuts", &steps, mode, can, true) > 300);
+        }
     }
 }
 
@@ -275,7 +396,7 @@ fn going_on_after_a_crash() {
             boot_of(world),
             medium,
             |file| file,
-            None,
+            || None,
         );
     };
     let judge = |world: &World, _: &History| {

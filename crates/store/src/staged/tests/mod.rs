@@ -1,15 +1,31 @@
 //! The staged engine on simulated media: what each test proves stands at its head.
 //!
 //! `crashes.rs` crashes everything everywhere; `planted.rs` shows that it would notice; `model.rs`
-//! compares with a plain vector, from several threads too; `pressure.rs` runs out of space;
-//! `reads.rs` lets the publisher move in the middle of a copy.
+//! compares with a plain vector, from several threads too; `buffers.rs` hands in bad buffers;
+//! `pressure.rs` runs out of space; `ended.rs` fails when all is done; `reads.rs` lets the publisher move in the middle of a copy;
+//! `recycled.rs` uses pages again that newer writes cover; `board.rs` has one thread log for another;
+//! `interplay.rs` has pages used again, relinks, slow fences and other publishers in one story;
+//! `together.rs` has one attachment write what another publishes and takes away; `group.rs` commits
+//! several files at one instant; `appends.rs` stages appends alone. `forward.rs` is what the media and base files made for one test share.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
 
+#[macro_use]
+mod forward;
+
+mod appends;
+mod board;
+mod buffers;
+mod cached;
 mod crashes;
+mod ended;
+mod group;
+mod interplay;
 mod model;
 mod planted;
 mod pressure;
 mod reads;
+mod recycled;
+mod together;
 
 use std::sync::Arc;
 
@@ -78,17 +94,63 @@ fn name_of(file: &SimFile) -> FileName {
 /// A simulated base file, or the pool's own file beside it.
 #[derive(Clone)]
 enum SimBase {
-    File(SimFile),
+    File(SimFile, Can),
     Pool(SimMedium),
+}
+
+/// What a base file system can do, and how badly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Can {
+    Exchange,
+    Clone,
+    /// Says it can exchange, and cannot.
+    Promise,
+    Copy,
+    /// Exchanges twice, as somebody would who repeats what he does not know to be done.
+    ExchangeTwice,
+    /// Never syncs.
+    ExchangeUnsynced,
+    CloneUnsynced,
+}
+
+impl Can {
+    fn exchanges(self) -> bool {
+        matches!(
+            self,
+            Self::Exchange | Self::ExchangeTwice | Self::ExchangeUnsynced
+        )
+    }
+
+    fn clones(self) -> bool {
+        matches!(self, Self::Clone | Self::CloneUnsynced)
+    }
+
+    fn syncs(self) -> bool {
+        !matches!(self, Self::ExchangeUnsynced | Self::CloneUnsynced)
+    }
 }
 
 impl SimBase {
     fn file(&self) -> &SimFile {
         match self {
-            Self::File(file) => file,
+            Self::File(file, _) => file,
             Self::Pool(_) => panic!("the pool's own file is only a source of relinks"),
         }
     }
+
+    fn can(&self) -> Can {
+        match self {
+            Self::File(_, can) => *can,
+            Self::Pool(_) => Can::Copy,
+        }
+    }
+}
+
+/// Relinks runs of a page from a machine's medium.
+fn relink_from(world: &World) -> Relink<SimBase> {
+    let medium = world.medium();
+    let open = move || Ok(SimBase::Pool(medium.clone()));
+    Relink::new(Arc::default(), open).from_length(4096)
 }
 
 impl BaseFile for SimBase {
@@ -106,13 +168,13 @@ impl BaseFile for SimBase {
     }
     fn reserve(&self, offset: u64, len: u64) -> Result<(), Errno> {
         match self {
-            Self::File(file) => file.reserve(offset, len),
+            Self::File(file, _) => file.reserve(offset, len),
             Self::Pool(_) => Ok(()),
         }
     }
     fn punch(&self, offset: u64, len: u64) -> Result<(), Errno> {
         match self {
-            Self::File(file) => file.punch(offset, len),
+            Self::File(file, _) => file.punch(offset, len),
             Self::Pool(medium) => {
                 let zeros = vec![0; len as usize];
                 medium
@@ -123,15 +185,34 @@ impl BaseFile for SimBase {
     }
     fn clone_range(&self, at: u64, from: &Self, from_at: u64, len: u64) -> Result<(), Errno> {
         match from {
-            Self::File(from) => self.file().clone_range(at, from, from_at, len),
-            Self::Pool(_) => self.file().clone_from_medium(at, from_at, len),
+            Self::Pool(_) if self.can().clones() => self.file().clone_from_medium(at, from_at, len),
+            _ => Err(Errno::OPNOTSUPP),
         }
     }
-    fn exchange_range(&self, _: u64, _: &Self, _: u64, _: u64) -> Result<(), Errno> {
-        Err(Errno::OPNOTSUPP)
+    fn exchange_range(&self, at: u64, with: &Self, from: u64, len: u64) -> Result<(), Errno> {
+        match with {
+            Self::Pool(_) if self.can().exchanges() => {
+                self.file().exchange_with_medium(at, from, len)?;
+                if self.can() == Can::ExchangeTwice {
+                    self.file().exchange_with_medium(at, from, len)?;
+                }
+                Ok(())
+            }
+            _ => Err(Errno::OPNOTSUPP),
+        }
+    }
+    fn may_exchange(&self, _: u64, _: &Self, _: u64, _: u64) -> Result<(), Errno> {
+        if self.can().exchanges() || self.can() == Can::Promise {
+            Ok(())
+        } else {
+            Err(Errno::OPNOTSUPP)
+        }
     }
     fn sync(&self) -> Result<(), Errno> {
-        self.file().sync()
+        if self.can().syncs() {
+            self.file().sync()?;
+        }
+        Ok(())
     }
 }
 
@@ -146,6 +227,14 @@ enum Step {
     Publish,
     /// Publishes what is committed: changes nothing that a program can see.
     PublishCommitted,
+    /// Ends the staging; the next step begins it anew.
+    TakeAway,
+    /// Another attachment writes.
+    WriteByOther(usize, usize),
+    /// Another attachment publishes everything.
+    PublishByOther,
+    /// Another attachment ends the staging; the next step begins it anew.
+    TakeAwayByOther,
 }
 
 /// What the base file holds before the story.
@@ -164,7 +253,7 @@ impl Step {
     fn change(self, nth: usize, model: &mut Vec<u8>) {
         match self {
             Self::Append(len) => model.extend(bytes_of(nth, len)),
-            Self::Write(at, len) => {
+            Self::Write(at, len) | Self::WriteByOther(at, len) => {
                 if model.len() < at + len {
                     model.resize(at + len, 0);
                 }
@@ -176,16 +265,37 @@ impl Step {
     }
 
     fn is_commit(self) -> bool {
-        matches!(self, Self::Fsync | Self::Publish)
+        !matches!(
+            self,
+            Self::Append(_)
+                | Self::Write(..)
+                | Self::WriteByOther(..)
+                | Self::Truncate(_)
+                | Self::PublishCommitted
+        )
+    }
+
+    fn takes_away(self) -> bool {
+        matches!(self, Self::TakeAway | Self::TakeAwayByOther)
+    }
+
+    fn is_by_other(self) -> bool {
+        matches!(
+            self,
+            Self::WriteByOther(..) | Self::PublishByOther | Self::TakeAwayByOther
+        )
     }
 
     fn run<M: Medium, B: BaseFile>(self, nth: usize, file: &StagedFile<M, B>) -> Result<()> {
         match self {
             Self::Append(len) => file.append(&bytes_of(nth, len)).map(|_| ()),
-            Self::Write(at, len) => file.write_at(at as u64, &bytes_of(nth, len)),
+            Self::Write(at, len) | Self::WriteByOther(at, len) => {
+                file.write_at(at as u64, &bytes_of(nth, len))
+            }
             Self::Truncate(size) => file.truncate(size as u64),
             Self::Fsync => file.fsync(),
-            Self::Publish => file.publish(Scope::Everything).map(|_| ()),
+            Self::Publish | Self::PublishByOther => file.publish(Scope::Everything).map(|_| ()),
+            Self::TakeAway | Self::TakeAwayByOther => file.take_away(|| {}).map(|_| ()),
             Self::PublishCommitted => file.publish(Scope::Committed).map(|_| ()),
         }
     }
@@ -211,7 +321,7 @@ fn contents(base: &impl BaseFile) -> Result<Vec<u8>, Errno> {
 
 /// The whole staged file, as a program would read it.
 fn read_all<M: Medium, B: BaseFile>(file: &StagedFile<M, B>) -> Vec<u8> {
-    let mut bytes = vec![0xff; file.size() as usize];
+    let mut bytes = vec![0xff; file.size().expect("size") as usize];
     let read = file.read_at(0, &mut bytes).expect("read");
     assert_eq!(read, bytes.len());
     bytes

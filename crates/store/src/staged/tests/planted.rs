@@ -7,10 +7,11 @@ use adit_pmem::OutOfRange;
 use adit_pool::SlotLocks;
 use adit_sim::{Failure, History, enumerate, replay};
 
-use super::crashes::{boot_of, judge, recovered, tell};
+use super::super::relink::Plant;
+use super::crashes::{boot_of, judge, recovered, tell, tell_relinking};
 use super::*;
 
-fn found<W, J>(name: &str, workload: W, judge: J) -> Box<Failure>
+pub(super) fn found<W, J>(name: &str, workload: W, judge: J) -> Box<Failure>
 where
     W: Fn(&World) + Sync,
     J: Fn(&World, &History) -> Result<(), String> + Sync,
@@ -25,7 +26,7 @@ where
     failure
 }
 
-use Step::{Append, Fsync, Publish, Write};
+use Step::{Append, Fsync, Publish, TakeAway, Write};
 
 /// A medium that forgets the fence between staged bytes and their record.
 struct NoDataFence {
@@ -34,26 +35,8 @@ struct NoDataFence {
 }
 
 impl Medium for NoDataFence {
-    fn size(&self) -> u64 {
-        self.medium.size()
-    }
-    fn load(&self, offset: u64) -> Result<u64, OutOfRange> {
-        self.medium.load(offset)
-    }
-    fn store(&self, offset: u64, value: u64) -> Result<(), OutOfRange> {
-        self.medium.store(offset, value)
-    }
-    fn compare_exchange(
-        &self,
-        at: u64,
-        old: u64,
-        new: u64,
-    ) -> Result<Result<u64, u64>, OutOfRange> {
-        self.medium.compare_exchange(at, old, new)
-    }
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
-        self.medium.read(offset, into)
-    }
+    medium_of!(medium: size load store compare_exchange read);
+
     fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
         // 500 bytes are staged bytes: names and zeroed pages have other lengths.
         if from.len() == 500 {
@@ -91,7 +74,7 @@ fn a_record_before_its_bytes_are_fenced() {
             boot_of(world),
             medium,
             |file| file,
-            None,
+            || None,
         );
     };
     found(
@@ -105,30 +88,8 @@ fn a_record_before_its_bytes_are_fenced() {
 struct NeverSynced(SimFile);
 
 impl BaseFile for NeverSynced {
-    fn size(&self) -> Result<u64, Errno> {
-        self.0.size()
-    }
-    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
-        self.0.read_at(offset, into)
-    }
-    fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), Errno> {
-        self.0.write_at(offset, from)
-    }
-    fn set_size(&self, size: u64) -> Result<(), Errno> {
-        self.0.set_size(size)
-    }
-    fn reserve(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        self.0.reserve(offset, len)
-    }
-    fn punch(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        self.0.punch(offset, len)
-    }
-    fn clone_range(&self, at: u64, from: &Self, from_at: u64, len: u64) -> Result<(), Errno> {
-        self.0.clone_range(at, &from.0, from_at, len)
-    }
-    fn exchange_range(&self, _: u64, _: &Self, _: u64, _: u64) -> Result<(), Errno> {
-        Err(Errno::OPNOTSUPP)
-    }
+    base_of!(0: size read_at write_at);
+
     fn sync(&self) -> Result<(), Errno> {
         Ok(())
     }
@@ -147,11 +108,27 @@ fn records_retired_before_the_base_is_durable() {
                 boot_of(world),
                 medium,
                 NeverSynced,
-                None,
+                || None,
             );
         };
         found("retire-early", workload, judge(&steps, mode, boot_of));
     }
+}
+
+/// Nothing is staged any more, and power fails before the base file is durable.
+#[test]
+fn a_file_forgotten_before_the_base_is_durable() {
+    let steps = [Append(100), Write(10, 40), TakeAway];
+    let workload = |world: &World| {
+        let medium = world.medium();
+        let (boot, mode) = (boot_of(world), Mode::Strict);
+        tell(world, &steps, mode, boot, medium, NeverSynced, || None);
+    };
+    found(
+        "forget-early",
+        workload,
+        judge(&steps, Mode::Strict, boot_of),
+    );
 }
 
 #[test]
@@ -167,7 +144,7 @@ fn a_replay_that_ignores_the_boot() {
             boot(1),
             medium,
             |file| file,
-            None,
+            || None,
         );
     };
     found("one-boot", workload, judge(&steps, Mode::Atomic, one_boot));
@@ -194,42 +171,20 @@ impl SlotLocks for BlindLocks {
 }
 
 /// A base file at whose first write something else happens first.
-struct Meddled<F> {
-    file: SimFile,
-    writes: AtomicU64,
-    meddle: F,
+pub(super) struct Meddled<F> {
+    pub(super) file: SimFile,
+    pub(super) writes: AtomicU64,
+    pub(super) meddle: F,
 }
 
 impl<F: Fn() + Send + Sync> BaseFile for Meddled<F> {
-    fn size(&self) -> Result<u64, Errno> {
-        self.file.size()
-    }
-    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
-        self.file.read_at(offset, into)
-    }
+    base_of!(file: size read_at sync);
+
     fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), Errno> {
         if self.writes.fetch_add(1, Ordering::Relaxed) == 0 {
             (self.meddle)();
         }
         self.file.write_at(offset, from)
-    }
-    fn set_size(&self, size: u64) -> Result<(), Errno> {
-        self.file.set_size(size)
-    }
-    fn reserve(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        self.file.reserve(offset, len)
-    }
-    fn punch(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        self.file.punch(offset, len)
-    }
-    fn clone_range(&self, at: u64, from: &Self, from_at: u64, len: u64) -> Result<(), Errno> {
-        self.file.clone_range(at, &from.file, from_at, len)
-    }
-    fn exchange_range(&self, _: u64, _: &Self, _: u64, _: u64) -> Result<(), Errno> {
-        Err(Errno::OPNOTSUPP)
-    }
-    fn sync(&self) -> Result<(), Errno> {
-        self.file.sync()
     }
 }
 
@@ -313,4 +268,70 @@ fn two_publishers_that_do_not() {
         |world: &World| two_publishers(world, true),
         two_publishers_judge,
     );
+}
+
+/// Pages that follow each other in the file are written with one call, in whatever order they came.
+#[test]
+fn neighbours_are_published_together() {
+    let world = World::new(tiny_size(12));
+    create_pool(&world, boot(1));
+    let file = world.create("dir/file").expect("create");
+    let pool = open_pool(world.medium(), boot(1)).expect("open");
+    let stage = Stage::new(pool.attach().expect("attach"));
+    let base = Meddled {
+        file: file.clone(),
+        writes: AtomicU64::new(0),
+        meddle: || {},
+    };
+    let staged = StagedFile::open(&stage, &name_of(&file), base, Mode::Strict).expect("stage");
+    let mut model = vec![0; 8 * 4096];
+    for page in [3, 7, 1, 2, 0] {
+        let bytes = bytes_of(page, 4096);
+        staged.write_at(page as u64 * 4096, &bytes).expect("write");
+        model[page * 4096..][..4096].copy_from_slice(&bytes);
+    }
+    staged.publish(Scope::Everything).expect("publish");
+    assert_eq!(staged.base().writes.load(Ordering::Relaxed), 2);
+    assert_eq!(contents(&file).expect("read"), model);
+}
+
+/// Relinks that go wrong: each is found.
+#[test]
+fn relinks_that_are_not_careful() {
+    let steps = [Append(3796), Append(8192), Write(4096, 4096), Publish];
+    let planted = [
+        Can::ExchangeTwice,
+        Can::ExchangeUnsynced,
+        Can::CloneUnsynced,
+    ];
+    for can in planted {
+        for cached in [false, true] {
+            let judge = judge(&steps, Mode::Strict, boot_of);
+            found(
+                &format!("relink-{can:?}-{cached}"),
+                |world: &World| tell_relinking(world, &steps, Mode::Strict, can, cached),
+                judge,
+            );
+        }
+    }
+}
+
+/// Staged bytes go to the base file, and the log does not know.
+#[test]
+fn relinks_without_intent() {
+    let steps = [Append(3796), Append(8192), Write(4096, 4096), Publish];
+    for can in [Can::Exchange, Can::Clone] {
+        let workload = |world: &World| {
+            let relink = || {
+                let mut relink = relink_from(world);
+                relink.plant = Plant::NoIntent;
+                Some(relink)
+            };
+            let base = |file| SimBase::File(file, can);
+            let (boot, medium) = (boot_of(world), world.medium());
+            tell(world, &steps, Mode::Strict, boot, medium, base, relink);
+        };
+        let judge = judge(&steps, Mode::Strict, boot_of);
+        found(&format!("no-intent-{can:?}"), workload, judge);
+    }
 }

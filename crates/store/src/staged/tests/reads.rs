@@ -5,20 +5,21 @@ use std::sync::{Mutex, PoisonError};
 
 use adit_pmem::OutOfRange;
 
+use super::super::relink::Plant;
 use super::*;
 
 type Act = Box<dyn FnOnce() + Send>;
 
-/// What is to happen in the middle of the next long copy.
+/// What is to happen, once, in the middle of something.
 #[derive(Clone, Default)]
-struct Middle(Arc<Mutex<Option<Act>>>);
+pub(super) struct Middle(Arc<Mutex<Option<Act>>>);
 
 impl Middle {
-    fn set(&self, act: impl FnOnce() + Send + 'static) {
+    pub(super) fn set(&self, act: impl FnOnce() + Send + 'static) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(act));
     }
 
-    fn happens(&self) {
+    pub(super) fn happens(&self) {
         let act = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(act) = act {
             act();
@@ -30,23 +31,8 @@ impl Middle {
 struct SlowMedium(SimMedium, Middle);
 
 impl Medium for SlowMedium {
-    fn size(&self) -> u64 {
-        self.0.size()
-    }
-    fn load(&self, offset: u64) -> Result<u64, OutOfRange> {
-        self.0.load(offset)
-    }
-    fn store(&self, offset: u64, value: u64) -> Result<(), OutOfRange> {
-        self.0.store(offset, value)
-    }
-    fn compare_exchange(
-        &self,
-        at: u64,
-        old: u64,
-        new: u64,
-    ) -> Result<Result<u64, u64>, OutOfRange> {
-        self.0.compare_exchange(at, old, new)
-    }
+    medium_of!(0: size load store compare_exchange write_streaming flush fence);
+
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
         if into.len() != PAGE {
             return self.0.read(offset, into);
@@ -56,49 +42,19 @@ impl Medium for SlowMedium {
         self.1.happens();
         self.0.read(offset + first.len() as u64, second)
     }
-    fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
-        self.0.write_streaming(offset, from)
-    }
-    fn flush(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
-        self.0.flush(offset, len)
-    }
-    fn fence(&self) {
-        self.0.fence();
-    }
 }
 
-struct SlowBase(SimFile, Middle);
+/// A base file in the middle of whose next read something happens.
+pub(super) struct SlowBase(pub(super) SimFile, pub(super) Middle);
 
 impl BaseFile for SlowBase {
-    fn size(&self) -> Result<u64, Errno> {
-        self.0.size()
-    }
+    base_of!(0: size write_at sync);
+
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
         let (first, second) = into.split_at_mut(into.len() / 2);
         let read = self.0.read_at(offset, first)?;
         self.1.happens();
         Ok(read + self.0.read_at(offset + first.len() as u64, second)?)
-    }
-    fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), Errno> {
-        self.0.write_at(offset, from)
-    }
-    fn set_size(&self, size: u64) -> Result<(), Errno> {
-        self.0.set_size(size)
-    }
-    fn reserve(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        self.0.reserve(offset, len)
-    }
-    fn punch(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        self.0.punch(offset, len)
-    }
-    fn clone_range(&self, at: u64, from: &Self, from_at: u64, len: u64) -> Result<(), Errno> {
-        self.0.clone_range(at, &from.0, from_at, len)
-    }
-    fn exchange_range(&self, _: u64, _: &Self, _: u64, _: u64) -> Result<(), Errno> {
-        Err(Errno::OPNOTSUPP)
-    }
-    fn sync(&self) -> Result<(), Errno> {
-        self.0.sync()
     }
 }
 
@@ -127,7 +83,15 @@ fn churn(staged: &Slow, rounds: std::ops::Range<u8>) {
     }
 }
 
-fn is_whole(bytes: &[u8]) -> bool {
+/// A copy and what is thought of it.
+#[allow(unsafe_code, reason = "one attempt is internal, and takes addresses")]
+fn read_once(staged: &Slow, bytes: &mut [u8]) -> Option<usize> {
+    let into = [(bytes.as_mut_ptr(), bytes.len())];
+    // SAFETY: the buffer is a slice.
+    unsafe { staged.read_once(0, &into) }.expect("read")
+}
+
+pub(super) fn is_whole(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == bytes[0])
 }
 
@@ -140,7 +104,7 @@ fn a_pool_page_that_was_used_again_is_never_returned() {
         let staged = Arc::clone(&staged);
         move || churn(&staged, 3..40)
     });
-    let unchecked = staged.read_once(0, &mut bytes).expect("read");
+    let unchecked = read_once(&staged, &mut bytes);
     assert!(
         !is_whole(&bytes),
         "the page was not used again: the test shows nothing"
@@ -155,6 +119,35 @@ fn a_pool_page_that_was_used_again_is_never_returned() {
     assert_eq!(bytes, [89; PAGE]);
 }
 
+/// Nothing is published: a page comes back because a newer one covers it.
+#[test]
+fn a_page_that_was_covered_and_used_again_is_never_returned() {
+    let (staged, middle, _) = slow_file();
+    let mut bytes = vec![0; PAGE];
+    let overwrite = |staged: &Slow, rounds: std::ops::Range<u8>| {
+        for round in rounds {
+            staged.write_at(0, &[round; PAGE]).expect("write");
+        }
+    };
+    staged.write_at(0, &[2; PAGE]).expect("write");
+    middle.set({
+        let staged = Arc::clone(&staged);
+        move || overwrite(&staged, 3..6)
+    });
+    let unchecked = read_once(&staged, &mut bytes);
+    assert!(
+        !is_whole(&bytes),
+        "the page was not used again: the test shows nothing"
+    );
+    assert_eq!(unchecked, None);
+    middle.set({
+        let staged = Arc::clone(&staged);
+        move || overwrite(&staged, 6..9)
+    });
+    assert_eq!(staged.read_at(0, &mut bytes).expect("read"), PAGE);
+    assert_eq!(bytes, [8; PAGE]);
+}
+
 #[test]
 fn a_publication_under_a_read_of_the_base_is_never_seen_in_part() {
     let (staged, _, middle) = slow_file();
@@ -163,7 +156,7 @@ fn a_publication_under_a_read_of_the_base_is_never_seen_in_part() {
         let staged = Arc::clone(&staged);
         move || churn(&staged, 3..4)
     });
-    let unchecked = staged.read_once(0, &mut bytes).expect("read");
+    let unchecked = read_once(&staged, &mut bytes);
     assert!(
         !is_whole(&bytes),
         "nothing was published: the test shows nothing"
@@ -175,4 +168,44 @@ fn a_publication_under_a_read_of_the_base_is_never_seen_in_part() {
     });
     assert_eq!(staged.read_at(0, &mut bytes).expect("read"), PAGE);
     assert_eq!(bytes, [4; PAGE]);
+}
+
+/// A process reads a page that it staged, after another one has relinked it: one attempt, and the bytes.
+fn read_what_was_relinked(can: Can, plant: Plant) -> (Option<usize>, Vec<u8>) {
+    let world = World::new(tiny_size(12));
+    create_pool(&world, boot(1));
+    let file = world.create("dir/file").expect("create");
+    file.write_at(0, &[1; PAGE]).expect("write");
+    let pool = open_pool(world.medium(), boot(1)).expect("open");
+    let base = || SimBase::File(file.clone(), can);
+    let stage = Stage::new(pool.attach().expect("attach"));
+    let staged = StagedFile::open(&stage, &name_of(&file), base(), Mode::Strict).expect("stage");
+    staged.write_at(0, &[2; PAGE]).expect("write");
+    let other = Stage::new(pool.attach().expect("attach"));
+    let theirs = StagedFile::open_entry(&other, staged.file(), base(), Mode::Strict);
+    let mut relink = relink_from(&world);
+    relink.plant = plant;
+    let theirs = theirs.expect("stage").with_relink(relink);
+    theirs.publish(Scope::Everything).expect("publish");
+    let word = pool.version(staged.file()).expect("word");
+    assert_eq!(word >> 63, 0, "the relink is not over");
+    let mut bytes = vec![0; PAGE];
+    #[allow(unsafe_code, reason = "one attempt is internal, and takes addresses")]
+    // SAFETY: the buffer is a slice.
+    let read = unsafe { staged.read_once(0, &[(bytes.as_mut_ptr(), PAGE)]) }.expect("read");
+    if read.is_none() {
+        assert_eq!(staged.read_at(0, &mut bytes).expect("read"), PAGE);
+    }
+    (read, bytes)
+}
+
+#[test]
+fn a_page_that_went_to_the_file_is_never_read_from_the_pool() {
+    for can in [Can::Exchange, Can::Clone] {
+        let (read, bytes) = read_what_was_relinked(can, Plant::Nothing);
+        assert_eq!((read, bytes), (None, vec![2; PAGE]), "{can:?}");
+        let (read, bytes) = read_what_was_relinked(can, Plant::NoNotice);
+        assert_eq!(read, Some(PAGE));
+        assert_ne!(bytes, vec![2; PAGE], "{can:?}: the test shows nothing");
+    }
 }

@@ -1,0 +1,173 @@
+//! Whether files can be staged at all: the modes beyond `posix` promise less where they cannot.
+
+use std::fs::metadata;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use adit_pmem::{MediumKind, detect};
+use rustix::fs::{Access, AtFlags, CWD};
+use rustix::process::{Resource, getrlimit};
+
+use super::probes::Probe;
+use crate::run::NO_MONITOR;
+use crate::runtime;
+
+/// Why nothing is staged, and what to do about it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Obstacle {
+    pub(crate) why: String,
+    pub(crate) next: String,
+}
+
+fn because(why: impl Into<String>, next: impl Into<String>) -> Option<Obstacle> {
+    let (why, next) = (why.into(), next.into());
+    Some(Obstacle { why, next })
+}
+
+/// What keeps files in `dir` from being staged, as far as that can be told without making a pool.
+pub(crate) fn obstacle(dir: &Path, found: &detect::Report, probes: &[Probe]) -> Option<Obstacle> {
+    if found.detected.kind == MediumKind::Other {
+        return None;
+    }
+    let refused = |name: &str| {
+        probes
+            .iter()
+            .find(|probe| probe.name == name && !probe.works)
+    };
+    for name in ["F_SETLEASE", "file handles"] {
+        if let Some(probe) = refused(name) {
+            let why = probe.why.as_deref().unwrap_or("refused");
+            return because(
+                format!("{name} does not work here ({why})"),
+                "use a directory of your own on tmpfs, ext4, XFS or btrfs",
+            );
+        }
+    }
+    if std::env::var_os(NO_MONITOR).is_some_and(|value| !value.is_empty()) {
+        return because(
+            format!("{NO_MONITOR} is set, and files are staged with a monitor only"),
+            format!("unset {NO_MONITOR}"),
+        );
+    }
+    limited().or_else(|| {
+        let mount = found
+            .mount
+            .as_ref()
+            .map(|mount| Path::new(&mount.mount_point));
+        nowhere(dir, found.detected.kind, mount)
+    })
+}
+
+/// The limits under which no monitor is started, or a program stages nothing.
+fn limited() -> Option<Obstacle> {
+    let is_limited = |resource| {
+        let limit = getrlimit(resource);
+        limit.maximum.is_some() || limit.current.is_some()
+    };
+    let (_, what, how) = [
+        (Resource::Data, "data", "ulimit -d unlimited"),
+        (Resource::Fsize, "file sizes", "ulimit -f unlimited"),
+    ]
+    .into_iter()
+    .find(|(resource, ..)| is_limited(*resource))?;
+    because(
+        format!("there is a limit on {what}, under which nothing is staged"),
+        format!("lift the limit: {how}"),
+    )
+}
+
+/// Where no pool can be.
+fn nowhere(dir: &Path, kind: MediumKind, mount: Option<&Path>) -> Option<Obstacle> {
+    let own = rustix::process::geteuid().as_raw();
+    let runtime = runtime::directory(None).ok()?;
+    let places = if kind == MediumKind::Ram {
+        let runtime = PathBuf::from(std::ffi::OsStr::from_bytes(runtime.as_bytes()));
+        vec![runtime, PathBuf::from(format!("/dev/shm/adit-{own}"))]
+    } else {
+        let on_mount = mount.map(|mount| mount.join(format!(".adit-{own}")));
+        let state = Some(runtime::pools(&runtime).directory().to_owned());
+        [on_mount, state].into_iter().flatten().collect()
+    };
+    let device = metadata(dir).ok().map(|dir| dir.dev());
+    let fits = |place: &PathBuf| {
+        let same =
+            |at: &Path| kind == MediumKind::Ram || metadata(at).ok().map(|at| at.dev()) == device;
+        can_be_made(place, own, same)
+    };
+    if places.iter().any(fits) {
+        return None;
+    }
+    let named: Vec<String> = places
+        .iter()
+        .map(|place| place.display().to_string())
+        .collect();
+    let mine = dir.join("adit.pool");
+    because(
+        format!(
+            "there is no place for a pool: neither {} can be used",
+            named.join(" nor ")
+        ),
+        format!(
+            "make a pool in a directory of your own there and name it: adit pool create {0}; adit run --pool {0}",
+            mine.display()
+        ),
+    )
+}
+
+/// Whether a private directory is there, or can be made, where `right` says that it fits.
+fn can_be_made(place: &Path, own: u32, right: impl Fn(&Path) -> bool) -> bool {
+    if let Ok(there) = std::fs::symlink_metadata(place) {
+        let private =
+            there.is_dir() && there.uid() == own && there.permissions().mode() & 0o077 == 0;
+        return private && right(place);
+    }
+    let Some(above) = place.ancestors().skip(1).find(|dir| dir.is_dir()) else {
+        return false;
+    };
+    let writable = rustix::fs::accessat(
+        CWD,
+        above.as_os_str().as_bytes(),
+        Access::WRITE_OK,
+        AtFlags::EACCESS,
+    );
+    writable.is_ok() && right(above)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_for_a_pool_is_private_and_on_the_right_device() {
+        let room = std::env::temp_dir().join(format!("adit-staging-{}", std::process::id()));
+        std::fs::create_dir(&room).unwrap();
+        let own = rustix::process::geteuid().as_raw();
+        let place = room.join("a/b");
+        assert!(can_be_made(&place, own, |_| true));
+        assert!(!can_be_made(&place, own, |_| false));
+        std::fs::create_dir_all(&place).unwrap();
+        for (mode, expected) in [(0o700, true), (0o750, false)] {
+            std::fs::set_permissions(&place, PermissionsExt::from_mode(mode)).unwrap();
+            assert_eq!(can_be_made(&place, own, |_| true), expected, "{mode:o}");
+        }
+        assert!(!can_be_made(&place, own + 1, |_| true));
+        assert!(!can_be_made(Path::new("/proc/adit"), own, |_| false));
+        std::fs::remove_dir_all(&room).unwrap();
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_is_named() {
+        let found = detect::Report::of(&std::env::temp_dir(), detect::Probe::Look).unwrap();
+        let probe = Probe {
+            name: "F_SETLEASE",
+            works: false,
+            why: Some("not today".into()),
+            since: "",
+            used_for: "",
+        };
+        let found = obstacle(Path::new("/tmp"), &found, &[probe]).unwrap();
+        assert!(found.why.contains("F_SETLEASE") && found.why.contains("not today"));
+        assert!(!found.next.is_empty());
+    }
+}

@@ -1,0 +1,363 @@
+//! A file behind the page cache that keeps the crash model of persistent memory.
+//!
+//! There a store is durable only after a kernel sync, and what a sync costs depends on how the bytes
+//! got into the file: one page dirtied through a mapping makes it twice as long
+//! (`docs/performance.md`). So nothing here is dirtied through a mapping:
+//!
+//! - **Chunks** (records, staged bytes, names) are written with `pwrite`, through a descriptor that is
+//!   opened for it and closed at once, and read through the mapping. Both are the same pages. Opening
+//!   costs as much as writing does, so the bytes of a short write wait for its record, and share its
+//!   descriptor.
+//! - **Tables** (everything before the first chunk: locks, words, entries) are worked on in a mirror, a
+//!   second file that all processes map. It plays the processor's cache: stores are visible there and
+//!   nowhere else, and a flush is what writes them to the file. Words that are never flushed, such as
+//!   locks, never cost a write.
+//! - **A fence** asks the kernel to sync the file, through the mapping, so that no descriptor is
+//!   needed. Three counters in the mirror tell when there is nothing to sync, whoever wrote last.
+//! - **An order** costs nothing: whoever relies on it has a CRC to tell what came too late.
+//!
+//! When no descriptor can be had (the program has used them up, or may write no file that long), chunks
+//! are written through the mapping after all: slower, and never refused.
+//!
+//! # Safety
+//!
+//! The unsafe code passes a program's buffer on to the mapping of the file, under the caller's promise.
+#![allow(unsafe_code)]
+
+use crate::copy::LINE;
+use crate::limit;
+use crate::mapped::MappedMedium;
+use crate::medium::{Medium, OutOfRange, TransferError};
+use core::sync::atomic::{AtomicBool, Ordering, fence};
+use core::time::Duration;
+use rustix::fd::OwnedFd;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+/// How a medium gets at its file without keeping a descriptor that a program would notice.
+pub trait Reopen: Send + Sync {
+    /// Opens the very file that is mapped, for reading and writing, and says how long it is.
+    fn reopen(&self) -> Result<(OwnedFd, u64), Errno>;
+}
+
+/// Words behind the tables in the mirror, each in a line of its own: writes begun, writes ended, and how
+/// many of the ended ones a sync has covered.
+const BEGUN: u64 = 0;
+const ENDED: u64 = LINE as u64;
+const SYNCED: u64 = 2 * LINE as u64;
+
+/// Bytes that a mirror has behind the tables, of which the medium uses the first half of a page.
+pub const MIRROR_TAIL: u64 = 4096;
+
+/// How long the writing back of table words waits for another process that does it.
+const TRIES: u32 = 8000;
+const PAUSE: Duration = Duration::from_micros(250);
+
+/// Bytes of tables handled at once.
+const BLOCK: usize = 4096;
+
+/// See the module.
+pub struct CachedMedium {
+    file: MappedMedium,
+    mirror: MappedMedium,
+    /// Where the tables end and the chunks begin.
+    tables: u64,
+    opener: Box<dyn Reopen>,
+    /// A sync failed: what the file holds is not known any more, and never will be by this process.
+    failed: AtomicBool,
+}
+
+impl core::fmt::Debug for CachedMedium {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("CachedMedium")
+            .field("file", &self.file)
+            .field("tables", &self.tables)
+            .finish_non_exhaustive()
+    }
+}
+
+impl CachedMedium {
+    /// A medium of `file`, whose first `tables` bytes are worked on in `mirror`, which is that long and
+    /// [`MIRROR_TAIL`] longer.
+    pub fn new(
+        file: MappedMedium,
+        mirror: MappedMedium,
+        tables: u64,
+        opener: Box<dyn Reopen>,
+    ) -> Result<CachedMedium, OutOfRange> {
+        mirror.address(0, tables + MIRROR_TAIL)?;
+        file.address(0, tables)?;
+        Ok(CachedMedium {
+            file,
+            mirror,
+            tables,
+            opener,
+            failed: AtomicBool::new(false),
+        })
+    }
+
+    /// The mapping of the file: where chunks are read.
+    pub fn mapped(&self) -> &MappedMedium {
+        &self.file
+    }
+
+    /// Whether a range belongs to the tables; ranges do not cross.
+    fn in_tables(&self, offset: u64) -> bool {
+        offset < self.tables
+    }
+
+    fn lost(&self, offset: u64, len: u64) -> OutOfRange {
+        self.file.lost(offset, len)
+    }
+
+    fn count(&self, what: u64) -> Result<u64, OutOfRange> {
+        self.mirror.load(self.tables + what)
+    }
+
+    fn raise(&self, what: u64, by: impl Fn(u64) -> u64) -> Result<(), OutOfRange> {
+        let at = self.tables + what;
+        let mut seen = self.mirror.load(at)?;
+        while let Err(other) = self.mirror.compare_exchange(at, seen, by(seen))? {
+            seen = other;
+        }
+        Ok(())
+    }
+
+    /// Changes the file. A process that dies in between leaves more writes begun than ended, and then
+    /// no fence is spared any more.
+    fn counted(&self, write: impl FnOnce() -> Result<(), OutOfRange>) -> Result<(), OutOfRange> {
+        if self.failed.load(Ordering::Acquire) {
+            return Err(self.lost(0, self.size()));
+        }
+        self.raise(BEGUN, |count| count + 1)?;
+        write()?;
+        self.raise(ENDED, |count| count + 1)
+    }
+
+    /// A descriptor for a write that ends at `end`; `None` when the mapping has to do.
+    fn descriptor(&self, end: u64) -> Result<Option<OwnedFd>, OutOfRange> {
+        // The limit of the program, by which the kernel would kill it for writing our file.
+        if limit::file_size().is_none_or(|limit| limit < end) {
+            return Ok(None);
+        }
+        match self.opener.reopen() {
+            // Cut short by somebody: writing would make it long again, with nothing in it.
+            Ok((_, size)) if size < end => Err(self.lost(end, 0)),
+            Ok((fd, _)) => Ok(Some(fd)),
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn put(&self, fd: &OwnedFd, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
+        let mut done = 0;
+        while done < from.len() {
+            match rustix::io::pwrite(fd, &from[done..], offset + done as u64) {
+                Ok(0) => return Err(self.lost(offset, from.len() as u64)),
+                Ok(more) => done += more,
+                Err(Errno::INTR) => {}
+                Err(_) => return Err(self.lost(offset, from.len() as u64)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes to chunks, all through one descriptor.
+    fn write_chunks(&self, writes: &[(u64, &[u8])]) -> Result<(), OutOfRange> {
+        let mut end = 0;
+        for (offset, from) in writes {
+            self.file.address(*offset, from.len() as u64)?;
+            end = end.max(offset + from.len() as u64);
+        }
+        let fd = self.descriptor(end)?;
+        self.counted(|| {
+            writes.iter().try_for_each(|&(offset, from)| match &fd {
+                Some(fd) => self.put(fd, offset, from),
+                None => self.file.write_streaming(offset, from),
+            })
+        })
+    }
+
+    /// Writes table words to the file, if they differ there.
+    ///
+    /// One at a time, over all processes: of two that write the same words, the one with the older
+    /// values must not be the last. The lock is the kernel's, on the description of this one write, and
+    /// ends with it or with its process. Looking first needs no lock, because no word that is flushed
+    /// ever returns to a value it had: they count, or carry what counts.
+    fn write_back(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
+        let mut block = [0; BLOCK];
+        let mut there = [0; BLOCK];
+        let mut at = offset / 8 * 8;
+        let end = (offset + len).next_multiple_of(8);
+        while at < end {
+            let part = (end - at).min(BLOCK as u64) as usize;
+            self.mirror.read(at, &mut block[..part])?;
+            self.file.read(at, &mut there[..part])?;
+            if block[..part] != there[..part] {
+                self.write_back_alone(at, &mut block[..part])?;
+            }
+            at += part as u64;
+        }
+        Ok(())
+    }
+
+    fn write_back_alone(&self, at: u64, block: &mut [u8]) -> Result<(), OutOfRange> {
+        let len = block.len() as u64;
+        let Some(fd) = self.descriptor(at + len)? else {
+            return Err(self.lost(at, len));
+        };
+        for _ in 0..TRIES {
+            match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {
+                    self.mirror.read(at, block)?;
+                    return self.counted(|| self.put(&fd, at, block));
+                }
+                Err(Errno::WOULDBLOCK) => std::thread::sleep(PAUSE),
+                Err(Errno::INTR) => {}
+                Err(_) => break,
+            }
+        }
+        Err(self.lost(at, len))
+    }
+
+    /// Syncs, unless every write that anybody ever began has ended and was covered.
+    fn sync(&self) -> Result<(), OutOfRange> {
+        let ended = self.count(ENDED)?;
+        if self.count(BEGUN)? == ended && self.count(SYNCED)? >= ended {
+            return Ok(());
+        }
+        self.file
+            .sync()
+            .map_err(|_| self.lost(0, self.file.size()))?;
+        self.raise(SYNCED, |count| count.max(ended))
+    }
+}
+
+impl Medium for CachedMedium {
+    fn size(&self) -> u64 {
+        self.file.size()
+    }
+
+    #[inline]
+    fn load(&self, offset: u64) -> Result<u64, OutOfRange> {
+        if self.in_tables(offset) {
+            self.mirror.load(offset)
+        } else {
+            self.file.load(offset)
+        }
+    }
+
+    #[inline]
+    fn store(&self, offset: u64, value: u64) -> Result<(), OutOfRange> {
+        if self.in_tables(offset) {
+            self.mirror.store(offset, value)
+        } else {
+            self.write_chunks(&[(offset, &value.to_le_bytes())])
+        }
+    }
+
+    /// Only tables have words that several processes change.
+    #[inline]
+    fn compare_exchange(
+        &self,
+        offset: u64,
+        current: u64,
+        new: u64,
+    ) -> Result<Result<u64, u64>, OutOfRange> {
+        if self.in_tables(offset) {
+            self.mirror.compare_exchange(offset, current, new)
+        } else {
+            Err(OutOfRange {
+                offset,
+                len: 8,
+                size: self.tables,
+            })
+        }
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
+        if self.in_tables(offset) {
+            self.mirror.read(offset, into)
+        } else {
+            self.file.read(offset, into)
+        }
+    }
+
+    fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
+        if self.in_tables(offset) {
+            self.mirror.write_streaming(offset, from)?;
+            self.write_back(offset, from.len() as u64)
+        } else {
+            self.write_chunks(&[(offset, from)])
+        }
+    }
+
+    fn write_both(&self, one: (u64, &[u8]), other: (u64, &[u8])) -> Result<(), OutOfRange> {
+        if self.in_tables(one.0) || self.in_tables(other.0) {
+            self.write_streaming(one.0, one.1)?;
+            return self.write_streaming(other.0, other.1);
+        }
+        self.write_chunks(&[one, other])
+    }
+
+    unsafe fn read_into(
+        &self,
+        offset: u64,
+        into: *mut u8,
+        len: usize,
+    ) -> Result<(), TransferError> {
+        let from = if self.in_tables(offset) {
+            &self.mirror
+        } else {
+            &self.file
+        };
+        // SAFETY: the caller vouches for the destination.
+        unsafe { from.read_into(offset, into, len) }
+    }
+
+    fn flush(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
+        self.file.address(offset, len)?;
+        // Chunks are in the file from the moment they are written, whoever wrote them.
+        let len = len.min(self.tables.saturating_sub(offset));
+        if len == 0 {
+            return Ok(());
+        }
+        self.write_back(offset, len)
+    }
+
+    fn fence(&self) {
+        if self.sync().is_err() {
+            self.failed.store(true, Ordering::Release);
+        }
+    }
+
+    fn order(&self) {
+        fence(Ordering::Release);
+    }
+
+    fn fence_is_slow(&self) -> bool {
+        true
+    }
+
+    fn sound(&self) -> Result<(), OutOfRange> {
+        if self.failed.load(Ordering::Acquire) {
+            Err(self.lost(0, self.size()))
+        } else {
+            Ok(())
+        }
+    }
+
+    fn begin_anew(&self) -> Result<(), OutOfRange> {
+        let mut block = [0; BLOCK];
+        let mut at = 0;
+        while at < self.tables {
+            let part = (self.tables - at).min(BLOCK as u64) as usize;
+            self.file.read(at, &mut block[..part])?;
+            self.mirror.write_streaming(at, &block[..part])?;
+            at += part as u64;
+        }
+        // Nothing is known to be durable: as if one write had ended and none were covered.
+        self.mirror.store(self.tables + SYNCED, 0)?;
+        self.mirror.store(self.tables + BEGUN, 1)?;
+        self.mirror.store(self.tables + ENDED, 1)
+    }
+}

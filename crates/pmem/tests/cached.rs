@@ -1,0 +1,216 @@
+//! A file behind the page cache: what reaches it when, and what happens without a descriptor.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use adit_pmem::{CachedMedium, MIRROR_TAIL, MappedMedium, Medium, Persistence, Reopen};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+const TABLES: u64 = 8192;
+const SIZE: u64 = 64 << 10;
+
+/// A file and its mirror, gone with the value; and how often the file was opened to be written.
+struct Place(PathBuf, Arc<AtomicU64>);
+
+impl Place {
+    fn new(test: &str) -> Self {
+        let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+        let dir = dir.join(format!("cached-{test}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("directory");
+        std::fs::write(dir.join("file"), vec![0; SIZE as usize]).expect("file");
+        let tail = TABLES + MIRROR_TAIL;
+        std::fs::write(dir.join("mirror"), vec![0; tail as usize]).expect("mirror");
+        Self(dir, Arc::default())
+    }
+
+    fn map(&self, name: &str, persistence: Persistence) -> MappedMedium {
+        let fd = open(&self.0.join(name), OFlags::RDWR).expect("open");
+        MappedMedium::new(&fd, persistence, 1 << 20).expect("map")
+    }
+
+    /// One process's view, which has descriptors or not.
+    fn medium(&self, descriptors: bool) -> CachedMedium {
+        self.medium_by(descriptors, OFlags::RDWR)
+    }
+
+    /// One process's view, whose descriptors are opened for this.
+    fn medium_with(&self, access: OFlags) -> CachedMedium {
+        self.medium_by(true, access)
+    }
+
+    fn medium_by(&self, descriptors: bool, access: OFlags) -> CachedMedium {
+        let opener = Opener {
+            path: self.0.join("file"),
+            works: AtomicBool::new(descriptors),
+            access,
+            times: Arc::clone(&self.1),
+        };
+        let file = self.map("file", Persistence::Cached);
+        let mirror = self.map("mirror", Persistence::Ram);
+        CachedMedium::new(file, mirror, TABLES, Box::new(opener)).expect("medium")
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        std::fs::read(self.0.join("file")).expect("read")
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+struct Opener {
+    path: PathBuf,
+    works: AtomicBool,
+    access: OFlags,
+    times: Arc<AtomicU64>,
+}
+
+impl Reopen for Opener {
+    fn reopen(&self) -> Result<(OwnedFd, u64), Errno> {
+        if !self.works.load(Ordering::Relaxed) {
+            return Err(Errno::MFILE);
+        }
+        self.times.fetch_add(1, Ordering::Relaxed);
+        let fd = open(&self.path, self.access)?;
+        let size = rustix::fs::fstat(&fd)?.st_size as u64;
+        Ok((fd, size))
+    }
+}
+
+fn open(path: &std::path::Path, access: OFlags) -> Result<OwnedFd, Errno> {
+    use std::os::unix::ffi::OsStrExt as _;
+    rustix::fs::open(path.as_os_str().as_bytes(), access, Mode::empty())
+}
+
+#[test]
+fn table_words_reach_the_file_when_they_are_flushed() {
+    let place = Place::new("tables");
+    let (one, two) = (place.medium(true), place.medium(true));
+    one.begin_anew().unwrap();
+    one.store(64, 7).unwrap();
+    one.store(72, 8).unwrap();
+    assert_eq!(two.load(64), Ok(7), "others see it at once");
+    assert_eq!(two.compare_exchange(72, 8, 9), Ok(Ok(8)));
+    assert_eq!(place.bytes()[64], 0, "the file does not have it");
+    two.flush(64, 8).unwrap();
+    assert_eq!(
+        place.bytes()[64..80],
+        [7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+    );
+    // When nobody is left, what was not flushed is gone.
+    one.begin_anew().unwrap();
+    assert_eq!((two.load(64), two.load(72)), (Ok(7), Ok(0)));
+}
+
+#[test]
+fn chunks_are_in_the_file_at_once_with_descriptors_and_without() {
+    let place = Place::new("chunks");
+    let one = place.medium(true);
+    for (descriptors, at) in [(true, TABLES), (false, TABLES + 5000)] {
+        let medium = place.medium(descriptors);
+        medium.write_streaming(at, &[5; 3000]).unwrap();
+        medium.order();
+        let mut seen = [0; 3000];
+        one.read(at, &mut seen).unwrap();
+        assert_eq!(seen, [5; 3000]);
+        assert_eq!(place.bytes()[at as usize..][..3000], [5; 3000]);
+        medium.fence();
+        assert_eq!(medium.sound(), Ok(()));
+    }
+    // A table word needs a lock, and that a descriptor: refused, not lost in silence.
+    let without = place.medium(false);
+    without.store(0, 1).unwrap();
+    assert!(without.flush(0, 8).is_err());
+}
+
+#[test]
+fn a_fence_that_has_nothing_to_sync_asks_nobody() {
+    let place = Place::new("fence");
+    let (one, two) = (place.medium(true), place.medium(true));
+    one.begin_anew().unwrap();
+    let mirror = place.map("mirror", Persistence::Ram);
+    let synced = || mirror.load(TABLES + 128).unwrap();
+    assert_eq!(synced(), 0);
+    two.fence();
+    assert_eq!(
+        synced(),
+        1,
+        "what was there before is not known to be durable"
+    );
+    one.write_streaming(TABLES, &[1; 64]).unwrap();
+    one.write_streaming(TABLES, &[2; 64]).unwrap();
+    assert_eq!(synced(), 1);
+    two.fence();
+    assert_eq!(synced(), 3, "a fence covers what others wrote");
+    // A process that died in the middle of a write: from now on no fence is spared, and none claims more
+    // than it covered.
+    mirror.store(TABLES, 4).unwrap();
+    one.fence();
+    assert_eq!(synced(), 3);
+    // Whoever comes when nobody is left knows of nothing that it is durable, and of no write that never ended.
+    one.begin_anew().unwrap();
+    assert_eq!(synced(), 0);
+    assert_eq!(mirror.load(TABLES), Ok(1));
+    one.fence();
+    assert_eq!(synced(), 1);
+}
+
+/// A write that failed may have changed the file, so it never counts as ended: a fence that others make is not
+/// taken to have covered it.
+#[test]
+fn a_write_that_failed_has_not_ended() {
+    let place = Place::new("failed");
+    let medium = place.medium_with(OFlags::RDONLY);
+    medium.begin_anew().unwrap();
+    medium.fence();
+    assert!(medium.write_streaming(TABLES, &[1; 64]).is_err());
+    medium.store(64, 7).unwrap();
+    assert!(medium.flush(64, 8).is_err());
+    medium.fence();
+    let mirror = place.map("mirror", Persistence::Ram);
+    let counts = [0, 64, 128].map(|at| mirror.load(TABLES + at).unwrap());
+    assert_eq!(counts, [3, 1, 1], "begun, ended, covered");
+}
+
+#[test]
+fn a_file_that_was_cut_short_is_an_error_and_stays_short() {
+    let place = Place::new("cut");
+    let medium = place.medium(true);
+    let file = std::fs::File::options()
+        .write(true)
+        .open(place.0.join("file"));
+    file.unwrap().set_len(TABLES + 4096).unwrap();
+    assert!(medium.write_streaming(TABLES + 8192, &[1; 100]).is_err());
+    assert_eq!(place.bytes().len() as u64, TABLES + 4096);
+    assert!(medium.mapped().damage().is_some());
+    medium.write_streaming(TABLES, &[1; 100]).unwrap();
+}
+
+#[test]
+fn two_writes_at_once_share_a_descriptor() {
+    let place = Place::new("both");
+    for descriptors in [true, false] {
+        let medium = place.medium(descriptors);
+        let (one, other) = (TABLES + 4096, TABLES + 300);
+        let bytes = [9 + u8::from(descriptors); 5000];
+        medium
+            .write_both((one, &bytes), (other, &bytes[..64]))
+            .expect("write");
+        let found = place.bytes();
+        assert!(found[one as usize..][..5000] == bytes);
+        assert!(found[other as usize..][..64] == bytes[..64]);
+        assert_eq!(place.1.load(Ordering::Relaxed), 1);
+        assert!(
+            medium
+                .write_both((one, &bytes), (SIZE - 8, &bytes))
+                .is_err()
+        );
+    }
+}

@@ -1,0 +1,343 @@
+//! What is derived anew from a walk: the volatile half of a pool after a crash, and what the dead left.
+
+use std::collections::BTreeMap;
+
+use adit_pmem::Medium;
+
+use super::{Counts, Item, RecoveredFile, Recovery, Rejected, Rejection, State, shares};
+use crate::error::Result;
+use crate::files::END_UNKNOWN;
+use crate::layout::{
+    ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, RecordKind, SHARED, Shared, Slot, Superblock,
+    at, checked_value,
+};
+use crate::log::Place;
+use crate::parallel;
+use crate::pool::{Attachment, Pool};
+
+/// What a walk has seen, without the records: those take too much memory to be kept.
+#[derive(Debug)]
+pub struct Rebuilt {
+    /// Files with something to replay.
+    pub files: Vec<RecoveredFile>,
+    /// What was seen.
+    pub counts: Counts,
+    /// Lines that were not believed, the first thousand.
+    pub rejected: Vec<Rejected>,
+}
+
+impl<M: Medium> Pool<M> {
+    /// Resets what is volatile and derives it anew from what is durable. The caller holds the gate
+    /// and nobody is attached. Interrupted anywhere, it is simply done again.
+    pub(crate) fn rebuild(&self, superblock: &Superblock) -> Result<Rebuilt> {
+        for lock in [
+            at!(Shared.super_lock),
+            at!(Shared.files_lock),
+            at!(Shared.recovery_lock),
+        ] {
+            self.store(SHARED + lock, 0)?;
+        }
+        self.store(
+            SHARED + at!(Shared.chunk_count),
+            u64::from(superblock.chunk_count),
+        )?;
+        for slot in 0..self.geometry().slot_count {
+            self.store(self.geometry().slot(slot) + at!(Slot.state), Slot::FREE)?;
+        }
+        // What processes of this boot left visible is not all durable, and what we decide from it has
+        // to stay true: the tables first, then every record that counts.
+        self.make_durable(0, self.geometry().header_len())?;
+        let found = self.scan()?;
+        self.make_live_durable(&found)?;
+        let broken = found.items.iter().filter(|item| item.broken);
+        self.erase_broken(broken.map(|item| item.place))?;
+        self.rebuild_chunks(&found)?;
+        self.rebuild_files(&found)?;
+        self.recount_files()?;
+        self.medium().flush(SHARED, Shared::SIZE as u64)?;
+        self.fence()?;
+        Ok(Rebuilt {
+            files: found.files,
+            counts: found.counts,
+            rejected: found.rejected,
+        })
+    }
+
+    /// Writes back every record that counts, with what it stages. A fence drains the core that wrote
+    /// back, so each thread makes its own.
+    fn make_live_durable(&self, found: &Recovery) -> Result<()> {
+        let shares = shares(found.items.iter().map(|item| u64::from(item.count)));
+        let done = parallel::each(self.walkers(), shares.len(), |share| {
+            let items = &found.items[shares[share].clone()];
+            for item in items.iter().filter(|item| item.state == State::Live) {
+                if let Some(record) = self.read_record(item.place)? {
+                    self.write_record_back(item.place, &record)?;
+                }
+            }
+            self.fence()
+        });
+        done.into_iter().collect()
+    }
+
+    fn rebuild_chunks(&self, found: &Recovery) -> Result<()> {
+        let geometry = *self.geometry();
+        let needed = self.needed_chunks(found)?;
+        for chunk in 0..self.chunk_count()? {
+            let offset = geometry.chunk_word(chunk);
+            let old = self.chunk_word(chunk)?;
+            let generation = old.map_or(0, |word| word.generation);
+            let new = if chunk < geometry.header_chunks() {
+                ChunkWord {
+                    kind: ChunkKind::Header,
+                    owner: 0,
+                    generation,
+                }
+            } else {
+                match (needed.get(&chunk), old) {
+                    (
+                        Some(Needed {
+                            kind,
+                            generation: seen,
+                        }),
+                        old,
+                    ) => ChunkWord {
+                        kind: *kind,
+                        owner: if *kind == ChunkKind::Names { 0 } else { ORPHAN },
+                        generation: old.map_or(seen.unwrap_or(0), |word| word.generation),
+                    },
+                    (None, Some(word)) if word.kind == ChunkKind::Region => word,
+                    (None, Some(word)) if word.kind == ChunkKind::Free && word.owner == 0 => word,
+                    (None, _) => ChunkWord {
+                        kind: ChunkKind::Free,
+                        owner: 0,
+                        generation: generation.wrapping_add(1),
+                    },
+                }
+            };
+            if old != Some(new) {
+                self.store(offset, new.encode())?;
+                self.medium().flush(offset, 8)?;
+            }
+        }
+        self.fence()
+    }
+
+    /// Chunks that these records lie in, or name, as far as they count.
+    fn chunks_named_by(&self, items: &[Item]) -> Result<BTreeMap<u32, Needed>> {
+        let mut needed = BTreeMap::new();
+        for item in items.iter().filter(|item| item.state == State::Live) {
+            let Some(record) = self.read_record(item.place)? else {
+                continue;
+            };
+            let log = Needed {
+                kind: ChunkKind::Log,
+                generation: Some(record.generation),
+            };
+            needed.insert(item.place.chunk, log);
+            if item.kind.has_extent() {
+                let chunk = (record.pool_offset >> self.geometry().chunk_shift) as u32;
+                needed.entry(chunk).or_insert(Needed {
+                    kind: ChunkKind::Data,
+                    generation: None,
+                });
+            }
+        }
+        Ok(needed)
+    }
+
+    /// Chunks that something which counts lies in.
+    fn needed_chunks(&self, found: &Recovery) -> Result<BTreeMap<u32, Needed>> {
+        let geometry = *self.geometry();
+        let mut needed = BTreeMap::new();
+        let shares = shares(found.items.iter().map(|_| 0));
+        let named = parallel::each(self.walkers(), shares.len(), |share| {
+            self.chunks_named_by(&found.items[shares[share].clone()])
+        });
+        for named in named {
+            for (chunk, named) in named? {
+                // What holds a record is a log, whatever other records say.
+                if named.kind == ChunkKind::Log {
+                    needed.insert(chunk, named);
+                } else {
+                    needed.entry(chunk).or_insert(named);
+                }
+            }
+        }
+        // Records whose file entry is damaged are kept for a repair by hand.
+        for rejected in found
+            .rejected
+            .iter()
+            .filter(|r| r.reason == Rejection::Undecided)
+        {
+            let chunk = (rejected.offset >> geometry.chunk_shift) as u32;
+            let generation = self.chunk_word(chunk)?.map(|word| word.generation);
+            needed.insert(
+                chunk,
+                Needed {
+                    kind: ChunkKind::Log,
+                    generation,
+                },
+            );
+            let position = ((rejected.offset - geometry.chunk(chunk)) / 64) as u32;
+            if let Some(record) = self.read_record(Place { chunk, position })?
+                && RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent)
+            {
+                let chunk = (record.pool_offset >> geometry.chunk_shift) as u32;
+                needed.entry(chunk).or_insert(Needed {
+                    kind: ChunkKind::Data,
+                    generation: None,
+                });
+            }
+        }
+        for group in 0..geometry.name_groups() {
+            if let Some(chunk) = checked_value(self.load(NAMES + group * 8)?, group)
+                && chunk >= u64::from(geometry.header_chunks())
+                && chunk < u64::from(geometry.max_chunks)
+            {
+                needed.entry(chunk as u32).or_insert(Needed {
+                    kind: ChunkKind::Names,
+                    generation: None,
+                });
+            }
+        }
+        Ok(needed)
+    }
+
+    fn rebuild_files(&self, found: &Recovery) -> Result<()> {
+        for index in 0..self.geometry().file_count {
+            let offset = self.geometry().file_entry(index);
+            if self.load(offset)? == 0 {
+                // A waiter of the past may have left its lock in an entry that is empty by now.
+                if self.load(offset + at!(FileEntry.lock))? != 0 {
+                    self.store(offset + at!(FileEntry.lock), 0)?;
+                }
+                continue;
+            }
+            let entry = self.read_entry(index)?;
+            if !entry.is_valid(index) {
+                continue;
+            }
+            let items = found.items_of(entry.file_id);
+            if found.counts.rejected == 0 && !items.iter().any(|item| item.state == State::Live) {
+                // Nothing of it counts: whatever a past boot left uncommitted is gone for good.
+                self.persist(offset + at!(FileEntry.state), 0)?;
+                continue;
+            }
+            let marks = [entry.retired, entry.sealed]
+                .map(|mark| checked_value(mark, entry.file_id).unwrap_or(0));
+            let last = items
+                .last()
+                .map_or(0, |item| item.seq)
+                .max(marks[0])
+                .max(marks[1]);
+            let boot = self.boot_tag();
+            let chain = items
+                .iter()
+                .rev()
+                .find(|item| {
+                    item.state == State::Live
+                        && item.boot == boot
+                        && item.kind != RecordKind::Relink
+                })
+                .map_or(0, |item| item.seq);
+            // A time that another boot left may be older than the bytes.
+            let modified = if entry.boot == boot {
+                entry.modified
+            } else {
+                0
+            };
+            for (field, value) in [
+                (at!(FileEntry.modified), modified),
+                (at!(FileEntry.lock), 0),
+                (at!(FileEntry.next_seq), last.saturating_add(1)),
+                (at!(FileEntry.end), END_UNKNOWN),
+                (at!(FileEntry.last_seq), chain),
+                (at!(FileEntry.pending), 0),
+                (at!(FileEntry.version), 0),
+            ] {
+                self.store(offset + field, value)?;
+            }
+            self.medium().flush(offset + 64, 64)?;
+        }
+        self.fence()
+    }
+}
+
+struct Needed {
+    kind: ChunkKind,
+    generation: Option<u32>,
+}
+
+/// What [`Attachment::release_orphans`] did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Released {
+    /// Slots of dead attachments made free.
+    pub slots: u32,
+    /// Chunks made free.
+    pub chunks: u32,
+    /// Orphaned chunks that records which count still need.
+    pub kept: u32,
+}
+
+impl<M: Medium> Attachment<M> {
+    /// [`Pool::scan`] for those who act on what they find: publishers and recovery. What a dead
+    /// publisher left visible (a mark, a removed entry) is durable before it is believed; otherwise a
+    /// loss of power could bring back records behind facts that we made durable meanwhile.
+    pub fn scan(&self) -> Result<Recovery> {
+        self.ensure_current()?;
+        let geometry = *self.pool.geometry();
+        let table = u64::from(geometry.file_count) * FileEntry::SIZE as u64;
+        self.pool.make_durable(geometry.file_table(), table)?;
+        self.pool.scan()
+    }
+
+    /// Buries dead attachments: their slots become free, their chunks orphans; then frees every orphan
+    /// that no record which counts needs. Publish and retire the orphaned files first to free all.
+    pub fn release_orphans(&self) -> Result<Released> {
+        let offset = SHARED + at!(Shared.recovery_lock);
+        let (_lock, _) = self.lock_shared("recovery lock", offset)?;
+        let mut released = Released::default();
+        let dead = self.dead_slots()?;
+        for chunk in 0..self.pool.chunk_count()? {
+            if let Some(word) = self.pool.chunk_word(chunk)?
+                && dead.contains(&u32::from(word.owner).wrapping_sub(1))
+            {
+                self.pool.orphan_chunk(chunk, word)?;
+            }
+        }
+        for slot in dead {
+            let state = self.pool.geometry().slot(slot) + at!(Slot.state);
+            self.pool.persist(state, Slot::FREE)?;
+            released.slots += 1;
+        }
+        let needed = self.pool.needed_chunks(&self.scan()?)?;
+        for chunk in 0..self.pool.chunk_count()? {
+            let Some(word) = self.pool.chunk_word(chunk)? else {
+                continue;
+            };
+            if word.owner != ORPHAN || !matches!(word.kind, ChunkKind::Data | ChunkKind::Log) {
+                continue;
+            }
+            if needed.contains_key(&chunk) {
+                released.kept += 1;
+            } else if self.pool.free_chunk(chunk, word)? {
+                released.chunks += 1;
+            }
+        }
+        Ok(released)
+    }
+
+    /// Slots that are taken by nobody alive.
+    fn dead_slots(&self) -> Result<Vec<u32>> {
+        let mut dead = Vec::new();
+        for slot in 0..self.pool.geometry().slot_count {
+            let state = self
+                .pool
+                .load(self.pool.geometry().slot(slot) + at!(Slot.state))?;
+            if state != Slot::FREE && slot != self.owner.slot && !self.pool.locks().is_alive(slot) {
+                dead.push(slot);
+            }
+        }
+        Ok(dead)
+    }
+}

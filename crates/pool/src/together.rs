@@ -1,0 +1,198 @@
+//! Committing several files at one instant.
+//!
+//! Each file gets a commit record of its own, in its own chain, and each record names the one of the next
+//! file; the last names the first. A ring counts when all of it is there, so one fence makes all of these
+//! commits, and a crash before its end none.
+//!
+//! Members go at different times: a file is published, retired and forgotten by itself. A record whose
+//! neighbour has been retired so far, or is not known any more, takes that for its presence: nobody
+//! retires what is not committed. This is sound because a ring that a crash of the system left in parts
+//! is erased by the first who attaches, before anything can be retired ([`Pool::erase_broken`]).
+//!
+//! A process that dies between two of the records leaves parts of a ring as well. They commit nothing
+//! and no chain leads through them; in the boot of the dead everything acknowledged counts anyway.
+
+use std::collections::BTreeMap;
+
+use adit_pmem::Medium;
+
+use crate::error::{Error, Result};
+use crate::files::FileRef;
+use crate::layout::{Record, RecordKind, checked_value};
+use crate::log::{EMPTY, FileGuard, Place};
+use crate::pool::{Attachment, Pool};
+
+/// Records of a ring that lie in the log: by file and sequence number.
+pub(crate) type Rings = BTreeMap<(u64, u64), Link>;
+
+/// One record of a ring.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Link {
+    /// Boot in which it was written.
+    pub(crate) boot: u32,
+    /// File and sequence number of the next one.
+    pub(crate) next: (u64, u64),
+    /// The last record that the next one commits.
+    pub(crate) next_covers: u64,
+    /// Whether everything that it commits is there.
+    pub(crate) sound: bool,
+}
+
+impl Link {
+    /// What a commit of several files says about the next.
+    pub(crate) fn of(record: &Record, sound: bool) -> Self {
+        Self {
+            boot: record.boot,
+            next: (record.file_offset, record.pool_offset),
+            next_covers: record.pool_offset.saturating_sub(u64::from(record.len)),
+            sound,
+        }
+    }
+}
+
+impl<M: Medium> Attachment<M> {
+    /// Commits every record so far of several files, entirely or not at all: after a crash of the system
+    /// all of them count, or none that was not committed before. Durable on return. The guards are of
+    /// this attachment and of different files; locked in the order of [`FileRef`], as everybody does who
+    /// locks several. Returns the sequence numbers of the commits, in the order of the guards.
+    pub fn commit_together(&self, guards: &mut [FileGuard<'_, M>]) -> Result<Vec<u64>> {
+        self.ensure_current()?;
+        if let [guard] = guards {
+            return Ok(vec![guard.commit()?]);
+        }
+        let mut places = Vec::with_capacity(guards.len());
+        for _ in 0..guards.len() {
+            match self.take_place(true) {
+                Ok(place) => places.push(place),
+                Err(error) => {
+                    self.give_up(guards, &places)?;
+                    return Err(error);
+                }
+            }
+        }
+        let mut ring = match ring_of(guards, &places) {
+            Ok(ring) => ring,
+            Err(error) => {
+                self.give_up(guards, &places)?;
+                return Err(error);
+            }
+        };
+        for ((guard, place), record) in guards.iter().zip(&places).zip(&mut ring) {
+            guard.put(*place, record)?;
+        }
+        self.pool.fence()?;
+        for (guard, record) in guards.iter().zip(&ring) {
+            guard.finish(record)?;
+        }
+        Ok(ring.iter().map(|record| record.seq).collect())
+    }
+
+    fn give_up(&self, guards: &[FileGuard<'_, M>], places: &[Place]) -> Result<()> {
+        for place in places {
+            self.settle_unwritten(*place);
+        }
+        guards.iter().try_for_each(FileGuard::nothing_pending)
+    }
+}
+
+/// The records, numbered: all numbers are taken before the first record is written, so no other record
+/// ever has the number that a link names.
+fn ring_of<M: Medium>(guards: &[FileGuard<'_, M>], places: &[Place]) -> Result<Vec<Record>> {
+    let mut ring = Vec::with_capacity(guards.len());
+    for (guard, place) in guards.iter().zip(places) {
+        let seq = guard.number(*place)?;
+        let prev = guard.last_seq()?.min(seq - 1);
+        ring.push(Record {
+            kind: RecordKind::Commit as u8,
+            // What the caller knows to be durable makes no difference: one fence is for all.
+            flags: Record::TOGETHER | guard.chained(prev, 0),
+            file_id: guard.file().id,
+            seq,
+            prev,
+            ..EMPTY
+        });
+    }
+    for nth in 0..ring.len() {
+        let next = ring[(nth + 1) % ring.len()];
+        ring[nth].file_offset = next.file_id;
+        ring[nth].pool_offset = next.seq;
+        // Dead writers leave gaps, not four billion of them.
+        ring[nth].len = u32::try_from(next.seq - next.prev)
+            .map_err(|_| Error::Invalid("a gap in the sequence that no record can name"))?;
+    }
+    Ok(ring)
+}
+
+impl<M: Medium> Pool<M> {
+    /// Which records of which rings commit nothing, because another one is missing.
+    pub(crate) fn broken(&self, rings: &Rings) -> Result<Vec<(u64, u64)>> {
+        let mut whole = BTreeMap::new();
+        for start in rings.keys() {
+            if whole.contains_key(start) {
+                continue;
+            }
+            let (walked, verdict) = self.walk_ring(*start, rings, &whole)?;
+            whole.extend(walked.into_iter().map(|key| (key, verdict)));
+        }
+        let broken = whole.into_iter().filter(|(_, whole)| !whole);
+        Ok(broken.map(|(key, _)| key).collect())
+    }
+
+    /// Goes from link to link until back at the start, to one that was retired or is `known`, or to one
+    /// that is missing; where it came by, and whether nothing is missing.
+    fn walk_ring(
+        &self,
+        start: (u64, u64),
+        rings: &Rings,
+        known: &BTreeMap<(u64, u64), bool>,
+    ) -> Result<(Vec<(u64, u64)>, bool)> {
+        let mut walked = Vec::new();
+        let mut at = start;
+        // A ring that does not come back to its start is none, and must not be walked for ever.
+        while walked.len() < rings.len() {
+            if let Some(verdict) = known.get(&at) {
+                return Ok((walked, *verdict));
+            }
+            let Some(link) = rings.get(&at).filter(|link| link.sound) else {
+                return Ok((walked, false));
+            };
+            walked.push(at);
+            if link.next == start {
+                return Ok((walked, true));
+            }
+            match rings.get(&link.next) {
+                Some(next) if next.boot == link.boot => at = link.next,
+                Some(_) => return Ok((walked, false)),
+                None => {
+                    let gone = self.is_retired(link.next.0, link.next_covers)?;
+                    return Ok((walked, gone));
+                }
+            }
+        }
+        Ok((walked, false))
+    }
+
+    fn is_retired(&self, file_id: u64, seq: u64) -> Result<bool> {
+        match self.live_entry(FileRef { id: file_id }) {
+            Ok(entry) => {
+                Ok(checked_value(entry.retired, file_id).is_some_and(|retired| retired >= seq))
+            }
+            // What cannot be known any more must not take the other files' bytes with it.
+            Err(Error::Forgotten | Error::Damaged { .. }) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Erases what is left of rings that a crash cut short, durably: once a member is retired, for
+    /// whatever else it was committed by, its missing record would be taken for one that was there.
+    /// The caller is alone, and has retired nothing yet.
+    pub(crate) fn erase_broken(&self, places: impl Iterator<Item = Place>) -> Result<()> {
+        let mut some = false;
+        for place in places {
+            let offset = self.geometry().record(place.chunk, place.position);
+            self.medium().write_streaming(offset, &[0; 64])?;
+            some = true;
+        }
+        if some { self.fence() } else { Ok(()) }
+    }
+}

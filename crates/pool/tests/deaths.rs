@@ -1,0 +1,453 @@
+//! A process dies in the middle of an operation, another one goes on, and then the power fails.
+//!
+//! What the dead one left is seen by the other, and need not be durable. What the other is told afterwards
+//! has to hold all the same: so whatever he builds on, he makes durable first, and whatever he cannot know
+//! to be whole, he does not build on.
+
+mod common;
+
+use adit_pmem::Medium;
+use adit_pool::{
+    Attachment, FileGuard, FileRef, Intent, LocalLocks, Op, Pool, ReplayOp, Result, When,
+};
+use adit_sim::{Config, History, SimMedium, World, enumerate};
+use common::*;
+
+/// Bytes of an operation, and where they are in the base file, which all files share.
+const LEN: u64 = 100;
+
+/// Chunks of the pool before and after it is made larger.
+const CHUNKS: u32 = 12;
+const MORE: u32 = 2;
+
+/// Marks the instant of the death.
+const DEATH: u64 = 1000;
+
+/// Operations that the dead one had been told of, all before the story begins.
+const BEFORE: [u64; 3] = [1, 2, 3];
+
+/// What the dead one was about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Act {
+    /// A record that counts at once.
+    Append,
+    /// A record, and a commit of all.
+    Commit,
+    /// Records that count together.
+    Group,
+    /// A commit of two files.
+    Together,
+    /// Publishing a file, and writing over it.
+    Retire,
+    /// Publishing a file, and forgetting it.
+    Forget,
+    /// A file that was not known.
+    Enter,
+    /// Making the pool larger.
+    Grow,
+    /// Saying what is about to be relinked.
+    Intend,
+}
+
+struct Story {
+    alive: Attachment<SimMedium>,
+    one: FileRef,
+    two: FileRef,
+    /// The last record of the first file that is no commit.
+    last: u64,
+}
+
+fn bytes_of(op: u64) -> [u8; LEN as usize] {
+    [op as u8; LEN as usize]
+}
+
+fn write(a: &Attachment<SimMedium>, file: FileRef, op: u64, when: When) -> Result<u64> {
+    stage(a, file, op * LEN, &bytes_of(op), when)
+}
+
+/// Those who die, and the rest.
+fn begin(world: &World) -> ([Attachment<SimMedium>; 2], Story) {
+    world.setup(|| {
+        let options = adit_pool::CreateOptions {
+            boot: boot(world.boot_id()),
+            ..options(TINY)
+        };
+        Pool::create(&world.medium(), &options).expect("create");
+        let locks = LocalLocks::default();
+        // A core each: what one has flushed, the other's fences do not make durable.
+        let [dead, alive, next] = [0, 1, 2].map(|core| {
+            let medium = world.medium_on_core(core);
+            let pool = open(medium, &locks, boot(world.boot_id())).expect("open");
+            pool.attach().expect("attach")
+        });
+        let one = dead.enter_file(&name(1)).expect("enter");
+        let two = dead.enter_file(&name(2)).expect("enter");
+        dead.lock_file(one).expect("lock").set_end(0).expect("end");
+        for op in BEFORE {
+            world.begin(op);
+            let file = if op == 3 { two } else { one };
+            write(&dead, file, op, When::WithCommit).expect("write");
+            world.acknowledge(op);
+        }
+        dead.lock_file(one).expect("lock").commit().expect("commit");
+        dead.lock_file(two).expect("lock").commit().expect("commit");
+        let last = write(&alive, one, 4, When::WithCommit).expect("write");
+        write(&alive, two, 5, When::WithCommit).expect("write");
+        world.medium().grow(tiny_size(CHUNKS + MORE));
+        let story = Story {
+            alive,
+            one,
+            two,
+            last,
+        };
+        ([dead, next], story)
+    })
+}
+
+/// Writes the records of a file to the base, which keeps them from then on.
+fn publish(a: &Attachment<SimMedium>, file: FileRef) -> Result<()> {
+    let found = a.scan()?;
+    let base = read_base(a.pool().medium())?;
+    let base = replayed(a.pool(), &found, file, &base)?;
+    write_base(a.pool().medium(), &base)
+}
+
+/// The first operation's bytes, to be relinked.
+fn intents(a: &Attachment<SimMedium>, file: FileRef) -> Result<Vec<Intent>> {
+    let found = a.pool().scan()?;
+    let ops = found.records(a.pool(), file);
+    let ops = ops.collect::<Result<Vec<_>>>()?.into_iter();
+    let first = ops.filter_map(|replay| match replay.op {
+        ReplayOp::Write {
+            file_offset: LEN,
+            pool_offset,
+            len,
+        } => Some(Intent {
+            file_offset: LEN,
+            pool_offset,
+            len,
+            data_crc: crc32c::crc32c(&bytes_of(1)),
+        }),
+        _ => None,
+    });
+    Ok(first.collect())
+}
+
+/// What the log amounts to.
+fn seen(a: &Attachment<SimMedium>, file: FileRef) -> Result<Vec<u8>> {
+    replayed(a.pool(), &a.pool().scan()?, file, &[])
+}
+
+impl Act {
+    fn run(self, dead: &Attachment<SimMedium>, story: &Story, world: &World) -> Result<()> {
+        let (one, two) = (story.one, story.two);
+        match self {
+            Self::Append => {
+                world.begin(6);
+                write(dead, one, 6, When::Now)?;
+                world.acknowledge(6);
+            }
+            Self::Commit => {
+                world.begin(6);
+                write(dead, one, 6, When::WithCommit)?;
+                dead.lock_file(one)?.commit()?;
+                world.acknowledge(4);
+                world.acknowledge(6);
+            }
+            Self::Group => {
+                world.begin(6);
+                world.begin(7);
+                let ops: Vec<Op> = [6, 7]
+                    .iter()
+                    .map(|op| fill(dead, op * LEN, &bytes_of(*op)))
+                    .collect::<Result<_>>()?;
+                dead.lock_file(one)?.append_group(&ops, When::Now)?;
+                world.acknowledge(6);
+                world.acknowledge(7);
+            }
+            Self::Together => {
+                let mut guards = [dead.lock_file(one)?, dead.lock_file(two)?];
+                dead.commit_together(&mut guards)?;
+                drop(guards);
+                world.acknowledge(4);
+                world.acknowledge(5);
+            }
+            Self::Retire => {
+                let mut guard = dead.lock_file(one)?;
+                let seq = guard.commit()?;
+                publish(dead, one)?;
+                guard.retire(seq)?;
+            }
+            Self::Forget => {
+                let mut guard = dead.lock_file(one)?;
+                guard.commit()?;
+                publish(dead, one)?;
+                guard.forget()?;
+            }
+            Self::Enter => {
+                world.begin(6);
+                let three = dead.enter_file(&name(3))?;
+                write(dead, three, 6, When::Now)?;
+                world.acknowledge(6);
+            }
+            Self::Grow => {
+                dead.grow_to(TINY.header_chunks() + CHUNKS + MORE)?;
+            }
+            Self::Intend => {
+                let mut guard = dead.lock_file(one)?;
+                guard.commit()?;
+                guard.intend(story.last, &intents(dead, one)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Who goes on: everything he is told has to hold.
+fn go_on(story: &Story, act: Act, world: &World) -> Result<()> {
+    let (alive, two) = (&story.alive, story.two);
+    let pool = alive.pool();
+    let mut file = story.one;
+    // He writes over what is in the base file, when that is said to be so.
+    if matches!(act, Act::Retire | Act::Forget) && pool.retired(file)? > 0 {
+        world.begin(11);
+        let mut base = read_base(pool.medium())?;
+        base[LEN as usize..2 * LEN as usize].fill(11);
+        write_base(pool.medium(), &base)?;
+        world.acknowledge(11);
+    }
+    match alive.lock_file(file) {
+        Ok(mut guard) => {
+            let shown = seen(alive, file)?;
+            if act != Act::Retire {
+                assert_eq!(guard.end()?, Some(shown.len() as u64));
+            }
+            guard.commit()?;
+            // What is seen is what a commit commits, whoever wrote it.
+            for op in [4, 6, 7] {
+                let there = shown.get((op * LEN) as usize..((op + 1) * LEN) as usize);
+                if there == Some(&bytes_of(op)) && !world.history().is_completed(op) {
+                    world.acknowledge(op);
+                }
+            }
+            if act == Act::Intend {
+                relink(story, &mut guard)?;
+            }
+        }
+        Err(adit_pool::Error::Forgotten) => file = alive.enter_file(&name(1))?,
+        Err(error) => return Err(error),
+    }
+    world.begin(20);
+    write(alive, file, 20, When::WithCommit)?;
+    alive.lock_file(file)?.commit()?;
+    world.acknowledge(20);
+    world.begin(21);
+    write(alive, two, 21, When::WithCommit)?;
+    alive.lock_file(two)?.commit()?;
+    world.acknowledge(5);
+    world.acknowledge(21);
+    world.begin(22);
+    write(alive, file, 22, When::Now)?;
+    world.acknowledge(22);
+    if act == Act::Enter {
+        world.begin(23);
+        let three = alive.enter_file(&name(3))?;
+        write(alive, three, 23, When::Now)?;
+        world.acknowledge(23);
+    }
+    if act == Act::Grow {
+        alive.grow_to(TINY.header_chunks() + CHUNKS + MORE)?;
+        world.begin(DEATH + 1);
+        world.acknowledge(DEATH + 1);
+    }
+    Ok(())
+}
+
+/// Hands staged bytes to the base file, as an exchange does that is durable at once.
+fn relink(story: &Story, guard: &mut FileGuard<'_, SimMedium>) -> Result<()> {
+    let alive = &story.alive;
+    let intents = intents(alive, story.one)?;
+    guard.intend(story.last, &intents)?;
+    let medium = alive.pool().medium();
+    let mut base = vec![0; 2 * LEN as usize];
+    base[LEN as usize..].fill(1);
+    write_base(medium, &base)?;
+    for intent in intents {
+        medium.write_streaming(intent.pool_offset, &[0; LEN as usize])?;
+        medium.fence();
+    }
+    Ok(())
+}
+
+fn judge(world: &World, history: &History) -> std::result::Result<(), String> {
+    if !history.is_begun(DEATH) {
+        return Ok(());
+    }
+    let text = |error: adit_pool::Error| error.to_string();
+    let locks = LocalLocks::default();
+    let pool = open(world.medium(), &locks, boot(world.boot_id())).map_err(text)?;
+    let a = pool.attach().map_err(text)?;
+    publish_to_base(&a).map_err(text)?;
+    world.judging();
+    let report = pool.check().map_err(text)?;
+    if !report.problems.is_empty() {
+        return Err(format!("check found {:?}", report.problems));
+    }
+    if history.is_completed(DEATH + 1) {
+        let chunks = pool.superblock().map_err(text)?.chunk_count;
+        if chunks != TINY.header_chunks() + CHUNKS + MORE {
+            return Err(format!("{chunks} chunks"));
+        }
+    }
+    let base = read_base(pool.medium()).map_err(text)?;
+    for op in history.completed().iter().copied().filter(|op| *op < DEATH) {
+        let at = if op == 11 { 1 } else { op };
+        let found = base.get((at * LEN) as usize..((at + 1) * LEN) as usize);
+        let over = op == 1 && history.is_begun(11);
+        if found != Some(&bytes_of(op)) && !over {
+            return Err(format!(
+                "operation {op} is lost: {:?}",
+                found.map(|found| found[0])
+            ));
+        }
+    }
+    // The bytes that the group put there: all of them, or none.
+    let part = |op: u64| base.get((op * LEN) as usize) == Some(&(op as u8));
+    if history.is_begun(7) && part(6) != part(7) {
+        return Err("half a group".to_owned());
+    }
+    Ok(())
+}
+
+/// How many events the act is made of.
+fn events_of(act: Act) -> u64 {
+    let mut events = 0;
+    loop {
+        let world = World::new(tiny_size(CHUNKS));
+        let ([dead, _], story) = begin(&world);
+        let ended = world.kill_after(events, || act.run(&dead, &story, &world).expect("act"));
+        if ended.is_some() {
+            return events;
+        }
+        events += 1;
+    }
+}
+
+/// How many events it is to mend what the act left that was ended at an instant.
+fn events_of_mending(act: Act, instant: u64) -> u64 {
+    let mut events = 0;
+    loop {
+        let world = World::new(tiny_size(CHUNKS));
+        let ([dead, next], story) = begin(&world);
+        world.kill_after(instant, || act.run(&dead, &story, &world).expect("act"));
+        drop(dead);
+        if mend(&next, story.one, &world, events) {
+            return events;
+        }
+        events += 1;
+    }
+}
+
+/// Takes the lock of the dead; whether he lives to hold it.
+fn mend(next: &Attachment<SimMedium>, file: FileRef, world: &World, instant: u64) -> bool {
+    let mended = world.kill_after(instant, || next.lock_file(file).map(drop));
+    mended.is_some()
+}
+
+fn survives(act: Act) {
+    let events = events_of(act);
+    assert!(events > 3, "{act:?} makes {events} events");
+    for instant in 0..=events {
+        survives_at(act, instant, None);
+    }
+}
+
+fn survives_at(act: Act, instant: u64, second: Option<u64>) {
+    let name = match second {
+        None => format!("death-{act:?}-{instant}"),
+        Some(second) => format!("death-{act:?}-{instant}-{second}"),
+    };
+    let config = Config {
+        exhaustive: 4,
+        samples: 2,
+        torn: 1,
+        nested_points: 0,
+        max_states: 2_500,
+        threads: 2,
+        ..Config::new(&name, tiny_size(CHUNKS))
+    };
+    let workload = |world: &World| {
+        let ([dead, next], story) = begin(world);
+        world.kill_after(instant, || act.run(&dead, &story, world).expect("act"));
+        drop(dead);
+        if let Some(instant) = second {
+            mend(&next, story.one, world, instant);
+        }
+        drop(next);
+        world.begin(DEATH);
+        go_on(&story, act, world).expect("go on");
+    };
+    let report = enumerate(&config, workload, judge);
+    let report = report.unwrap_or_else(|failure| panic!("{name}: {failure}"));
+    println!("{name}: {report}");
+}
+
+#[test]
+fn in_an_append() {
+    survives(Act::Append);
+}
+
+#[test]
+fn in_a_commit() {
+    survives(Act::Commit);
+}
+
+#[test]
+fn in_a_group() {
+    survives(Act::Group);
+}
+
+#[test]
+fn in_a_commit_of_several_files() {
+    survives(Act::Together);
+}
+
+#[test]
+fn in_a_publication() {
+    survives(Act::Retire);
+}
+
+#[test]
+fn in_the_end_of_a_staging() {
+    survives(Act::Forget);
+}
+
+#[test]
+fn in_the_first_use_of_a_file() {
+    survives(Act::Enter);
+}
+
+#[test]
+fn in_making_the_pool_larger() {
+    survives(Act::Grow);
+}
+
+#[test]
+fn in_saying_what_is_relinked() {
+    survives(Act::Intend);
+}
+
+/// Whoever mends what a dead one left dies over it as well.
+#[test]
+fn in_the_repair_of_an_append() {
+    let mut mended = 0;
+    for instant in 0..=events_of(Act::Append) {
+        // Before that he only waits for the lock.
+        let events = events_of_mending(Act::Append, instant);
+        for second in events.saturating_sub(12)..events {
+            survives_at(Act::Append, instant, Some(second));
+            mended += 1;
+        }
+    }
+    assert!(mended > 30, "{mended}");
+}

@@ -1,0 +1,561 @@
+//! Calls that change names, in the modes that stage.
+//!
+//! Recovery finds a staged file by its path and its handle. So before a name of a file changes, the
+//! file is published and left to the kernel; what a crash leaves of the change is then the kernel file
+//! system's own affair. The owner and the permissions of a file are looked at by recovery, too.
+//!
+//! In the modes `sync` and `strict` a call is durable when it returns, and a name that is moved or
+//! removed is only when its directory was synced. So after the call the directories that it changed are
+//! synced, wherever a crash leaves anything. An open creates a name if there was none, or another file of
+//! that name: what was there is asked before and after. The name of a new file becomes durable with the
+//! file itself, which has to be before anything of it is staged: one sync does both.
+//!
+//! A program that opens a file which it stages itself gets it published first, in every mode that stages:
+//! the kernel would make it wait for its own lease.
+//!
+//! # Safety
+//! C entry points: libc's own functions are called with the program's own arguments. A path is read
+//! only after the kernel has read it in the same call.
+#![allow(unsafe_code)]
+
+use crate::ofd::Ofd;
+use crate::real::call_real;
+use crate::writer::Writer;
+use crate::{descriptors, fds, init, process, stage, sys, table};
+use adit_pmem::MediumKind;
+use adit_store::staged::Mode;
+use core::ffi::{CStr, c_char, c_int, c_uint};
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// Set in the modes that stage: the stubs look at this word and do nothing more while it is zero.
+pub(crate) static WATCHED: AtomicU32 = AtomicU32::new(0);
+/// Set in the modes in which a name is durable when the call returns.
+pub(crate) static DURABLE: AtomicU32 = AtomicU32::new(0);
+
+type Path = *const c_char;
+
+/// For the library's constructor.
+pub(crate) fn start(mode: Mode) {
+    WATCHED.store(1, Ordering::SeqCst);
+    DURABLE.store(
+        u32::from(matches!(mode, Mode::Sync | Mode::Strict)),
+        Ordering::SeqCst,
+    );
+}
+
+/// A name that a call is given: the directory that it starts from, and the path.
+#[derive(Clone, Copy)]
+struct Name(c_int, Path);
+
+impl Name {
+    fn here(path: Path) -> Self {
+        Self(libc::AT_FDCWD, path)
+    }
+}
+
+/// Publishes the file of this name and leaves it to the kernel, if this process stages it. Says
+/// whether it is a directory.
+pub(crate) fn release(dir: c_int, path: Path, flags: c_int) -> bool {
+    let mode = each_staged(dir, path, flags, |_, ofd, fd| {
+        // What cannot be published now stays staged, and the monitor's to publish under any name.
+        let _ = ofd.hand_over(fd);
+    });
+    mode & libc::S_IFMT == libc::S_IFDIR
+}
+
+/// Before this process opens a file that it stages: the open would wait for the monitor, and without
+/// one for the process itself, until the kernel loses patience with the lease.
+fn lend(dir: c_int, path: Path) {
+    each_staged(dir, path, 0, |writer, ofd, fd| writer.lend(ofd, fd));
+}
+
+/// Does `work` to the staged descriptions of the file of this name. Returns the file's mode, or 0.
+fn each_staged(
+    dir: c_int,
+    path: Path,
+    flags: c_int,
+    work: impl Fn(&Writer, &Ofd, c_int),
+) -> libc::mode_t {
+    if stage::STAGED.load(Ordering::SeqCst) == 0 || process::in_vfork_child() {
+        return 0;
+    }
+    let mut stat = MaybeUninit::<libc::stat>::zeroed();
+    let asked = sys::newfstatat(
+        dir as usize,
+        path as usize,
+        stat.as_mut_ptr() as usize,
+        flags as usize,
+    );
+    if asked.is_err() {
+        return 0;
+    }
+    // SAFETY: all zero is a valid stat, and the kernel has filled it.
+    let stat = unsafe { stat.assume_init() };
+    for fd in fds::all() {
+        if let Some(ofd) = fds::promoted(fd)
+            && let Some(writer) = ofd.writer()
+            && writer.logical(&ofd, fd, stat.st_dev, stat.st_ino).is_some()
+        {
+            work(writer, &ofd, fd);
+        }
+    }
+    stat.st_mode
+}
+
+/// Does a call that changes `names`: files that are staged are published first, and after success the
+/// directories are synced if the mode says so.
+fn change<const N: usize>(names: [Name; N], call: impl FnOnce() -> c_int) -> c_int {
+    if process::in_vfork_child() {
+        return call();
+    }
+    for Name(dir, path) in names {
+        release(dir, path, libc::AT_SYMLINK_NOFOLLOW);
+    }
+    let result = call();
+    if result != 0 || DURABLE.load(Ordering::Relaxed) == 0 {
+        return result;
+    }
+    let mut synced = None;
+    for name in names {
+        if let Err(errno) = parent(name).sync(&mut synced) {
+            sys::set_errno(errno);
+            return -1;
+        }
+    }
+    result
+}
+
+/// As [`change`], for calls that may move a directory, and with it any file that is staged.
+fn moving(names: [Name; 2], call: impl FnOnce() -> c_int) -> c_int {
+    let directory = |&Name(dir, path): &Name| release(dir, path, libc::AT_SYMLINK_NOFOLLOW);
+    if names.iter().any(directory) {
+        let _ = process::unstage_all();
+    }
+    change(names, call)
+}
+
+/// A directory that is open for as long as it takes to sync it. `None` where it cannot be opened.
+struct Directory(Option<c_int>);
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if let Some(fd) = self.0 {
+            let _ = sys::close(fd as usize);
+        }
+    }
+}
+
+/// The longest path that the kernel takes, with its end.
+const LONGEST: usize = 4096;
+
+/// The directory in which the last component of a name is.
+fn parent(Name(dir, path): Name) -> Directory {
+    let mut bytes = [0u8; LONGEST + 1];
+    let mut len = 0;
+    while len < LONGEST {
+        // SAFETY: the kernel has just read the path up to its end.
+        let byte = unsafe { path.add(len).cast::<u8>().read_volatile() };
+        if byte == 0 {
+            break;
+        }
+        bytes[len] = byte;
+        len += 1;
+    }
+    Directory::open(dir, cut(&mut bytes, len))
+}
+
+/// Shortens a path to its directory, in place.
+fn cut(bytes: &mut [u8], len: usize) -> &CStr {
+    let name = bytes[..len]
+        .iter()
+        .rposition(|&byte| byte != b'/')
+        .map_or(0, |last| last + 1);
+    match bytes[..name].iter().rposition(|&byte| byte == b'/') {
+        Some(slash) => bytes[slash + 1] = 0,
+        None if name == 0 && len > 0 => bytes[1] = 0,
+        None => bytes[..2].copy_from_slice(b".\0"),
+    }
+    CStr::from_bytes_until_nul(bytes).unwrap_or(c".")
+}
+
+impl Directory {
+    fn open(dir: c_int, path: &CStr) -> Self {
+        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+        let fd = sys::openat(dir as usize, path.as_ptr() as usize, flags as usize, 0);
+        Self(fd.ok().map(|fd| fd as c_int))
+    }
+
+    /// Makes the names in it durable, unless it is the one that was `synced` before. One that may not
+    /// be read, or for which there is no descriptor left, is synced together with everything else.
+    fn sync(self, synced: &mut Option<(u64, u64)>) -> Result<(), c_int> {
+        let Some(fd) = self.0 else {
+            let _ = sys::sync();
+            return Ok(());
+        };
+        if adit_pmem::kind_of_fd(fd) == MediumKind::Ram {
+            return Ok(());
+        }
+        let this = identity_of(fd);
+        if this.is_some() && *synced == this {
+            return Ok(());
+        }
+        *synced = this;
+        lost(sys::fsync(fd as usize))
+    }
+
+    /// Makes everything on its file system durable.
+    fn sync_all(self) -> Result<(), c_int> {
+        match self.0 {
+            Some(fd) => lost(sys::syncfs(fd as usize)),
+            None => {
+                let _ = sys::sync();
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What a sync says of a medium that lost something. A file system that cannot sync this promises
+/// nothing by it.
+fn lost(synced: sys::Result) -> Result<(), c_int> {
+    match synced {
+        Err(errno @ (libc::EIO | libc::ENOSPC | libc::EDQUOT)) => Err(errno),
+        _ => Ok(()),
+    }
+}
+
+fn identity_of(fd: c_int) -> Option<(u64, u64)> {
+    let mut stat = MaybeUninit::<libc::stat>::zeroed();
+    sys::fstat(fd as usize, stat.as_mut_ptr() as usize).ok()?;
+    // SAFETY: all zero is a valid stat, and the kernel has filled it.
+    let stat = unsafe { stat.assume_init() };
+    Some((stat.st_dev, stat.st_ino))
+}
+
+/// The call changes nothing but descriptors.
+const NOTHING: u64 = 0;
+/// What the call opens is new.
+const NEW: u64 = 1;
+/// Of a token that says which file there was: the call cuts it.
+const CUTS: u64 = 4;
+
+/// Before `open(path, flags, …)`: a token for [`opened`].
+pub(crate) extern "C" fn before_open(path: Path, flags: c_int) -> u64 {
+    before_open_at(libc::AT_FDCWD, path, flags)
+}
+
+/// Before `openat(directory, path, flags, …)`.
+///
+/// A file that this process stages itself is published here: the kernel would have the open wait for
+/// the monitor, and without one for three quarters of a minute, only to find an old file.
+pub(crate) extern "C" fn before_open_at(dir: c_int, path: Path, flags: c_int) -> u64 {
+    if flags & libc::O_PATH == 0 {
+        lend(dir, path);
+    }
+    if DURABLE.load(Ordering::Relaxed) == 0 {
+        return NOTHING;
+    }
+    let named = flags & libc::O_TMPFILE != libc::O_TMPFILE && flags & libc::O_PATH == 0;
+    let creates = named && flags & libc::O_CREAT != 0;
+    let cuts = named && flags & libc::O_TRUNC != 0;
+    if !(creates || cuts) || process::in_vfork_child() {
+        return NOTHING;
+    }
+    if creates && flags & libc::O_EXCL != 0 {
+        return NEW;
+    }
+    match file_of(dir, path, 0) {
+        NEW => NEW,
+        there if cuts => there | CUTS,
+        there => there,
+    }
+}
+
+/// Before `creat(path, mode)`.
+pub(crate) extern "C" fn before_create(path: Path) -> u64 {
+    before_open_at(libc::AT_FDCWD, path, libc::O_CREAT | libc::O_TRUNC)
+}
+
+/// Before the `mkstemp` family.
+pub(crate) extern "C" fn before_temporary() -> u64 {
+    if DURABLE.load(Ordering::Relaxed) == 0 || process::in_vfork_child() {
+        NOTHING
+    } else {
+        NEW
+    }
+}
+
+/// A number for the file of this name that no other file ever had, as good as surely: inodes are used
+/// again, but not with the same time of birth. [`NEW`] if there is none.
+fn file_of(dir: c_int, path: Path, flags: c_int) -> u64 {
+    let mut statx = MaybeUninit::<libc::statx>::zeroed();
+    let asked = sys::statx(
+        dir as usize,
+        path as usize,
+        flags as usize,
+        (libc::STATX_INO | libc::STATX_BTIME) as usize,
+        statx.as_mut_ptr() as usize,
+    );
+    if asked.is_err() {
+        return NEW;
+    }
+    // SAFETY: all zero is a valid statx, and the kernel has filled it.
+    let statx = unsafe { statx.assume_init() };
+    let device = u64::from(statx.stx_dev_major) << 32 | u64::from(statx.stx_dev_minor);
+    let birth = statx.stx_btime;
+    [
+        device,
+        statx.stx_ino,
+        birth.tv_sec as u64,
+        u64::from(birth.tv_nsec),
+    ]
+    .iter()
+    .fold(0u64, |all, part| {
+        (all ^ part)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(29)
+    }) & !(NEW | CUTS)
+        | 2
+}
+
+/// After an open that returned `fd`, with the token from before it: makes the name of a new file
+/// durable, and that an old one was cut. Returns the descriptor, or -1 with errno set.
+pub(crate) extern "C" fn opened(token: u64, fd: c_int) -> c_int {
+    let synced = match token {
+        NOTHING => return fd,
+        _ if adit_pmem::kind_of_fd(fd) == MediumKind::Ram => return fd,
+        NEW => make_new_durable(fd),
+        before if file_of(fd, c"".as_ptr(), libc::AT_EMPTY_PATH) != before & !CUTS => {
+            make_new_durable(fd)
+        }
+        before if before & CUTS != 0 => lost(sys::fsync(fd as usize)),
+        _ => Ok(()),
+    };
+    match synced {
+        Ok(()) => fd,
+        Err(errno) => {
+            descriptors::close(fd);
+            sys::set_errno(errno);
+            -1
+        }
+    }
+}
+
+/// After libc has opened a stream that may write: libc tells nobody whether it made or cut the file, so
+/// an empty one counts as both.
+pub(crate) fn stream_opened(fd: c_int) -> Result<(), c_int> {
+    let empty =
+        || descriptors::regular_file(fd).is_some_and(|stat| stat.st_size == 0 && stat.st_nlink > 0);
+    let durable = DURABLE.load(Ordering::Relaxed) != 0;
+    if !durable || !empty() || adit_pmem::kind_of_fd(fd) == MediumKind::Ram {
+        return Ok(());
+    }
+    make_new_durable(fd)
+}
+
+/// Makes a file durable that was just made, or found empty, and its name with it. The file systems that
+/// are served write the entry of a directory with the file that it leads to as long as it is new, ext4
+/// without a journal, too, where the directory alone would lead to nothing; of others nothing is known.
+fn make_new_durable(fd: c_int) -> Result<(), c_int> {
+    lost(sys::fsync(fd as usize))?;
+    if adit_pmem::kind_of_fd(fd) == MediumKind::Other {
+        return parent_of(fd).sync(&mut None);
+    }
+    if let Some(ofd) = fds::promoted(fd)
+        && let Some(writer) = ofd.writer()
+    {
+        writer.has_durable_name();
+    }
+    Ok(())
+}
+
+/// `truncate`. What this process stages is published first: the kernel would have us wait for the
+/// monitor.
+pub(crate) extern "C" fn truncate(path: Path, size: libc::off_t) -> c_int {
+    type Function = unsafe extern "C" fn(Path, libc::off_t) -> c_int;
+    descriptors::before_holes_somewhere();
+    lend(libc::AT_FDCWD, path);
+    // SAFETY: libc's own function with the program's own arguments.
+    let result = unsafe { call_real!(table::truncate, Function)(path, size) };
+    if result != 0 || DURABLE.load(Ordering::Relaxed) == 0 || process::in_vfork_child() {
+        return result;
+    }
+    match sync_file(path) {
+        Ok(()) => result,
+        Err(errno) => {
+            sys::set_errno(errno);
+            -1
+        }
+    }
+}
+
+/// Makes the file of a path durable. It is not opened for that: closing it again would drop the
+/// locks that the program has on it (PROTOCOLS F1).
+fn sync_file(path: Path) -> Result<(), c_int> {
+    let flags = (libc::O_PATH | libc::O_CLOEXEC) as usize;
+    let fd = sys::openat(libc::AT_FDCWD as usize, path as usize, flags, 0);
+    let there = Directory(fd.ok().map(|fd| fd as c_int));
+    let Some(fd) = there.0 else {
+        return there.sync_all();
+    };
+    if adit_pmem::kind_of_fd(fd) == MediumKind::Ram {
+        return Ok(());
+    }
+    let this = identity_of(fd);
+    let known = |fd: &c_int| fds::word(*fd).is_some_and(|word| word.load(Ordering::SeqCst) != 0);
+    let mut ours = fds::all().filter(known);
+    match ours.find(|&fd| this.is_some() && identity_of(fd) == this) {
+        Some(open) => lost(sys::fsync(open as usize)),
+        None => parent_of(fd).sync_all(),
+    }
+}
+
+/// The directory that an open file has its name in; the path that it was opened by may have led there
+/// through links.
+fn parent_of(fd: c_int) -> Directory {
+    let mut link = [0u8; 40];
+    let mut path = [0u8; LONGEST + 1];
+    let written = {
+        use std::io::Write as _;
+        write!(&mut link[..39], "/proc/thread-self/fd/{fd}")
+    };
+    let read = written
+        .is_ok()
+        .then(|| sys::readlink(link.as_ptr() as usize, path.as_mut_ptr() as usize, LONGEST));
+    match read {
+        Some(Ok(len)) => Directory::open(libc::AT_FDCWD, cut(&mut path, len)),
+        _ => Directory(None),
+    }
+}
+
+/// Defines entries that change names: their arguments, and the names among these.
+macro_rules! changes {
+    ($($how:ident: $name:ident ($($argument:ident: $kind:ty),*) [$($changed:expr),*];)*) => {$(
+        #[doc = concat!("`", stringify!($name), "`.")]
+        pub(crate) extern "C" fn $name($($argument: $kind),*) -> c_int {
+            type Function = unsafe extern "C" fn($($kind),*) -> c_int;
+            $how([$($changed),*], || {
+                // SAFETY: libc's own function with the program's own arguments.
+                unsafe { call_real!(table::$name, Function)($($argument),*) }
+            })
+        }
+    )*};
+}
+
+changes! {
+    moving: rename(old: Path, new: Path) [Name::here(old), Name::here(new)];
+    moving: renameat(od: c_int, old: Path, nd: c_int, new: Path) [Name(od, old), Name(nd, new)];
+    moving: renameat2(od: c_int, old: Path, nd: c_int, new: Path, flags: c_uint) [Name(od, old), Name(nd, new)];
+    change: unlink(path: Path) [Name::here(path)];
+    change: unlinkat(dir: c_int, path: Path, flags: c_int) [Name(dir, path)];
+    change: remove(path: Path) [Name::here(path)];
+    change: rmdir(path: Path) [Name::here(path)];
+    change: mkdir(path: Path, mode: libc::mode_t) [Name::here(path)];
+    change: mkdirat(dir: c_int, path: Path, mode: libc::mode_t) [Name(dir, path)];
+    change: mknod(path: Path, mode: libc::mode_t, device: libc::dev_t) [Name::here(path)];
+    change: mknodat(dir: c_int, path: Path, mode: libc::mode_t, device: libc::dev_t) [Name(dir, path)];
+    change: mkfifo(path: Path, mode: libc::mode_t) [Name::here(path)];
+    change: mkfifoat(dir: c_int, path: Path, mode: libc::mode_t) [Name(dir, path)];
+    change: symlink(target: Path, path: Path) [Name::here(path)];
+    change: symlinkat(target: Path, dir: c_int, path: Path) [Name(dir, path)];
+}
+
+/// `link`.
+pub(crate) extern "C" fn link(old: Path, new: Path) -> c_int {
+    type Function = unsafe extern "C" fn(Path, Path) -> c_int;
+    release(libc::AT_FDCWD, old, libc::AT_SYMLINK_NOFOLLOW);
+    change([Name::here(new)], || {
+        // SAFETY: libc's own function with the program's own arguments.
+        unsafe { call_real!(table::link, Function)(old, new) }
+    })
+}
+
+/// `linkat`.
+pub(crate) extern "C" fn linkat(od: c_int, old: Path, nd: c_int, new: Path, flags: c_int) -> c_int {
+    type Function = unsafe extern "C" fn(c_int, Path, c_int, Path, c_int) -> c_int;
+    let follow = if flags & libc::AT_SYMLINK_FOLLOW != 0 {
+        0
+    } else {
+        libc::AT_SYMLINK_NOFOLLOW
+    };
+    release(od, old, follow | flags & libc::AT_EMPTY_PATH);
+    change([Name(nd, new)], || {
+        // SAFETY: libc's own function with the program's own arguments.
+        unsafe { call_real!(table::linkat, Function)(od, old, nd, new, flags) }
+    })
+}
+
+/// `mkdtemp`: the name is in the template once there is a directory.
+pub(crate) extern "C" fn mkdtemp(template: *mut c_char) -> *mut c_char {
+    type Function = unsafe extern "C" fn(*mut c_char) -> *mut c_char;
+    let mut made = core::ptr::null_mut();
+    let name = Name::here(template);
+    let result = change([name], || {
+        // SAFETY: libc's own function with the program's own arguments.
+        made = unsafe { call_real!(table::mkdtemp, Function)(template) };
+        if made.is_null() { -1 } else { 0 }
+    });
+    if result == 0 {
+        made
+    } else {
+        core::ptr::null_mut()
+    }
+}
+
+/// Before `chmod`, `chown` and their kind: recovery opens the file as it is then.
+pub(crate) extern "C" fn before_permissions(path: Path) {
+    release(libc::AT_FDCWD, path, 0);
+}
+
+/// As [`before_permissions`], of the link itself.
+pub(crate) extern "C" fn before_permissions_of_link(path: Path) {
+    release(libc::AT_FDCWD, path, libc::AT_SYMLINK_NOFOLLOW);
+}
+
+/// As [`before_permissions`], for `fchmodat` and `fchownat`.
+pub(crate) extern "C" fn before_permissions_at(dir: c_int, path: Path) {
+    release(dir, path, libc::AT_EMPTY_PATH);
+}
+
+/// As [`before_permissions`], for `fchmod` and `fchown`. Where nothing was written yet, nothing has to be
+/// published, and the file may still be staged, if it then may be.
+pub(crate) extern "C" fn before_permissions_of(fd: c_int) {
+    if init::staging() {
+        // What cannot be published stays staged, as when it is closed.
+        let _ = descriptors::publish(fd);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn directory(path: &str) -> String {
+        let mut bytes = [0u8; LONGEST + 1];
+        bytes[..path.len()].copy_from_slice(path.as_bytes());
+        cut(&mut bytes, path.len()).to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn directories_of_paths() {
+        for (path, expected) in [
+            ("a", "."),
+            ("a/", "."),
+            ("a//", "."),
+            ("a/b", "a/"),
+            ("a/b/", "a/"),
+            ("a//b//", "a//"),
+            ("/a", "/"),
+            ("/a/", "/"),
+            ("/", "/"),
+            ("//", "/"),
+            ("../x", "../"),
+            ("/a/b/c", "/a/b/"),
+        ] {
+            assert_eq!(directory(path), expected, "{path}");
+        }
+        let long = "x/".repeat(2047) + "y";
+        assert_eq!(directory(&long), "x/".repeat(2047));
+    }
+}

@@ -1,0 +1,441 @@
+//! Where this process stages: its seat at the pool of each device, and how a file gets there.
+//!
+//! A file is staged in this order, so that whoever breaks the lease always finds something to take
+//! away: its entry in the pool, then `O_APPEND` off the description (positional writes would append),
+//! then the lease, which the monitor takes on a duplicate of the description, then the overlay. Each
+//! step that fails takes back those before it, and the file is the kernel's.
+//!
+//! # Safety
+//! The cell of the seats is replaced in a forked child alone, by its only thread. Descriptors are the
+//! program's, borrowed for the calls that it makes on them.
+#![allow(unsafe_code)]
+
+use crate::{alloc, data, init, process, signal, sys};
+use adit_pmem::{Medium as _, MediumKind};
+use adit_pool::{FileMedium, FileName, FileRef, PoolFile};
+use adit_store::monitor::client::{self, AcquireRequest, Lease, PoolPath, Refused};
+use adit_store::pools;
+use adit_store::registry::Reason;
+use adit_store::staged::{self, AppendsOnly, Error, KernelFile, Mode, Relink, Stage, StagedFile};
+use core::cell::UnsafeCell;
+use core::mem;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{FileType, OFlags, Stat};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How often a file is tried whose entry somebody takes away before it is opened.
+const ATTEMPTS: usize = 3;
+
+/// How long another publisher of the same file is waited for, in steps of a millisecond: it syncs the
+/// file.
+const PATIENCE: usize = 5000;
+
+/// How many files are staged: while there are none, nothing has to be asked about sizes and times.
+pub(crate) static STAGED: AtomicU32 = AtomicU32::new(0);
+/// How many files were staged and are not any more.
+pub(crate) static GONE: AtomicU64 = AtomicU64::new(0);
+
+/// A descriptor of the program, which closes it itself; or, while staged bytes are relinked, one of the
+/// pool's own file.
+pub(crate) enum ProgramFd {
+    Program(i32),
+    Pool(OwnedFd),
+}
+
+impl AsFd for ProgramFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Program(fd) => borrow(*fd),
+            Self::Pool(fd) => fd.as_fd(),
+        }
+    }
+}
+
+impl From<OwnedFd> for ProgramFd {
+    fn from(fd: OwnedFd) -> Self {
+        Self::Pool(fd)
+    }
+}
+
+fn borrow<'a>(fd: i32) -> BorrowedFd<'a> {
+    // SAFETY: a number of the program's, never -1; where it is closed, calls say so.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// A file that this process stages.
+pub(crate) struct Staged {
+    file: StagedFile<FileMedium, KernelFile<ProgramFd>>,
+    /// In mode `posix`.
+    only: Option<AppendsOnly>,
+    lease: Lease,
+    device: u64,
+    inode: u64,
+    appends: bool,
+    /// Tells it from what was staged through the same description before.
+    pub(crate) serial: u64,
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        GONE.fetch_add(1, Ordering::SeqCst);
+        STAGED.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// This process's attachment to the pool of a device, or why there is none to be had.
+struct Seat {
+    device: u64,
+    pool: Result<Pool, Refusal>,
+}
+
+#[derive(Clone)]
+struct Pool {
+    file: Arc<PoolFile>,
+    stage: Arc<Stage<FileMedium>>,
+    path: PoolPath,
+}
+
+struct Seats(UnsafeCell<Mutex<Vec<Seat>>>);
+
+// SAFETY: the cell is only written while no other thread exists; the lock inside is Sync.
+unsafe impl Sync for Seats {}
+
+static SEATS: Seats = Seats(UnsafeCell::new(Mutex::new(Vec::new())));
+
+fn seats() -> MutexGuard<'static, Vec<Seat>> {
+    // SAFETY: see the module: the cell is not written while others look.
+    let seats = unsafe { &*SEATS.0.get() };
+    seats.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// In a forked child: the parent's attachments are not this process's, and its locks mean nothing here.
+///
+/// # Safety
+/// The caller is the only thread of the process.
+pub(crate) unsafe fn in_new_process() {
+    // SAFETY: the caller's promise; nothing of the parent's is dropped here.
+    unsafe { mem::forget(mem::replace(&mut *SEATS.0.get(), Mutex::new(Vec::new()))) };
+    STAGED.store(0, Ordering::SeqCst);
+}
+
+/// Gives the attachments up, before exec and at the end. Those of files that could not be published
+/// stay, and are found by whoever recovers.
+pub(crate) fn leave() {
+    if !init::staging() {
+        return;
+    }
+    let _inside = signal::engine::enter();
+    for seat in mem::take(&mut *seats()) {
+        if let Some(attachment) = seat.pool.ok().and_then(|pool| pool.stage.into_attachment()) {
+            let _ = attachment.detach();
+        }
+    }
+}
+
+/// The pool of a device.
+fn pool_of(fd: BorrowedFd<'_>, device: u64) -> Result<Pool, Refusal> {
+    let mut seats = seats();
+    if let Some(seat) = seats.iter().find(|seat| seat.device == device) {
+        return seat.pool.clone();
+    }
+    let dir = init::runtime_dir().ok_or(libc::ECONNREFUSED)?;
+    let pool = client::pool_for(dir, fd, init::asked_pool())
+        .map_err(refusal_of)
+        .and_then(|path| {
+            let known = seats.iter().filter_map(|seat| seat.pool.as_ref().ok());
+            let same = |pool: &&Pool| pool.path.as_bytes() == path.as_bytes();
+            let open = known.into_iter().find(same).cloned();
+            open.or_else(|| attach(path)).ok_or(libc::ENXIO)
+        });
+    seats.push(Seat {
+        device,
+        pool: pool.clone(),
+    });
+    pool
+}
+
+/// What the monitor does not do, as [`take`] says it.
+fn refusal_of(refused: Refused) -> Refusal {
+    match refused {
+        Refused::NoMonitor(_) | Refused::NotUnderstood => libc::ECONNREFUSED,
+        Refused::Pool(Errno::NOSPC) | Refused::TooMany => libc::ENOSPC,
+        // No place for one, or one that cannot be used: `adit run` and `adit pool check` say more.
+        Refused::Pool(_) | Refused::NoPlace(_) => libc::ENXIO,
+        Refused::Lease(errno) => errno.raw_os_error(),
+        _ => libc::EOPNOTSUPP,
+    }
+}
+
+fn attach(path: PoolPath) -> Option<Pool> {
+    let file = PoolFile::open(Path::new(OsStr::from_bytes(path.as_bytes()))).ok()?;
+    let attachment = file.attach().ok()?;
+    let file = Arc::new(file);
+    let grown = Arc::clone(&file);
+    let grow = move |attachment: &_| pools::grow(&grown, attachment);
+    Some(Pool {
+        file,
+        stage: Stage::growing(attachment, Box::new(grow)),
+        path,
+    })
+}
+
+/// Why a file is not staged, as the number by which `open` says it under `ADIT_REQUIRE`.
+pub(crate) type Refusal = i32;
+
+/// Stages the file of `fd`, if it may be. `named` says that its name is known to be durable.
+pub(crate) fn take(fd: i32, mode: Mode, appends: bool, named: bool) -> Result<Staged, Refusal> {
+    if data::KERNEL_WRITES.load(Ordering::Relaxed) || init::memory_limited() {
+        return Err(libc::ENOMEM);
+    }
+    if process::sharing() || init::credit().is_none() || !signal::ready() || !alloc::puts_by() {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let stat = eligible(fd)?;
+    let pool = pool_of(borrow(fd), stat.st_dev)?;
+    // Where a fence is a kernel sync, a commit costs what the kernel's `fsync` does.
+    if mode == Mode::Posix && pool.stage.attachment().pool().medium().fence_is_slow() {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let name = name_of(fd, &stat).ok_or(libc::EOPNOTSUPP)?;
+    let staged = (0..ATTEMPTS)
+        .map(|_| pool.take(fd, &stat, &name, mode, appends))
+        .find(|taken| !matches!(taken, Err(Error::Taken)))
+        .unwrap_or(Err(Error::Contended))
+        .map_err(|error| match error {
+            // The kernel's word for a file that somebody else has open, and for one that it can lease to nobody.
+            Error::Base(Errno::AGAIN) => libc::EBUSY,
+            Error::Base(Errno::INVAL) => libc::EOPNOTSUPP,
+            error => error.errno().raw_os_error(),
+        })?;
+    // Its name becomes durable before the bytes that come through the pool, and so does what the kernel
+    // has written: no `fsync` asks for that any more. Where it cannot be, they are the kernel's to lose.
+    let durable = named || adit_pmem::kind_of_fd(fd) == MediumKind::Ram;
+    if !durable && let Err(errno) = rustix::fs::fsync(borrow(fd)) {
+        let _ = staged.give_up(fd);
+        return Err(errno.raw_os_error());
+    }
+    Ok(staged)
+}
+
+/// A refusal as `adit stat` counts it.
+pub(crate) fn reason(refusal: Refusal) -> Reason {
+    match refusal {
+        libc::ENOMEM | libc::ENOSPC => Reason::Limit,
+        libc::EBUSY => Reason::Program,
+        _ => Reason::Other,
+    }
+}
+
+/// What may be staged, as far as the file itself says so: it is this user's, it has a name by which
+/// recovery finds it, and a write to it changes nothing but its bytes.
+fn eligible(fd: i32) -> Result<Stat, Refusal> {
+    let fd = borrow(fd);
+    let stat = rustix::fs::fstat(fd).map_err(Errno::raw_os_error)?;
+    let owner = rustix::process::geteuid().as_raw();
+    let privileged = stat.st_mode & (libc::S_ISUID | libc::S_ISGID) != 0;
+    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let fits = regular && stat.st_uid == owner && !privileged && stat.st_nlink > 0;
+    let capable = || {
+        let mut value = [0u8; 64];
+        // No such attribute, and no attributes at all, are the answers that let it be staged.
+        !matches!(
+            rustix::fs::fgetxattr(fd, c"security.capability", &mut value),
+            Err(Errno::NODATA | Errno::OPNOTSUPP)
+        )
+    };
+    (fits && !capable()).then_some(stat).ok_or(libc::EPERM)
+}
+
+impl Pool {
+    fn take(
+        &self,
+        fd: i32,
+        stat: &Stat,
+        name: &FileName,
+        mode: Mode,
+        appends: bool,
+    ) -> Result<Staged, Error> {
+        let attachment = self.stage.attachment();
+        let file = attachment.enter_file(name)?;
+        let base =
+            set_append(fd, appends, false).and_then(|()| KernelFile::new(ProgramFd::Program(fd)));
+        let lease = base.as_ref().map_err(|errno| *errno).and_then(|_| {
+            let request = AcquireRequest {
+                pool: self.path.as_bytes(),
+                file,
+                slot: attachment.slot(),
+                mode,
+                restore_append: appends,
+                fd: borrow(fd),
+            };
+            let dir = init::runtime_dir().ok_or(Errno::CONNREFUSED)?;
+            client::acquire(dir, &request).map_err(|refused| {
+                if matches!(refused, Refused::NoMonitor(_)) {
+                    give_lease_up(fd);
+                }
+                Errno::from_raw_os_error(refusal_of(refused))
+            })
+        });
+        let (base, lease) = match (base, lease) {
+            (Ok(base), Ok(lease)) => (base, lease),
+            (Err(errno), _) | (_, Err(errno)) => {
+                self.forget(file);
+                let _ = set_append(fd, appends, true);
+                return Err(Error::Base(errno));
+            }
+        };
+        let opened = StagedFile::open_entry(&self.stage, file, base, mode).and_then(|file| {
+            let only = (mode == Mode::Posix).then(|| AppendsOnly::of(&file));
+            Ok((file, only.transpose()?))
+        });
+        match opened {
+            Ok((file, only)) => {
+                let file = file.with_relink(Relink::from_pool(&self.file, &self.stage));
+                static SERIAL: AtomicU64 = AtomicU64::new(0);
+                STAGED.fetch_add(1, Ordering::SeqCst);
+                Ok(Staged {
+                    file,
+                    only,
+                    lease,
+                    device: stat.st_dev,
+                    inode: stat.st_ino,
+                    appends,
+                    serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+                })
+            }
+            Err(Error::Taken) => Err(Error::Taken),
+            Err(error) => {
+                self.forget(file);
+                let _ = set_append(fd, appends, true);
+                release(fd, &lease);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes an entry back that was made in vain. One under which something is staged stays.
+    fn forget(&self, file: FileRef) {
+        let attachment = self.stage.attachment();
+        if let Ok(guard) = attachment.lock_file(file)
+            && let Ok(next) = guard.next_seq()
+            && attachment
+                .pool()
+                .retired(file)
+                .is_ok_and(|retired| retired + 1 == next)
+        {
+            let _ = guard.forget();
+        }
+    }
+}
+
+/// Sets or clears `O_APPEND`, where the program had asked for it.
+fn set_append(fd: i32, appends: bool, on: bool) -> rustix::io::Result<()> {
+    if !appends {
+        return Ok(());
+    }
+    let mut flags = rustix::fs::fcntl_getfl(borrow(fd))?;
+    flags.set(OFlags::APPEND, on);
+    rustix::fs::fcntl_setfl(borrow(fd), flags)
+}
+
+/// Gives a lease back. A monitor that is gone cannot, nor one that was started since, or went on for one that
+/// was killed over this; the lease is the description's, so we can.
+fn release(fd: i32, lease: &Lease) {
+    let released = init::runtime_dir().map(|dir| client::release(dir, lease));
+    if !matches!(released, Some(Ok(true))) {
+        give_lease_up(fd);
+    }
+}
+
+fn give_lease_up(fd: i32) {
+    let (what, unlock) = (libc::F_SETLEASE as usize, libc::F_UNLCK as usize);
+    let _ = sys::fcntl(fd as usize, what, unlock);
+}
+
+impl Staged {
+    /// The engine's view of it.
+    pub(crate) fn file(&self) -> &StagedFile<FileMedium, KernelFile<ProgramFd>> {
+        &self.file
+    }
+
+    /// Where a write goes that is not staged whatever it is.
+    pub(crate) fn only(&self) -> Option<&AppendsOnly> {
+        self.only.as_ref()
+    }
+
+    /// `fsync`.
+    pub(crate) fn fsync(&self) -> Result<(), Error> {
+        match &self.only {
+            Some(only) => only.fsync(&self.file),
+            None => self.file.fsync(),
+        }
+    }
+
+    /// Publishes everything and gives the file back to the kernel. An error is the kernel's, for the
+    /// program; what could not be published stays in the pool, and the lease with the monitor.
+    pub(crate) fn give_up(&self, fd: i32) -> Result<(), i32> {
+        if !self.is_behind(fd) {
+            // The number was closed, and maybe reused, by a call that we did not see. The monitor
+            // has a descriptor of its own and publishes through that.
+            return Ok(());
+        }
+        for _ in 0..PATIENCE {
+            match self.file.take_away(|| self.restore_append(fd)) {
+                Ok(_) => {
+                    release(fd, &self.lease);
+                    return Ok(());
+                }
+                Err(Error::Taken) => {
+                    self.was_taken(fd);
+                    return Ok(());
+                }
+                Err(Error::Pool(adit_pool::Error::NotAttached)) => return Ok(()),
+                Err(Error::Publishing { .. } | Error::Contended) => {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                }
+                Err(error) => return Err(error.errno().raw_os_error()),
+            }
+        }
+        Err(libc::EIO)
+    }
+
+    /// Somebody else has ended the staging. A monitor that came later does not know of `O_APPEND`.
+    pub(crate) fn was_taken(&self, fd: i32) {
+        self.restore_append(fd);
+    }
+
+    /// Gives the description `O_APPEND` back, if the program had asked for it.
+    fn restore_append(&self, fd: i32) {
+        let _ = set_append(fd, self.appends, true);
+    }
+
+    /// Whether it is the file with this identity.
+    pub(crate) fn is(&self, device: u64, inode: u64) -> bool {
+        (self.device, self.inode) == (device, inode)
+    }
+
+    /// Whether `fd` still leads to the file.
+    fn is_behind(&self, fd: i32) -> bool {
+        rustix::fs::fstat(borrow(fd))
+            .is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode))
+    }
+}
+
+/// What recovery finds the file by.
+fn name_of(fd: i32, stat: &Stat) -> Option<FileName> {
+    let (handle_type, handle) = staged::handle_of(borrow(fd)).ok()?;
+    // Of this thread: the first one may have ended, and `/proc/self` with it.
+    let link = format!("/proc/thread-self/fd/{fd}");
+    let path = rustix::fs::readlink(link.as_str(), Vec::new()).ok()?;
+    Some(FileName {
+        handle_type,
+        handle,
+        path: path.into_bytes(),
+        device: stat.st_dev,
+    })
+}

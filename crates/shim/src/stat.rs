@@ -1,0 +1,191 @@
+//! What a program sees of the files that it stages when it looks at them.
+//!
+//! The kernel knows a staged file as it was when it was last published. So while this process stages
+//! anything, the `stat` family asks the kernel and then puts size, blocks and times right where the
+//! answer is about a file of ours. What sets times publishes the file first, so that no older write
+//! overtakes it; what walks a tree looks inside libc, so everything is published first.
+//!
+//! # Safety
+//! C entry points: libc's own functions are called with the program's own arguments, and what they
+//! filled in is then changed in place, as they did.
+#![allow(unsafe_code)]
+
+use crate::real::call_real;
+use crate::{descriptors, fds, names, process, stage, table, times};
+use core::ffi::{c_char, c_int, c_uint};
+use core::sync::atomic::Ordering;
+
+/// A staged file as this process knows it.
+#[derive(Clone, Copy)]
+pub(crate) struct Logical {
+    pub(crate) size: u64,
+    /// Seconds and nanoseconds of the last write, if it was not published yet.
+    pub(crate) modified: Option<(i64, i64)>,
+}
+
+/// The staged file of this process with this identity.
+fn logical(device: u64, inode: u64) -> Option<Logical> {
+    fds::all().find_map(|fd| {
+        let ofd = fds::promoted(fd)?;
+        ofd.writer()?.logical(&ofd, fd, device, inode)
+    })
+}
+
+/// The blocks (of 512 bytes) that the file will take, given what the kernel says it takes now. What is
+/// beyond the kernel's end is taken to have no holes, as it is nearly always.
+fn blocks(now: u64, kernel_size: u64, size: u64) -> u64 {
+    const PAGE: u64 = 4096;
+    let all = |bytes: u64| bytes.div_ceil(PAGE) * (PAGE / 512);
+    if size > kernel_size {
+        now + (all(size) - all(kernel_size))
+    } else {
+        now.min(all(size))
+    }
+}
+
+/// A program's buffer of either kind.
+trait Answer: Copy {
+    fn identity(&self) -> (u64, u64);
+    fn correct(&mut self, logical: Logical);
+}
+
+impl Answer for libc::stat {
+    fn identity(&self) -> (u64, u64) {
+        (self.st_dev, self.st_ino)
+    }
+
+    fn correct(&mut self, logical: Logical) {
+        let kernel = self.st_size as u64;
+        self.st_blocks = blocks(self.st_blocks as u64, kernel, logical.size) as i64;
+        self.st_size = logical.size as i64;
+        if let Some((seconds, nanoseconds)) = logical.modified {
+            (self.st_mtime, self.st_mtime_nsec) = (seconds, nanoseconds);
+            if (self.st_ctime, self.st_ctime_nsec) < (seconds, nanoseconds) {
+                (self.st_ctime, self.st_ctime_nsec) = (seconds, nanoseconds);
+            }
+        }
+    }
+}
+
+impl Answer for libc::statx {
+    fn identity(&self) -> (u64, u64) {
+        let device = libc::makedev(self.stx_dev_major, self.stx_dev_minor);
+        (device, self.stx_ino)
+    }
+
+    fn correct(&mut self, logical: Logical) {
+        let has = |field: c_uint| self.stx_mask & field != 0;
+        if has(libc::STATX_BLOCKS) && has(libc::STATX_SIZE) {
+            self.stx_blocks = blocks(self.stx_blocks, self.stx_size, logical.size);
+        }
+        if has(libc::STATX_SIZE) {
+            self.stx_size = logical.size;
+        }
+        let Some((seconds, nanoseconds)) = logical.modified else {
+            return;
+        };
+        let time = |from: libc::statx_timestamp| (from.tv_sec, i64::from(from.tv_nsec));
+        let set = |to: &mut libc::statx_timestamp| {
+            (to.tv_sec, to.tv_nsec) = (seconds, nanoseconds as u32);
+        };
+        set(&mut self.stx_mtime);
+        if time(self.stx_ctime) < (seconds, nanoseconds) {
+            set(&mut self.stx_ctime);
+        }
+    }
+}
+
+/// Asks the kernel and corrects its answer. A file that was taken away after the kernel answered may
+/// have been published in between: it is asked again.
+fn look<A: Answer>(answer: *mut A, kernel: impl Fn() -> c_int) -> c_int {
+    if process::in_vfork_child() {
+        return kernel();
+    }
+    times::settle_all();
+    loop {
+        let gone = gone();
+        let result = kernel();
+        if result != 0 {
+            return result;
+        }
+        // SAFETY: the kernel has just filled it in.
+        let mut seen = unsafe { answer.read_unaligned() };
+        let (device, inode) = seen.identity();
+        if let Some(logical) = logical(device, inode) {
+            seen.correct(logical);
+            // SAFETY: as above.
+            unsafe { answer.write_unaligned(seen) };
+            return result;
+        }
+        if gone == self::gone() {
+            return result;
+        }
+    }
+}
+
+/// How many files were staged and are not any more.
+fn gone() -> u64 {
+    stage::GONE.load(Ordering::SeqCst)
+}
+
+/// Defines the entries of each signature: libc's function of the name is called, then what it left in
+/// the buffer is corrected.
+macro_rules! looks {
+    ($($arguments:tt $buffer:ident: $answer:ty { $($name:ident)* })*) => {$(
+        looks!(@each $arguments $buffer $answer, $($name)*);
+    )*};
+    (@each $arguments:tt $buffer:ident $answer:ty, $($name:ident)*) => {$(
+        looks!(@one $name $arguments $buffer $answer);
+    )*};
+    (@one $name:ident ($($argument:ident: $kind:ty),*) $buffer:ident $answer:ty) => {
+        #[doc = concat!("`", stringify!($name), "`.")]
+        pub(crate) extern "C" fn $name($($argument: $kind),*) -> c_int {
+            type Function = unsafe extern "C" fn($($kind),*) -> c_int;
+            look::<$answer>($buffer, || {
+                // SAFETY: libc's own function with the program's own arguments.
+                unsafe { call_real!(table::$name, Function)($($argument),*) }
+            })
+        }
+    };
+}
+
+type Stat = *mut libc::stat;
+type Path = *const c_char;
+
+looks! {
+    (path: Path, buffer: Stat) buffer: libc::stat { stat stat64 lstat lstat64 }
+    (fd: c_int, buffer: Stat) buffer: libc::stat { fstat fstat64 }
+    (dir: c_int, path: Path, buffer: Stat, flags: c_int) buffer: libc::stat { fstatat fstatat64 }
+    (dir: c_int, path: Path, flags: c_int, mask: c_uint, buffer: *mut libc::statx) buffer: libc::statx { statx }
+    (version: c_int, path: Path, buffer: Stat) buffer: libc::stat { __xstat __xstat64 __lxstat __lxstat64 }
+    (version: c_int, fd: c_int, buffer: Stat) buffer: libc::stat { __fxstat __fxstat64 }
+    (version: c_int, dir: c_int, path: Path, buffer: Stat, flags: c_int) buffer: libc::stat { __fxstatat __fxstatat64 }
+}
+
+/// Before `utime`, `utimes`, `lutimes`: times of the file of this path.
+pub(crate) extern "C" fn before_times(path: Path) {
+    times::settle_all();
+    names::release(libc::AT_FDCWD, path, 0);
+}
+
+/// Before `utimensat` and `futimesat`.
+pub(crate) extern "C" fn before_times_at(dir: c_int, path: Path) {
+    times::settle_all();
+    if path.is_null() {
+        let _ = descriptors::unstage(dir);
+    } else {
+        names::release(dir, path, 0);
+    }
+}
+
+/// Before `futimens` and `futimes`.
+pub(crate) extern "C" fn before_times_of(fd: c_int) {
+    times::settle_all();
+    let _ = descriptors::unstage(fd);
+}
+
+/// Before libc walks a tree.
+pub(crate) extern "C" fn before_walk() {
+    times::settle_all();
+    let _ = process::unstage_all();
+}

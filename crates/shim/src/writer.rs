@@ -1,0 +1,860 @@
+//! A description that this process opened for writing, in the modes that stage; in mode `posix` one whose
+//! appends may be worth it.
+//!
+//! | state | offset | reads | writes |
+//! |---|---|---|---|
+//! | fresh: nothing was written yet | ours | a mapping ([`crate::fresh`]), or the kernel, at our offset | first become one of the others |
+//! | staged: the pool has the newest bytes | ours | the engine | the engine |
+//! | the kernel's, until the last close | the kernel's | the kernel | the kernel, with `RWF_DSYNC` where the mode says so |
+//!
+//! In mode `posix` a fresh description is on trial ([`crate::appends`]): the kernel writes and has the
+//! offset, under the state's lock, until enough was appended; a staged one goes back to that, and one that
+//! is the kernel's becomes foreign.
+//!
+//! The first write stages the file if it may be ([`crate::stage`]). Whatever needs the kernel to know
+//! the file, or somebody else to have the description, first *unstages* it: all is published, the
+//! lease is given back, and the kernel has the description for good. When the monitor takes the file
+//! away for somebody who opened it, the engine says so at the next call; the file is fresh again, and
+//! may be staged again when the other one has closed it.
+//!
+//! **Operations share the state's lock, changes of state exclude them.** So no call is half in the pool
+//! and half in the kernel, and none is done twice: a call that finds the file taken away has done
+//! nothing. Whatever the engine does not answer exactly as the kernel would, a bad buffer among them,
+//! is answered by unstaging and doing it in the kernel.
+//!
+//! # Safety
+//! Program buffers are only used by the engine's guarded copies and by the kernel. The cells around the
+//! state and the account are replaced in a forked child alone, by its only thread.
+#![allow(unsafe_code)]
+
+use crate::account::Account;
+use crate::appends::Trial;
+use crate::data::{self, Vector};
+use crate::fresh::Fresh;
+use crate::ofd::{Ofd, Offset};
+use crate::signal::engine;
+use crate::stage::{self, Refusal, Staged};
+use crate::stat::Logical;
+use crate::{appends, descriptors, init, sys, together};
+use adit_store::registry::Reason;
+use adit_store::staged::{AppendsOnly, Error, Mode, Place, Where};
+use core::cell::UnsafeCell;
+use core::ffi::c_void;
+use core::mem;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Calls that reach beyond here are the kernel's: file systems have limits, and it knows them.
+const FARTHEST: u64 = data::CERTAIN as u64;
+
+/// How often a file that must be staged is tried again while somebody has it open, every five milliseconds.
+const VISIT: usize = 40;
+
+/// How often a file is staged again after it was taken away: whoever shares it that often is served
+/// better by the kernel.
+const MOST_LOSSES: u32 = 16;
+
+/// See the module.
+pub(crate) struct Writer {
+    state: UnsafeCell<RwLock<State>>,
+    mode: Mode,
+    /// Whether the program opened it for reading, too.
+    readable: bool,
+    /// Whether the program opened it with `O_APPEND`.
+    appends: bool,
+    /// Set when the file and its name are known to be durable.
+    named: AtomicBool,
+    losses: AtomicU32,
+    /// In mode `posix`.
+    trial: Option<Trial>,
+    /// Set while a mapping serves reads: asked before the lock is taken.
+    mapped: AtomicBool,
+    account: UnsafeCell<Account>,
+}
+
+// SAFETY: the cells are only written while no other thread exists; the lock inside is Sync.
+unsafe impl Sync for Writer {}
+
+enum State {
+    Fresh(Fresh),
+    Staged(Box<Staged>),
+    Kernel,
+}
+
+/// A program's buffers.
+#[derive(Clone, Copy)]
+pub(crate) enum Buffers {
+    /// One.
+    One(libc::iovec),
+    /// A vector of them.
+    Many(*const libc::iovec, i32),
+}
+
+impl Buffers {
+    /// A buffer to fill.
+    pub(crate) fn into(at: *mut c_void, len: usize) -> Self {
+        Self::One(libc::iovec {
+            iov_base: at,
+            iov_len: len,
+        })
+    }
+
+    /// A buffer to take from.
+    pub(crate) fn from(at: *const c_void, len: usize) -> Self {
+        Self::into(at.cast_mut(), len)
+    }
+
+    /// Nothing is to be moved, so no state matters.
+    fn is_empty(&self) -> bool {
+        matches!(self, Self::One(one) if one.iov_len == 0)
+    }
+
+    /// The kernel's read; at its own offset where `at` is -1.
+    fn kernel_read(&self, fd: i32, at: i64) -> sys::Result {
+        let (fd, position) = (fd as usize, at as usize);
+        match *self {
+            Self::One(one) if at < 0 => sys::read(fd, one.iov_base as usize, one.iov_len),
+            Self::One(one) => sys::pread(fd, one.iov_base as usize, one.iov_len, position),
+            Self::Many(parts, count) => {
+                sys::preadv2(fd, parts as usize, count as usize, position, 0, 0)
+            }
+        }
+    }
+
+    /// The kernel's write; at its own offset where `at` is -1.
+    fn kernel_write(&self, fd: i32, at: i64, durable: bool) -> sys::Result {
+        let flags = if durable { libc::RWF_DSYNC as usize } else { 0 };
+        let (fd, position) = (fd as usize, at as usize);
+        let one = match self {
+            Self::One(one) => one,
+            Self::Many(parts, count) => {
+                return sys::pwritev2(fd, *parts as usize, *count as usize, position, 0, flags);
+            }
+        };
+        // Of lengths beyond its limit the kernel thinks differently in a vector.
+        if durable && one.iov_len <= data::LONGEST {
+            return sys::pwritev2(fd, &raw const *one as usize, 1, position, 0, flags);
+        }
+        let written = if at < 0 {
+            sys::write(fd, one.iov_base as usize, one.iov_len)?
+        } else {
+            sys::pwrite(fd, one.iov_base as usize, one.iov_len, position)?
+        };
+        if durable {
+            sys::fdatasync(fd)?;
+        }
+        Ok(written)
+    }
+}
+
+/// A description's state, held still while the engine is asked about several files at once.
+pub(crate) struct Held<'a>(RwLockReadGuard<'a, State>);
+
+impl Held<'_> {
+    /// The file, if it is staged.
+    pub(crate) fn staged(&self) -> Option<&Staged> {
+        match &*self.0 {
+            State::Staged(staged) => Some(staged),
+            State::Fresh(_) | State::Kernel => None,
+        }
+    }
+
+    /// Whether the kernel has the description for good.
+    pub(crate) fn is_kernels(&self) -> bool {
+        matches!(*self.0, State::Kernel)
+    }
+}
+
+/// Why the engine did not do a call.
+enum Doubt {
+    Engine(Error),
+    /// It was not asked.
+    Unserved,
+    /// The base file has to be whole for it; afterwards the file may be staged again.
+    Whole,
+}
+
+impl From<Error> for Doubt {
+    fn from(error: Error) -> Self {
+        Self::Engine(error)
+    }
+}
+
+/// What became of a call.
+enum Answer<T> {
+    Done(T),
+    Failed(i32),
+    /// Nothing was done, and the file is not staged any more, or was not.
+    NotStaged,
+}
+
+impl Writer {
+    /// For a description that the program has just opened for writing with `flags`. Only what may be
+    /// staged begins `fresh`.
+    pub(crate) fn new(mode: Mode, flags: i32, fresh: bool) -> Self {
+        let state = if fresh {
+            State::Fresh(Fresh::new())
+        } else {
+            State::Kernel
+        };
+        Self {
+            state: UnsafeCell::new(RwLock::new(state)),
+            mode,
+            readable: flags & libc::O_ACCMODE == libc::O_RDWR,
+            appends: flags & libc::O_APPEND != 0,
+            named: AtomicBool::new(false),
+            losses: AtomicU32::new(0),
+            trial: None,
+            mapped: AtomicBool::new(false),
+            account: UnsafeCell::new(Account::new()),
+        }
+    }
+
+    /// The file and its name were made durable: it need not be done before bytes are staged.
+    pub(crate) fn has_durable_name(&self) {
+        self.named.store(true, Ordering::Relaxed);
+    }
+
+    /// Of mode `posix`: nothing is staged before the trial is over.
+    pub(crate) fn on_trial(self, trial: Trial) -> Self {
+        Self {
+            trial: Some(trial),
+            ..self
+        }
+    }
+
+    fn account(&self) -> &Account {
+        // SAFETY: see the module: the cell is not written while others look.
+        unsafe { &*self.account.get() }
+    }
+
+    fn lock(&self) -> &RwLock<State> {
+        // SAFETY: see the module: the cell is not written while others look.
+        unsafe { &*self.state.get() }
+    }
+
+    fn look(&self) -> RwLockReadGuard<'_, State> {
+        self.lock().read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Holds the state still. Who holds several takes them in the order of the descriptions' addresses,
+    /// and nothing else of a writer's meanwhile.
+    pub(crate) fn hold(&self) -> Held<'_> {
+        Held(self.look())
+    }
+
+    fn change(&self) -> RwLockWriteGuard<'_, State> {
+        self.lock().write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// In a forked child: what is staged is the parent's, and neither its memory nor its locks mean
+    /// anything here.
+    ///
+    /// # Safety
+    /// The caller is the only thread of the process.
+    pub(crate) unsafe fn in_new_process(&self) {
+        // SAFETY: the caller's promise; the old value is forgotten, so that nothing of the parent's
+        // attachment is dropped here.
+        unsafe {
+            mem::forget(mem::replace(
+                &mut *self.state.get(),
+                RwLock::new(State::Kernel),
+            ));
+            mem::forget(mem::replace(&mut *self.account.get(), Account::new()));
+        }
+        self.account().because(Reason::SharedOffset);
+    }
+
+    /// Whether writes are durable when they return, by the mode's promise.
+    fn durable(&self) -> bool {
+        matches!(self.mode, Mode::Sync | Mode::Strict)
+    }
+
+    /// The flags with which the kernel writes.
+    pub(crate) fn kernel_flags(&self) -> i32 {
+        if self.durable() { libc::RWF_DSYNC } else { 0 }
+    }
+
+    /// Whether the kernel has the description for good.
+    pub(crate) fn is_kernels(&self) -> bool {
+        let _inside = engine::enter();
+        matches!(*self.look(), State::Kernel)
+    }
+
+    /// The status flags as the program set them, which differ from the kernel's while the file is
+    /// staged: `O_APPEND` is off, and `O_ASYNC` is the lease's.
+    pub(crate) fn status_flags(&self, kernel: i32) -> i32 {
+        let _inside = engine::enter();
+        if !matches!(*self.look(), State::Staged(_)) {
+            return kernel;
+        }
+        let append = if self.appends { libc::O_APPEND } else { 0 };
+        (kernel & !libc::O_ASYNC) | append
+    }
+
+    /// Lets the engine do something to the file, if it is staged.
+    fn ask<T>(
+        &self,
+        ofd: &Ofd,
+        fd: i32,
+        work: impl FnOnce(&Staged) -> Result<T, Doubt>,
+    ) -> Answer<T> {
+        let _inside = engine::enter();
+        let (answer, serial) = match &*self.look() {
+            State::Staged(staged) => (work(staged), staged.serial),
+            State::Fresh(_) | State::Kernel => return Answer::NotStaged,
+        };
+        match answer {
+            Ok(done) => Answer::Done(done),
+            Err(Doubt::Engine(Error::Taken)) => {
+                self.lose(ofd, fd, serial);
+                Answer::NotStaged
+            }
+            Err(Doubt::Whole) => match self.set_down(ofd, fd) {
+                Ok(()) => Answer::NotStaged,
+                Err(errno) => Answer::Failed(errno),
+            },
+            Err(Doubt::Engine(Error::NoSpace)) if self.must_stay() => Answer::Failed(libc::ENOSPC),
+            Err(Doubt::Engine(Error::Base(errno))) => Answer::Failed(errno.raw_os_error()),
+            Err(_) => match self.unstage(ofd, fd) {
+                Ok(()) => Answer::NotStaged,
+                Err(errno) => Answer::Failed(errno),
+            },
+        }
+    }
+
+    /// Whether a full pool is the program's to know of: where the kernel's path would break a promise.
+    /// Bytes that wait for their commit must not become visible without it.
+    fn must_stay(&self) -> bool {
+        let clean = match &*self.look() {
+            State::Staged(staged) => staged.file().is_clean(),
+            State::Fresh(_) | State::Kernel => true,
+        };
+        self.must_stage() || (self.mode == Mode::Atomic && !clean)
+    }
+
+    /// Whether the user wants an error where a file cannot be staged. In mode `sync` the kernel keeps the whole
+    /// promise.
+    pub(crate) fn must_stage(&self) -> bool {
+        init::required() && self.mode != Mode::Sync
+    }
+
+    /// The file was taken away, by somebody who has published everything.
+    fn lose(&self, ofd: &Ofd, fd: i32, serial: u64) {
+        let mut state = self.change();
+        match &*state {
+            State::Staged(staged) if staged.serial == serial => staged.was_taken(fd),
+            _ => return,
+        }
+        self.forget(&mut state, ofd, fd);
+    }
+
+    /// The file is not staged any more.
+    fn begin_anew(&self, state: &mut State, ofd: &Ofd, fd: i32) {
+        *state = State::Fresh(Fresh::new());
+        if let Some(trial) = &self.trial {
+            ofd.hand_over_offset(fd);
+            trial.begin_anew(fd);
+        }
+    }
+
+    /// Publishes everything and gives the lease back, for something that only the kernel does.
+    fn set_down(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        let mut state = self.change();
+        if let State::Staged(staged) = &*state {
+            staged.give_up(fd)?;
+            self.begin_anew(&mut state, ofd, fd);
+        }
+        Ok(())
+    }
+
+    /// The file is not staged any more, and may be again.
+    fn forget(&self, state: &mut State, ofd: &Ofd, fd: i32) {
+        self.begin_anew(state, ofd, fd);
+        let losses = self.losses.fetch_add(1, Ordering::Relaxed);
+        if losses >= MOST_LOSSES && !self.must_stage() {
+            ofd.hand_over_offset(fd);
+            *state = State::Kernel;
+        }
+    }
+
+    /// Stages the file if nothing was written yet; says why it is not staged. Where it must be, it is tried again at
+    /// the next write.
+    pub(crate) fn stage(&self, ofd: &Ofd, fd: i32) -> Result<(), Refusal> {
+        let _inside = engine::enter();
+        if matches!(*self.look(), State::Kernel) {
+            return Err(libc::EOPNOTSUPP);
+        }
+        let mut state = self.change();
+        if matches!(*state, State::Fresh(_)) {
+            self.mapped.store(false, Ordering::Relaxed);
+            match self.take(ofd, fd) {
+                Ok(staged) => *state = State::Staged(Box::new(staged)),
+                Err(refusal) if self.must_stage() => return Err(refusal),
+                Err(refusal) => {
+                    ofd.hand_over_offset(fd);
+                    self.account().because(stage::reason(refusal));
+                    *state = State::Kernel;
+                }
+            }
+        }
+        match *state {
+            State::Staged(_) => Ok(()),
+            State::Fresh(_) | State::Kernel => Err(libc::EOPNOTSUPP),
+        }
+    }
+
+    fn take(&self, ofd: &Ofd, fd: i32) -> Result<Staged, Refusal> {
+        if self.trial.is_some() && !(appends::asked().is_some() && ofd.take_offset(fd)) {
+            return Err(libc::EOPNOTSUPP);
+        }
+        let named = self.named.load(Ordering::Relaxed);
+        let take = || stage::take(fd, self.mode, self.appends, named);
+        let mut taken = take();
+        // Who has just let go of the file, or only looks at it, is waited for before the program gets an error.
+        for _ in 0..VISIT {
+            if !self.must_stage() || !matches!(taken, Err(libc::EBUSY)) {
+                break;
+            }
+            std::thread::sleep(core::time::Duration::from_millis(5));
+            taken = take();
+        }
+        taken
+    }
+
+    /// Publishes everything and leaves the description to the kernel for good. After an error the file
+    /// is staged as before.
+    pub(crate) fn unstage(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        let _inside = engine::enter();
+        if matches!(*self.look(), State::Kernel) {
+            return Ok(());
+        }
+        together::before_publishing(ofd);
+        let mut state = self.change();
+        if let State::Staged(staged) = &*state {
+            staged.give_up(fd)?;
+        }
+        ofd.hand_over_offset(fd);
+        self.mapped.store(false, Ordering::Relaxed);
+        self.account().because(Reason::SharedOffset);
+        *state = State::Kernel;
+        Ok(())
+    }
+
+    /// Publishes everything and gives the lease back, because this process opens the file again. As
+    /// when the file is taken away, it may be staged again later. After an error the opener waits
+    /// for the monitor, as any other does.
+    pub(crate) fn lend(&self, ofd: &Ofd, fd: i32) {
+        let _inside = engine::enter();
+        together::before_publishing(ofd);
+        let mut state = self.change();
+        if let State::Staged(staged) = &*state
+            && staged.give_up(fd).is_ok()
+        {
+            self.forget(&mut state, ofd, fd);
+        }
+    }
+
+    /// Before the last name goes: publishes. An error is for the program, the bytes stay in the pool.
+    pub(crate) fn finish(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        let staged = {
+            let _inside = engine::enter();
+            matches!(*self.look(), State::Staged(_))
+        };
+        if staged {
+            self.unstage(ofd, fd)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Does a call in the kernel while it has the offset and everything of the file; `None` while the file
+    /// is staged.
+    pub(crate) fn with_kernels_offset<T>(&self, ofd: &Ofd, call: impl FnOnce() -> T) -> Option<T> {
+        let _inside = engine::enter();
+        let _still = self.look();
+        matches!(ofd.offset(), Offset::Handed).then(call)
+    }
+
+    /// After a write of the kernel's on trial: stages the file if that will pay, and lets go of it if not.
+    fn judge(&self, ofd: &Ofd, fd: i32, trial: &Trial, written: u64) {
+        let kernels = self.is_kernels()
+            || (trial.wrote(written) && !(trial.is_appender(fd) && self.stage(ofd, fd).is_ok()));
+        if kernels {
+            let _ = descriptors::release(fd);
+        }
+    }
+
+    /// A read, at a position of its own or at the description's.
+    pub(crate) fn read(&self, ofd: &Ofd, fd: i32, into: Buffers, at: Option<i64>) -> sys::Result {
+        if self.mapped.load(Ordering::Relaxed)
+            && let Some(read) = self.mapped_read(ofd, fd, into, at)
+        {
+            return Ok(read);
+        }
+        if self.readable && !into.is_empty() {
+            match self.ask(ofd, fd, |staged| self.staged_read(ofd, staged, into, at)) {
+                Answer::Done(read) => {
+                    self.account().served(fd, |slot| slot.served_read(read));
+                    return Ok(read);
+                }
+                Answer::Failed(errno) => return Err(errno),
+                Answer::NotStaged => {}
+            }
+        }
+        if self.trial.is_some() {
+            let read = || into.kernel_read(fd, at.unwrap_or(-1));
+            return match self.with_kernels_offset(ofd, read) {
+                Some(read) => read,
+                None if self.readable && !into.is_empty() => self.read(ofd, fd, into, at),
+                // It moves neither bytes nor the offset.
+                None => read(),
+            };
+        }
+        match at {
+            Some(at) => self.paid_read(fd, into, at as u64),
+            None => data::sequential_read(
+                ofd,
+                |at| self.paid_read(fd, into, at),
+                || into.kernel_read(fd, -1),
+            ),
+        }
+    }
+
+    /// A read of a file of which nothing is staged, from its mapping; `None` where the kernel is asked.
+    fn mapped_read(&self, ofd: &Ofd, fd: i32, into: Buffers, at: Option<i64>) -> Option<usize> {
+        let Buffers::One(into) = into else {
+            return None;
+        };
+        if into.iov_len == 0 || into.iov_len > data::LONGEST {
+            return None;
+        }
+        let _inside = engine::enter();
+        let state = self.look();
+        let State::Fresh(fresh) = &*state else {
+            return None;
+        };
+        if let Some(at) = at {
+            return fresh.read(fd, at as u64, into);
+        }
+        loop {
+            let Offset::At(at) = ofd.offset() else {
+                return None;
+            };
+            let read = fresh.read(fd, at, into)?;
+            if ofd.advance(at, at + read as u64) {
+                return Some(read);
+            }
+        }
+    }
+
+    /// The kernel's read, which counts towards a mapping as long as nothing is written.
+    fn paid_read(&self, fd: i32, into: Buffers, at: u64) -> sys::Result {
+        let read = into.kernel_read(fd, at as i64)?;
+        let _inside = engine::enter();
+        if self.readable
+            && let State::Fresh(fresh) = &*self.look()
+        {
+            fresh.pay(fd, at, read as u64);
+            self.mapped.store(fresh.file().is_some(), Ordering::Relaxed);
+        }
+        Ok(read)
+    }
+
+    /// Before some file may get holes: a mapping must not fill them.
+    pub(crate) fn holes_somewhere(&self) {
+        let _inside = engine::enter();
+        if let State::Fresh(fresh) = &*self.look()
+            && let Some(file) = fresh.file()
+        {
+            file.holes_from(0);
+        }
+    }
+
+    fn staged_read(
+        &self,
+        ofd: &Ofd,
+        staged: &Staged,
+        into: Buffers,
+        at: Option<i64>,
+    ) -> Result<usize, Doubt> {
+        with_parts(&into, <*mut c_void>::cast, |parts, _| {
+            if let Some(at) = at {
+                return read_into(staged, at as u64, parts);
+            }
+            loop {
+                let Offset::At(at) = ofd.offset() else {
+                    return Err(Doubt::Unserved);
+                };
+                let read = read_into(staged, at, parts)?;
+                if ofd.advance(at, at + read as u64) {
+                    return Ok(read);
+                }
+            }
+        })
+    }
+
+    /// A write, at a position of its own or at the description's.
+    ///
+    /// What a sequential write has claimed stays its own, whoever does it in the end: others may have
+    /// claimed what follows, and between them would be left a hole.
+    pub(crate) fn write(&self, ofd: &Ofd, fd: i32, from: Buffers, at: Option<i64>) -> sys::Result {
+        let mut claimed = None;
+        let result = self.write_somehow(ofd, fd, from, at, &mut claimed);
+        if let Some((start, end)) = claimed {
+            let reached = start + *result.as_ref().unwrap_or(&0) as u64;
+            if reached < end {
+                ofd.give_back(fd, end, reached);
+            }
+        }
+        result
+    }
+
+    fn write_somehow(
+        &self,
+        ofd: &Ofd,
+        fd: i32,
+        from: Buffers,
+        at: Option<i64>,
+        claimed: &mut Option<(u64, u64)>,
+    ) -> sys::Result {
+        if !from.is_empty() {
+            loop {
+                let write = |staged: &Staged| self.staged_write(ofd, fd, staged, from, at, claimed);
+                match self.ask(ofd, fd, write) {
+                    Answer::Done(written) => {
+                        self.account().served(fd, |slot| slot.served_write(written));
+                        return Ok(written);
+                    }
+                    Answer::Failed(errno) => return Err(errno),
+                    Answer::NotStaged => {}
+                }
+                if let Some(trial) = &self.trial {
+                    let at = at.or(claimed.map(|(start, _)| start as i64)).unwrap_or(-1);
+                    let write = || from.kernel_write(fd, at, false);
+                    match self.with_kernels_offset(ofd, write) {
+                        Some(written) => {
+                            self.judge(ofd, fd, trial, *written.as_ref().unwrap_or(&0) as u64);
+                            return written;
+                        }
+                        None => continue,
+                    }
+                }
+                match self.stage(ofd, fd) {
+                    Ok(()) => {}
+                    Err(refusal) if self.must_stage() => return Err(refusal),
+                    Err(_) => break,
+                }
+            }
+        }
+        self.account().passed(fd, self.mode);
+        let at = at.or(claimed.map(|(start, _)| start as i64)).unwrap_or(-1);
+        match from.kernel_write(fd, at, self.durable()) {
+            // Files of the kernel's own (`/proc`) know no such promise.
+            Err(libc::EOPNOTSUPP) => from.kernel_write(fd, at, false),
+            result => result,
+        }
+    }
+
+    fn staged_write(
+        &self,
+        ofd: &Ofd,
+        fd: i32,
+        staged: &Staged,
+        from: Buffers,
+        at: Option<i64>,
+        claimed: &mut Option<(u64, u64)>,
+    ) -> Result<usize, Doubt> {
+        let constant = |at: *mut c_void| at.cast_const().cast();
+        with_parts(&from, constant, |parts, len| {
+            let Offset::At(here) = ofd.offset() else {
+                return Err(Doubt::Unserved);
+            };
+            if self.appends {
+                let start = write_from(staged, Place::End, parts, len)?;
+                if at.is_none() {
+                    ofd.follow(here, start + len as u64);
+                }
+                return Ok(len);
+            }
+            let start = match (at, *claimed) {
+                (Some(at), _) => at as u64,
+                // The range is claimed first, so that no two writes land on the same place.
+                (None, Some((start, _))) => start,
+                (None, None) => claimed.insert(claim(ofd, len as u64)?).0,
+            };
+            if let Some(only) = staged.only() {
+                match only.place(start, len as u64) {
+                    Where::Staged => {}
+                    Where::InPlace => return in_place(staged, only, fd, from, start),
+                    Where::Divided => return Err(Doubt::Whole),
+                }
+            }
+            write_from(staged, Place::At(start), parts, len)?;
+            Ok(len)
+        })
+    }
+
+    /// The size, if the kernel does not know it.
+    pub(crate) fn size(&self, ofd: &Ofd, fd: i32) -> Option<u64> {
+        match self.ask(ofd, fd, |staged| Ok(staged.file().size()?)) {
+            Answer::Done(size) => Some(size),
+            Answer::Failed(_) | Answer::NotStaged => None,
+        }
+    }
+
+    /// `ftruncate`. It stages the file as a write does: in the kernel the bytes beyond the new end are
+    /// zeros on the medium before the journal has the size, and neither waits for the next `fsync`.
+    pub(crate) fn truncate(&self, ofd: &Ofd, fd: i32, size: i64) -> sys::Result {
+        if self.trial.is_some() {
+            return self.truncate_whole(ofd, fd, size);
+        }
+        let served = u64::try_from(size).ok().filter(|&size| size <= FARTHEST);
+        loop {
+            let staged = self.ask(ofd, fd, |staged| {
+                Ok(staged.file().truncate(served.ok_or(Doubt::Unserved)?)?)
+            });
+            match staged {
+                Answer::Done(()) => return Ok(0),
+                Answer::Failed(errno) => return Err(errno),
+                Answer::NotStaged if served.is_none() => break,
+                Answer::NotStaged => match self.stage(ofd, fd) {
+                    Ok(()) => {}
+                    Err(refusal) if self.must_stage() => return Err(refusal),
+                    Err(_) => break,
+                },
+            }
+        }
+        let done = sys::ftruncate(fd as usize, size as usize)?;
+        if self.durable() {
+            sys::fsync(fd as usize)?;
+        }
+        Ok(done)
+    }
+
+    /// `ftruncate` where cuts are not staged.
+    fn truncate_whole(&self, ofd: &Ofd, fd: i32, size: i64) -> sys::Result {
+        loop {
+            if let Answer::Failed(errno) = self.ask(ofd, fd, |_| Err::<(), _>(Doubt::Whole)) {
+                return Err(errno);
+            }
+            let cut = || sys::ftruncate(fd as usize, size as usize);
+            if let Some(done) = self.with_kernels_offset(ofd, cut) {
+                return done;
+            }
+        }
+    }
+
+    /// Size and time of last change, if the staged file is the one with this identity.
+    pub(crate) fn logical(&self, ofd: &Ofd, fd: i32, device: u64, inode: u64) -> Option<Logical> {
+        let answer = self.ask(ofd, fd, |staged| {
+            if !staged.is(device, inode) {
+                return Ok(None);
+            }
+            let modified = staged.file().last_write()?;
+            Ok(Some(Logical {
+                size: staged.file().size()?,
+                modified: modified.map(|at| (at.tv_sec, at.tv_nsec)),
+            }))
+        });
+        match answer {
+            Answer::Done(logical) => logical,
+            Answer::Failed(_) | Answer::NotStaged => None,
+        }
+    }
+
+    /// `fsync`; `None` when it is the kernel's.
+    pub(crate) fn sync(&self, ofd: &Ofd, fd: i32) -> Option<sys::Result> {
+        if let Some(done) = together::sync(ofd) {
+            return Some(done);
+        }
+        match self.ask(ofd, fd, |staged| Ok(staged.fsync()?)) {
+            Answer::Done(()) => Some(Ok(0)),
+            Answer::Failed(errno) => Some(Err(errno)),
+            Answer::NotStaged => {
+                self.trial.as_ref().map(Trial::synced);
+                None
+            }
+        }
+    }
+}
+
+/// Writes to the file itself what is not staged of it.
+fn in_place(
+    staged: &Staged,
+    only: &AppendsOnly,
+    fd: i32,
+    from: Buffers,
+    start: u64,
+) -> Result<usize, Doubt> {
+    let errno = |errno| Error::Base(rustix::io::Errno::from_raw_os_error(errno));
+    let written = from.kernel_write(fd, start as i64, false).map_err(errno)?;
+    only.wrote_in_place(staged.file());
+    Ok(written)
+}
+
+/// Moves the offset behind the next `len` bytes: from where, and to where.
+fn claim(ofd: &Ofd, len: u64) -> Result<(u64, u64), Doubt> {
+    loop {
+        let Offset::At(at) = ofd.offset() else {
+            return Err(Doubt::Unserved);
+        };
+        let end = at.checked_add(len).filter(|&end| end <= FARTHEST);
+        let end = end.ok_or(Doubt::Unserved)?;
+        if ofd.advance(at, end) {
+            return Ok((at, end));
+        }
+    }
+}
+
+/// One call is one write, which happens entirely or not at all.
+fn write_from(
+    staged: &Staged,
+    place: Place,
+    parts: &[(*const u8, usize)],
+    len: usize,
+) -> Result<u64, Doubt> {
+    if matches!(place, Place::At(at) if at.saturating_add(len as u64) > FARTHEST) {
+        return Err(Doubt::Unserved);
+    }
+    // SAFETY: the buffers are the program's; a fault in them is an error.
+    Ok(unsafe { staged.file().writev_from(place, parts) }?)
+}
+
+/// And one read, which sees no write in part.
+fn read_into(staged: &Staged, at: u64, parts: &[(*mut u8, usize)]) -> Result<usize, Doubt> {
+    if at > FARTHEST {
+        return Err(Doubt::Unserved);
+    }
+    // SAFETY: the buffers are the program's to fill; a fault in them is an error.
+    Ok(unsafe { staged.file().readv_into(at, parts) }?)
+}
+
+/// Gives a program's buffers to the engine as it takes them, addresses and lengths, with the length of all.
+/// What is left to the kernel: nothing, too much, or a vector that cannot be read.
+fn with_parts<A: Copy, T>(
+    buffers: &Buffers,
+    address: fn(*mut c_void) -> A,
+    work: impl FnOnce(&[(A, usize)], usize) -> Result<T, Doubt>,
+) -> Result<T, Doubt> {
+    let (parts, listed) = match buffers {
+        Buffers::One(one) => {
+            let len = one.iov_len;
+            return if (1..=data::LONGEST).contains(&len) {
+                work(&[(address(one.iov_base), len)], len)
+            } else {
+                Err(Doubt::Unserved)
+            };
+        }
+        Buffers::Many(parts, listed) => (*parts, *listed),
+    };
+    let vector = Vector::copy(parts, listed).ok_or(Doubt::Unserved)?;
+    let mut list = [(address(core::ptr::null_mut()), 0); Vector::MOST];
+    let mut count = 0;
+    for (to, part) in list.iter_mut().zip(vector.parts()) {
+        *to = (address(part.iov_base), part.iov_len);
+        count += 1;
+    }
+    let total = list[..count].iter().map(|(_, len)| *len).sum();
+    work(&list[..count], total)
+}

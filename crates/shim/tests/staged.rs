@@ -1,0 +1,1216 @@
+//! Unmodified programs in the modes that stage: what they see, what others see, and what is left when
+//! they are killed, beside a monitor of their own.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, fs};
+
+#[path = "staged/crowd.rs"]
+mod crowd;
+#[path = "staged/early.rs"]
+mod early;
+#[path = "staged/group.rs"]
+mod group;
+#[path = "staged/required.rs"]
+mod required;
+#[path = "staged/stopped.rs"]
+mod stopped;
+
+/// The modes that stage whatever is written.
+const MODES: [&str; 3] = ["sync", "atomic", "strict"];
+/// Mode `posix` with appends staged wherever they can be.
+const APPENDS: &str = "posix ADIT_APPENDS=staged";
+/// All that stage anything.
+const ALL: [&str; 4] = [MODES[0], MODES[1], MODES[2], APPENDS];
+
+/// Where cargo puts what it builds for this test run.
+fn artifacts() -> PathBuf {
+    let test = env::current_exe().expect("own path");
+    let target = test.ancestors().nth(2).expect("target directory");
+    target.to_path_buf()
+}
+
+/// The library and the command, unless something is missing to run these tests with.
+fn built() -> Option<(PathBuf, PathBuf)> {
+    let library =
+        env::var_os("ADIT_LIB").map_or_else(|| artifacts().join("libadit.so"), PathBuf::from);
+    let command = env::var_os("ADIT_BIN").map_or_else(|| artifacts().join("adit"), PathBuf::from);
+    for path in [&library, &command] {
+        assert!(
+            path.exists(),
+            "{} is not built: cargo build --workspace",
+            path.display()
+        );
+    }
+    let compiler = Command::new("gcc").arg("--version").output().is_ok();
+    if !compiler {
+        println!("skipped: gcc is not installed");
+    }
+    compiler.then_some((library, command))
+}
+
+/// A directory on tmpfs with a monitor; both go at the end.
+struct Place {
+    dir: PathBuf,
+    /// Where the file and its pool lie, when that is not in memory.
+    disk: Option<PathBuf>,
+    library: PathBuf,
+    monitor: Child,
+    user: Option<u32>,
+}
+
+/// Another user.
+const NOBODY: u32 = 65534;
+
+impl Place {
+    fn new(name: &str) -> Option<Self> {
+        Self::of(name, None)
+    }
+
+    /// Of another user, who also runs the monitor.
+    fn of(name: &str, user: Option<u32>) -> Option<Self> {
+        let (library, _) = built()?;
+        let dir = Path::new("/dev/shm").join(format!("adit-staged-{name}-{}", std::process::id()));
+        fs::create_dir_all(dir.join("run")).expect("scratch directory");
+        let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        fs::set_permissions(dir.join("run"), private).expect("chmod");
+        for path in [&dir, &dir.join("run")] {
+            std::os::unix::fs::chown(path, user, user).expect("chown");
+        }
+        Some(Self {
+            monitor: Self::watch(&dir, "run", user)?,
+            dir,
+            disk: None,
+            library,
+            user,
+        })
+    }
+
+    /// Starts a monitor, with the list of pools in this directory.
+    fn watch(dir: &Path, list: &str, user: Option<u32>) -> Option<Child> {
+        let (_, command) = built()?;
+        let _ = fs::remove_file(dir.join("run/monitor.sock"));
+        let monitor = Command::new("timeout")
+            .args(["-k", "1", "100"])
+            .args(Self::become_user(user))
+            .arg(command)
+            .args(["monitor", "--stay-for", &std::process::id().to_string()])
+            .env("ADIT_RUNTIME_DIR", dir.join("run"))
+            .env("XDG_STATE_HOME", dir.join(list))
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("adit monitor");
+        wait_for("the monitor", || dir.join("run/monitor.sock").exists());
+        Some(monitor)
+    }
+
+    /// With the file and its pool on the disk that the tests are built on, if that is served.
+    fn on_disk(name: &str) -> Option<Self> {
+        let disk = Path::new(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("staged-{name}-{}", std::process::id()));
+        fs::create_dir_all(&disk).expect("a directory");
+        let mut stat = Command::new("stat");
+        let kind = stat.args(["-f", "-c", "%T"]).arg(&disk).output();
+        let kind = String::from_utf8(kind.expect("stat").stdout).expect("text");
+        if !["ext2/ext3", "xfs", "btrfs"].contains(&kind.trim()) {
+            println!("skipped: no disk with a file system that is served");
+            let _ = fs::remove_dir_all(&disk);
+            return None;
+        }
+        let (_, command) = built()?;
+        let created = Command::new(command)
+            .args(["pool", "create", "--size", "16M"])
+            .arg(disk.join("pool"))
+            .output()
+            .expect("adit pool create");
+        assert!(created.status.success(), "{created:?}");
+        let mut place = Self::new(name)?;
+        place.disk = Some(disk);
+        Some(place)
+    }
+
+    fn become_user(user: Option<u32>) -> Vec<String> {
+        user.map_or_else(Vec::new, |user| {
+            let ids = format!("setpriv --reuid={user} --regid={user} --clear-groups");
+            ids.split(' ').map(ToOwned::to_owned).collect()
+        })
+    }
+
+    /// Nothing in `dir` can be staged: programs do what they do plainly, or may not.
+    fn stages_nothing(&self, dir: &Path) {
+        let program = self.compile("odd");
+        let case = "bare_children";
+        let plain = self.leaves(&program, dir, case, None, &[]);
+        for mode in MODES {
+            let adit = self.leaves(&program, dir, case, Some(mode), &[]);
+            assert!(!adit.staged, "mode {mode}");
+            assert_eq!(adit, plain, "mode {mode}");
+            let required = format!("{mode} ADIT_REQUIRE=1");
+            let required = self.leaves(&program, dir, case, Some(&required), &[]);
+            if mode == "sync" {
+                assert_eq!(required, plain, "the kernel keeps all of it");
+            } else {
+                assert_eq!(
+                    required.complained, "open: No such device or address\n",
+                    "mode {mode}"
+                );
+            }
+        }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.disk.as_ref().unwrap_or(&self.dir).join("file")
+    }
+
+    fn content(&self) -> String {
+        fs::read_to_string(self.file()).expect("the file")
+    }
+
+    fn pool(&self) -> PathBuf {
+        self.dir.join("run/pool")
+    }
+
+    fn compile(&self, name: &str) -> PathBuf {
+        let source = format!("{}/tests/staged/{name}.c", env!("CARGO_MANIFEST_DIR"));
+        let program = self.dir.join(name);
+        let include = format!("-I{}/../../include", env!("CARGO_MANIFEST_DIR"));
+        let status = Command::new("gcc")
+            .args(["-O1", "-w", &include, "-o"])
+            .args([&program, Path::new(&source)])
+            .status();
+        assert!(status.expect("gcc").success(), "{source}");
+        program
+    }
+
+    /// Ends the monitor, which timeout passes a signal on to.
+    fn end_monitor(&mut self) {
+        if self.monitor.try_wait().expect("wait").is_none() {
+            let id = self.monitor.id().to_string();
+            let _ = Command::new("kill").arg(id).status();
+            let _ = self.monitor.wait();
+        }
+    }
+
+    /// Kills the monitor, which `timeout` runs.
+    fn kill_monitor(&mut self) {
+        let id = self.monitor.id();
+        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+        let monitor = children.expect("children").trim().to_owned();
+        let status = Command::new("kill").args(["-9", &monitor]).status();
+        assert!(status.expect("kill").success());
+        let _ = self.monitor.wait();
+    }
+
+    /// A program in a mode under `strace`, which traces it alone and may have its calls fail.
+    fn traced(&self, program: &Path, mode: &str, inject: Option<&str>) -> Command {
+        let mut command = Command::new("timeout");
+        command.args(["-k", "1", "60", "strace", "-f", "-qq", "-o"]);
+        command.arg(self.dir.join("trace"));
+        if let Some(inject) = inject {
+            command.args(["-e", &format!("inject={inject}")]);
+        }
+        let inner = self.command(program, Some(mode));
+        // What comes before the program is `timeout -k 1 60 env`, which is not to be traced.
+        for argument in inner.get_args().skip(4) {
+            match argument.to_str().filter(|text| text.contains('=')) {
+                Some(variable) => command.args(["-E", variable]),
+                None => command.arg(argument),
+            };
+        }
+        command
+    }
+
+    /// What a program says and leaves in an empty directory of its own.
+    fn leaves(
+        &self,
+        program: &Path,
+        dir: &Path,
+        case: &str,
+        mode: Option<&str>,
+        preload: &[&String],
+    ) -> Left {
+        let dir = dir.join("work");
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir(&dir).expect("a directory");
+        std::os::unix::fs::chown(&dir, self.user, self.user).expect("chown");
+        let mut command = self.command(program, mode);
+        if !preload.is_empty() {
+            let list: Vec<&str> = preload.iter().map(|path| path.as_str()).collect();
+            let inner: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
+            let mut again = Command::new("timeout");
+            let (program, before) = inner.split_last().expect("a program");
+            again
+                .args(before)
+                .arg(format!("LD_PRELOAD={}", list.join(":")));
+            again.arg(program);
+            command = again;
+        }
+        command.arg(case).arg(dir.join("file")).current_dir(&dir);
+        let output = command.stdin(Stdio::null()).output().expect("timeout(1)");
+        let list = fs::read_dir(&dir).expect("the directory");
+        let mut files: Vec<(String, String)> = list
+            .map(|entry| {
+                let path = entry.expect("an entry").path();
+                let content = fs::read(&path).unwrap_or_default();
+                let name = path.file_name().expect("a name").to_string_lossy();
+                (
+                    name.into_owned(),
+                    String::from_utf8_lossy(&content).into_owned(),
+                )
+            })
+            .collect();
+        files.sort();
+        let _ = fs::remove_dir_all(&dir);
+        let complained = String::from_utf8_lossy(&output.stderr).into_owned();
+        Left {
+            status: output.status.to_string(),
+            said: String::from_utf8_lossy(&output.stdout).into_owned(),
+            staged: complained.contains("staged\n"),
+            complained: complained.replace("staged\n", ""),
+            files,
+        }
+    }
+
+    fn trace(&self) -> String {
+        fs::read_to_string(self.dir.join("trace")).expect("the trace")
+    }
+
+    /// A program, in a mode or plainly.
+    fn command(&self, program: &Path, mode: Option<&str>) -> Command {
+        let mut command = Command::new("timeout");
+        command.args(["-k", "1", "60"]);
+        command.args(Self::become_user(self.user)).arg("env");
+        if let Some(mode) = mode {
+            let mut words = mode.split(' ');
+            let mode = words.next().expect("a mode");
+            command
+                .arg(format!("LD_PRELOAD={}", self.library.display()))
+                .arg(format!("ADIT_MODE={mode}"))
+                .args(words)
+                .arg(format!(
+                    "ADIT_RUNTIME_DIR={}",
+                    self.dir.join("run").display()
+                ));
+            if let Some(disk) = &self.disk {
+                command.arg(format!("ADIT_POOL={}", disk.join("pool").display()));
+            }
+        }
+        command.arg(program);
+        command
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.end_monitor();
+        let _ = fs::remove_dir_all(&self.dir);
+        if let Some(disk) = &self.disk {
+            let _ = fs::remove_dir_all(disk);
+        }
+    }
+}
+
+fn has_strace() -> bool {
+    let has = Command::new("strace").arg("-V").output().is_ok();
+    if !has {
+        println!("skipped: strace is not installed");
+    }
+    has
+}
+
+/// What a program leaves.
+#[derive(Debug)]
+struct Left {
+    status: String,
+    said: String,
+    complained: String,
+    files: Vec<(String, String)>,
+    /// What only Adit does.
+    staged: bool,
+}
+
+impl PartialEq for Left {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.status, &self.said, &self.complained, &self.files)
+            == (&other.status, &other.said, &other.complained, &other.files)
+    }
+}
+
+#[track_caller]
+fn wait_for(what: &str, mut came: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !came() {
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "{what} did not come"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A program that writes batches of lines when it is told to.
+struct Lines {
+    child: Child,
+    told: ChildStdin,
+    said: BufReader<ChildStdout>,
+}
+
+impl Lines {
+    fn start(place: &Place, mode: &str, flags: &str, who: &str, batches: &[&str]) -> Self {
+        let mut child = place
+            .command(&place.dir.join("lines"), Some(mode))
+            .arg(place.file())
+            .args([flags, who])
+            .args(batches)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("timeout(1)");
+        let told = child.stdin.take().expect("a pipe");
+        let said = BufReader::new(child.stdout.take().expect("a pipe"));
+        Self { child, told, said }
+    }
+
+    /// Waits for the end of a batch; how many lines were acknowledged so far.
+    fn batch(&mut self) -> usize {
+        let mut line = String::new();
+        self.said.read_line(&mut line).expect("its output");
+        line.trim().parse().expect("a number of lines")
+    }
+
+    fn go_on(&mut self) {
+        self.told.write_all(b"\n").expect("its input");
+    }
+
+    fn end(mut self) {
+        drop(self.told);
+        assert!(self.child.wait().expect("wait").success());
+    }
+
+    /// The process that runs the program: `timeout` has started it.
+    fn pid(&self) -> String {
+        let id = self.child.id();
+        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+        children.expect("children").trim().to_owned()
+    }
+
+    fn kill(mut self) {
+        let status = Command::new("kill").args(["-9", &self.pid()]).status();
+        assert!(status.expect("kill").success());
+        self.child.wait().expect("wait");
+    }
+}
+
+fn lines(who: &str, count: usize) -> String {
+    (0..count)
+        .map(|number| format!("{who} {number}\n"))
+        .collect()
+}
+
+fn run(command: &mut Command) -> Output {
+    let output = command.stdin(Stdio::null()).output().expect("timeout(1)");
+    assert!(output.status.success(), "{output:?}");
+    output
+}
+
+/// One program that does everything, plainly and in each mode: every answer and every byte agree, and
+/// the file was staged where nothing speaks against it.
+#[test]
+fn every_call_answers_as_the_kernel_does() {
+    let Some(place) = Place::new("calls") else {
+        return;
+    };
+    let program = place.compile("calls");
+    let plain = run(place.command(&program, None).arg(place.file()));
+    let plainly_left = place.content();
+    assert!(!String::from_utf8_lossy(&plain.stderr).contains("staged"));
+    for mode in ALL {
+        let adit = run(place.command(&program, Some(mode)).arg(place.file()));
+        let (plain, said) = (&plain.stdout, &adit.stdout);
+        let difference = plain
+            .split(|byte| *byte == b'\n')
+            .zip(said.split(|byte| *byte == b'\n'))
+            .enumerate()
+            .find(|(_, (a, b))| a != b)
+            .map(|(n, (a, b))| {
+                let [a, b] = [a, b].map(|line| String::from_utf8_lossy(line).into_owned());
+                format!("line {n}: {a:?} plainly, {b:?}")
+            });
+        assert_eq!(difference, None, "mode {mode}");
+        assert_eq!(plain, said, "mode {mode}");
+        assert_eq!(place.content(), plainly_left, "mode {mode}");
+        let stages = String::from_utf8_lossy(&adit.stderr).into_owned();
+        for when in [
+            "after a write",
+            "owned",
+            "cut",
+            "appending",
+            "locked",
+            "before sharing",
+        ] {
+            // A cut is the kernel's, and what follows is on trial anew.
+            if (when, mode) == ("cut", APPENDS) {
+                continue;
+            }
+            assert!(
+                stages.contains(&format!("{when}: staged")),
+                "mode {mode}: {stages}"
+            );
+        }
+    }
+}
+
+/// Whoever opens the file finds everything that was written, while the program goes on.
+#[test]
+fn an_outsider_finds_everything() {
+    let Some(place) = Place::new("outsider") else {
+        return;
+    };
+    place.compile("lines");
+    for mode in ALL {
+        for flags in ["a", "aw", "-", "w"] {
+            let _ = fs::remove_file(place.file());
+            let mut program = Lines::start(&place, mode, flags, "line", &["100", "50", "7"]);
+            for expected in [100, 150, 157] {
+                assert_eq!(program.batch(), expected);
+                let read = place.content();
+                assert!(
+                    read == lines("line", expected),
+                    "{mode} {flags} {expected}: {read}"
+                );
+                program.go_on();
+            }
+            program.end();
+            assert!(place.content() == lines("line", 157), "{mode} {flags}");
+        }
+    }
+}
+
+/// Killed at the worst moment, with everything staged and nothing published.
+#[test]
+fn what_was_acknowledged_survives_kill_9() {
+    let Some(place) = Place::new("kill") else {
+        return;
+    };
+    place.compile("lines");
+    for mode in ALL {
+        for flags in ["aw", "-"] {
+            let _ = fs::remove_file(place.file());
+            let mut program = Lines::start(&place, mode, flags, "line", &["300"]);
+            let count = program.batch();
+            program.kill();
+            let expected = lines("line", count);
+            wait_for("what was written", || place.content() == expected);
+        }
+    }
+}
+
+/// Without a monitor nothing is staged, nothing is lost, and nobody waits.
+#[test]
+fn without_a_monitor_the_kernel_does_it() {
+    let Some(mut place) = Place::new("alone") else {
+        return;
+    };
+    place.compile("lines");
+    place.end_monitor();
+    let mut program = Lines::start(&place, "strict", "aw", "line", &["20"]);
+    assert_eq!(program.batch(), 20);
+    // No lease: an outsider's look changes nothing.
+    assert_eq!(place.content(), lines("line", 20));
+    program.go_on();
+    program.end();
+    assert_eq!(place.content(), lines("line", 20));
+}
+
+/// The monitor dies: the program publishes at its close.
+#[test]
+fn the_monitor_may_die() {
+    let Some(mut place) = Place::new("widow") else {
+        return;
+    };
+    place.compile("lines");
+    let mut program = Lines::start(&place, "strict", "aw", "line", &["20", "20"]);
+    assert_eq!(program.batch(), 20);
+    place.end_monitor();
+    program.go_on();
+    assert_eq!(program.batch(), 40);
+    program.go_on();
+    program.end();
+    assert_eq!(place.content(), lines("line", 40));
+}
+
+/// Processes that append to one file lose no line of each other's, and keep each one's order.
+#[test]
+fn appenders_lose_nothing() {
+    let Some(place) = Place::new("appenders") else {
+        return;
+    };
+    place.compile("lines");
+    for mode in ALL {
+        let _ = fs::remove_file(place.file());
+        let who = ["one", "two", "three"];
+        let start = |who: &&str| Lines::start(&place, mode, "aw", who, &["200", "200"]);
+        let mut programs: Vec<Lines> = who.iter().map(start).collect();
+        for _ in 0..2 {
+            for program in &mut programs {
+                program.batch();
+                program.go_on();
+            }
+        }
+        programs.into_iter().for_each(Lines::end);
+        let content = place.content();
+        assert_eq!(content.lines().count(), 1200, "mode {mode}");
+        for who in who {
+            let own = content
+                .lines()
+                .filter(|line| line.starts_with(&format!("{who} ")));
+            let own: String = own.map(|line| format!("{line}\n")).collect();
+            assert!(own == lines(who, 400), "mode {mode}, {who}");
+        }
+    }
+}
+
+/// Threads that write to one description, while others look: between two records there is never a hole.
+#[test]
+fn threads_leave_no_hole() {
+    let Some(place) = Place::new("threads") else {
+        return;
+    };
+    let program = place.compile("threads");
+    for mode in ALL {
+        let _ = fs::remove_file(place.file());
+        let mut command = place.command(&program, Some(mode));
+        command.arg(place.file()).arg("5000").stdin(Stdio::null());
+        let child = command.stdout(Stdio::piped()).spawn().expect("timeout(1)");
+        // Each look takes the file away in the middle of somebody's write.
+        let output = std::thread::scope(|scope| {
+            let ended = scope.spawn(|| child.wait_with_output().expect("wait"));
+            while !ended.is_finished() {
+                let _ = fs::read(place.file());
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            ended.join().expect("a thread")
+        });
+        assert_eq!(output.stdout, b"320000\n", "mode {mode}: {output:?}");
+        let content = place.content();
+        for letter in ["a", "b", "c", "d"] {
+            let record = letter.repeat(15);
+            let found = content.lines().filter(|line| *line == record).count();
+            assert_eq!(found, 5000, "mode {mode}, {letter}");
+        }
+        assert_eq!(content.len(), 320_000, "mode {mode}");
+    }
+}
+
+/// A program that opens its own staged file needs nobody for it: without a monitor the kernel would
+/// have it wait, and then find what was published last.
+#[test]
+fn an_own_file_is_opened_without_a_monitor() {
+    for how in ["o", "f"] {
+        for mode in ALL {
+            // No spaces: the linker divides what is preloaded at them.
+            let name = mode.split(' ').next().expect("a mode");
+            let Some(mut place) = Place::new(&format!("own-{how}-{name}")) else {
+                return;
+            };
+            let program = place.compile("reopens");
+            let mut command = place.command(&program, Some(mode));
+            command.arg(place.file()).arg(how);
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = command.spawn().expect("timeout(1)");
+            let mut said = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+            assert_eq!(said.next().expect("a line").expect("text"), "written");
+            // With no time to let go of anything.
+            place.kill_monitor();
+            let mut told = child.stdin.take().expect("a pipe");
+            told.write_all(b"\n").expect("its input");
+            let rest: Vec<String> = said.map(|line| line.expect("text")).collect();
+            assert_eq!(rest, ["first", "second"], "mode {mode}, {how}");
+            assert!(child.wait().expect("wait").success());
+        }
+    }
+}
+
+/// What cannot be published, because the file system is full, keeps the one name by which the engine
+/// knows it, and is given to nobody: its number may be another file's tomorrow, and the kernel knows an
+/// old offset and no `O_APPEND`. Every call that would do so says why it does not. The bytes are the
+/// monitor's to publish.
+#[test]
+fn what_cannot_be_published_is_given_to_nobody() {
+    let Some(place) = Place::new("aliases") else {
+        return;
+    };
+    if !has_strace() {
+        return;
+    }
+    let program = place.compile("aliases");
+    for (inject, expected) in [(None, "done"), (Some("pwrite64:error=ENOSPC"), "ENOSPC")] {
+        let _ = fs::remove_file(place.file());
+        let mut command = place.traced(&program, "strict", inject);
+        command.arg(place.file());
+        if inject.is_some() {
+            command.arg("exec");
+        }
+        let output = run(&mut command);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let other: Vec<&str> = said
+            .lines()
+            .filter(|line| !line.ends_with(&format!(" {expected}")))
+            .collect();
+        assert!(said.lines().count() > 25 && other.is_empty(), "{other:?}");
+        wait_for("the line", || place.content() == "line\n");
+    }
+}
+
+/// A process that one thread starts while another opens a file has that file as well: nothing may be
+/// staged in between.
+#[test]
+fn a_process_started_beside_a_writer_shares_its_offset() {
+    let Some(place) = Place::new("beside") else {
+        return;
+    };
+    if !has_strace() {
+        return;
+    }
+    let program = place.compile("beside");
+    for how in ["fork", "vfork", "posix_spawn", "popen"] {
+        let _ = fs::remove_file(place.file());
+        let delay = "clone,clone3,vfork,fork:delay_enter=600000";
+        let mut command = place.traced(&program, "strict", Some(delay));
+        run(command.arg(place.file()).arg(how));
+        assert_eq!(place.content(), "parent\nchild\n", "{how}");
+    }
+}
+
+/// Each system call that staging a short file makes, failing once or from there on, in every way that
+/// means something: the program gets its answers and its bytes, or where the kernel cannot take them
+/// just that error from its close, and then the monitor has the bytes. Nothing that was acknowledged is
+/// lost. `ADIT_TEST_ALL=1` tries every error at every call.
+#[test]
+fn any_call_of_staging_may_fail() {
+    if let Some(place) = Place::new("steps") {
+        every_call_fails(&place);
+    }
+}
+
+/// The same with file and pool on a disk, where the engine's calls are others: it writes and syncs.
+#[test]
+fn any_call_of_staging_on_a_disk_may_fail() {
+    if let Some(place) = Place::on_disk("steps-disk") {
+        every_call_fails(&place);
+    }
+}
+
+/// What was in the file before it is staged is made durable first. Where that fails the kernel keeps the file,
+/// and the program's next `fsync` is the kernel's to answer.
+#[test]
+fn a_file_that_cannot_be_synced_is_not_staged() {
+    let Some(place) = Place::on_disk("unsynced") else {
+        return;
+    };
+    if !has_strace() {
+        return;
+    }
+    let program = place.compile("steps");
+    for (inject, staged) in [(None, true), (Some("fsync:error=EIO:when=1"), false)] {
+        let _ = fs::remove_file(place.file());
+        run(place.traced(&program, "atomic", inject).arg(place.file()));
+        let trace = place.trace();
+        let injected = trace.contains("(INJECTED)");
+        assert_eq!(injected, inject.is_some(), "{trace}");
+        let asked = trace.split("\"page done").nth(1);
+        let asked = asked.and_then(|rest| rest.split("\"fsync done").next());
+        let kernels = asked.expect("its fsync").contains(" fsync(");
+        assert_eq!(kernels, !staged, "{trace}");
+    }
+}
+
+/// Calls that fail where a device does: then the program is told which of its calls failed, in the end with `EIO`
+/// whatever the device had said.
+const DEVICE: [&str; 4] = ["msync", "fsync", "pwrite64", "flock"];
+
+/// What may be in the file after `steps` said this, one of its calls failing with `error`: all that was
+/// acknowledged, and what failed as a whole or not at all. Nothing, when it must not have said this.
+fn contents(said: &str, error: &str, device: bool) -> Vec<String> {
+    let page = "p".repeat(4999);
+    let steps = [
+        ("begin", String::new()),
+        ("open", String::new()),
+        ("one", "one\n".into()),
+        ("page", format!("{page}\n")),
+        ("fsync", String::new()),
+        ("two", "two\n".into()),
+        ("read", String::new()),
+        ("three", "three\n".into()),
+        ("close", String::new()),
+    ];
+    if said.lines().count() != steps.len() {
+        return Vec::new();
+    }
+    let mut all = vec![String::new()];
+    for ((name, text), line) in steps.iter().zip(said.lines()) {
+        let written: Vec<String> = all.iter().map(|is| format!("{is}{text}")).collect();
+        // There is nothing to read where nothing could be written.
+        if line == format!("{name} done") || line == "read short" && device {
+            all = written;
+        } else if line == format!("{name} {error}") && (device || *name == "close")
+            || line == format!("{name} EIO") && device
+        {
+            all.extend(written);
+        } else {
+            return Vec::new();
+        }
+    }
+    all
+}
+
+fn every_call_fails(place: &Place) {
+    if !has_strace() {
+        return;
+    }
+    let program = place.compile("steps");
+    run(place.traced(&program, "strict", None).arg(place.file()));
+    let trace = place.trace();
+    let (before, after) = trace.split_once("begin done").expect("its first word");
+    let name = |line: &str| {
+        let (_, call) = line.split_once(' ')?;
+        Some(call.trim_start().split_once('(')?.0.to_owned())
+    };
+    let mut counts: Vec<(String, usize)> = Vec::new();
+    let mut count = |name: String| match counts.iter_mut().find(|(known, _)| *known == name) {
+        Some((_, count)) => {
+            *count += 1;
+            *count
+        }
+        None => {
+            counts.push((name, 1));
+            1
+        }
+    };
+    for line in before.lines() {
+        name(line).map(&mut count);
+    }
+    // These cannot fail, or are the program's own; a close that fails has closed.
+    let spared = [
+        "geteuid",
+        "getpid",
+        "close",
+        "write",
+        "exit_group",
+        "rt_sigprocmask",
+    ];
+    let calls: Vec<(String, usize)> = after
+        .lines()
+        .skip(1)
+        .filter_map(|line| Some((line, name(line)?)))
+        .map(|(line, name)| (line, name.clone(), count(name)))
+        .filter(|(line, name, _)| {
+            let own = line.contains("O_RDWR|O_CREAT|O_APPEND");
+            !own && !spared.contains(&name.as_str())
+        })
+        .map(|(_, name, nth)| (name, nth))
+        .collect();
+    assert!(calls.len() > 80, "nothing was staged: {calls:?}");
+    let errors = ["EINTR", "ENOSPC", "EIO", "EMFILE", "ENOMEM"];
+    let all = env::var_os("ADIT_TEST_ALL").is_some();
+    let (mut reached, mut unopened) = (0, 0);
+    let mut wrong = Vec::new();
+    for (at, (name, nth)) in calls.iter().enumerate() {
+        // There every record takes the same calls once more.
+        if !all && place.disk.is_some() && *nth > 10 {
+            continue;
+        }
+        for (number, error) in errors.iter().enumerate() {
+            // Only memory runs out for good; a call that is interrupted for ever is tried for ever.
+            let memory = name == "mmap" && *error == "ENOMEM";
+            if !all && at % errors.len() != number && !memory {
+                continue;
+            }
+            for ever in ["", "+"].iter().filter(|ever| ever.is_empty() || memory) {
+                let inject = format!("{name}:error={error}:when={nth}{ever}");
+                let _ = fs::remove_file(place.file());
+                let mut command = place.traced(&program, "strict", Some(&inject));
+                let output = command.arg(place.file()).stdin(Stdio::null()).output();
+                let output = output.expect("timeout(1)");
+                reached += place.trace().matches("(INJECTED)").count();
+                let said = String::from_utf8_lossy(&output.stdout).into_owned();
+                // Where the name cannot be made durable there is a file, and nothing in it.
+                if said == format!("begin done\nopen {error}\n") && place.disk.is_some() {
+                    unopened += 1;
+                    continue;
+                }
+                let device = place.disk.is_some() && DEVICE.contains(&name.as_str());
+                let contents = contents(&said, error, device);
+                if !output.status.success() || contents.is_empty() {
+                    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+                    wrong.push(format!("{inject}: {}: {said}{complaint}", output.status));
+                    continue;
+                }
+                wait_for(&inject, || {
+                    fs::read_to_string(place.file()).is_ok_and(|is| contents.contains(&is))
+                });
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(all || unopened <= 4, "{unopened} times it was not opened");
+    assert!(
+        reached >= calls.len().min(if all { usize::MAX } else { 100 }),
+        "only {reached} calls were made to fail"
+    );
+}
+
+/// With `ADIT_REQUIRE` a file that cannot be staged is not opened for writing.
+#[test]
+fn what_must_be_staged_is_or_does_not_open() {
+    let Some(place) = Place::new("require") else {
+        return;
+    };
+    place.compile("lines");
+    let open = |place: &Place| {
+        let mut command = Command::new("env");
+        command.arg("ADIT_REQUIRE=1");
+        let inner = place.command(&place.dir.join("lines"), Some("strict"));
+        command.arg(inner.get_program()).args(inner.get_args());
+        command.arg(place.file()).args(["aw", "line", "5"]);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().expect("env(1)");
+        let _ = child.stdin.take().expect("a pipe").write_all(b"\n");
+        child.wait_with_output().expect("wait")
+    };
+    let output = open(&place);
+    assert!(output.status.success(), "{output:?}");
+    let reader = fs::File::open(place.file()).expect("the file");
+    let output = open(&place);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(output.stderr, b"open: Device or resource busy\n");
+    drop(reader);
+    let output = open(&place);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(place.content(), lines("line", 5).repeat(2));
+}
+
+/// Programs that do what few do, while their files are staged: each leaves the same files, says the same
+/// and ends the same way as plainly.
+#[test]
+fn odd_programs_are_none_the_wiser() {
+    let Some(place) = Place::new("odd") else {
+        return;
+    };
+    let program = place.compile("odd");
+    let cases = run(&mut Command::new(&program)).stdout;
+    let wanted = env::var("ADIT_TEST_CASE").ok();
+    let mut wrong = Vec::new();
+    for case in String::from_utf8(cases).expect("text").lines() {
+        if wanted.as_deref().is_some_and(|wanted| wanted != case) {
+            continue;
+        }
+        let plain = place.leaves(&program, &place.dir, case, None, &[]);
+        for mode in ALL {
+            let adit = place.leaves(&program, &place.dir, case, Some(mode), &[]);
+            // These leave no room for the engine, or write in ways that are not looked at.
+            let may_not = ["limited_descriptors", "no_memory", "threads_with_buffers"];
+            if !adit.staged && !may_not.contains(&case) {
+                wrong.push(format!("{case}, mode {mode}: nothing was staged"));
+            }
+            if adit != plain {
+                wrong.push(format!(
+                    "{case}, mode {mode}: {adit:#?}\nplainly: {plain:#?}"
+                ));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Where no pool can be had, because what is there is none, programs have the kernel's promise, or under
+/// `ADIT_REQUIRE` no file to write to.
+#[test]
+fn without_a_pool_the_kernel_does_it() {
+    for directory in [false, true] {
+        let Some(place) = Place::new(&format!("no-pool-{directory}")) else {
+            return;
+        };
+        let pool = place.dir.join("run/pool");
+        if directory {
+            fs::create_dir(&pool).expect("a directory");
+        } else {
+            fs::write(&pool, vec![b'x'; 1 << 20]).expect("a file");
+            let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+            fs::set_permissions(&pool, private).expect("chmod");
+        }
+        place.stages_nothing(&place.dir);
+    }
+}
+
+/// The same where a user may not make a pool on the file system, and has no other.
+#[test]
+fn without_rights_on_the_mount_the_kernel_does_it() {
+    let root = Command::new("id").arg("-u").output().expect("id").stdout == b"0\n";
+    if !root || Command::new("setpriv").arg("--version").output().is_err() {
+        println!("skipped: not root, or no setpriv");
+        return;
+    }
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("rights-{}", std::process::id()));
+    let _ = fs::create_dir_all(&dir);
+    let kind = Command::new("stat")
+        .args(["-f", "-c", "%T"])
+        .arg(&dir)
+        .output();
+    let Some(place) = Place::of("rights", Some(NOBODY)) else {
+        return;
+    };
+    if kind.expect("stat").stdout.starts_with(b"tmpfs") {
+        println!("skipped: nothing but memory to write to");
+    } else {
+        std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)).expect("chown");
+        place.stages_nothing(&dir);
+    }
+    let _ = fs::remove_dir_all(&dir);
+}
+
+/// Until the first write reads are served from a mapping, whatever others do to the file.
+#[test]
+fn reads_before_the_first_write_are_served() {
+    let Some(place) = Place::new("looks") else {
+        return;
+    };
+    if !has_strace() {
+        return;
+    }
+    let program = place.compile("looks");
+    for mode in MODES {
+        let _ = fs::remove_file(place.file());
+        let eager = format!("{mode} ADIT_ADOPT_BYTES=0 ADIT_ADOPT_PERCENT=0");
+        let output = run(place.traced(&program, &eager, None).arg(place.file()));
+        assert_eq!(output.stdout, b"0 wrong\n", "mode {mode}");
+        // From each open without a cut to where staging begins, if it does.
+        let trace = place.trace();
+        let mut served = 0;
+        for part in trace.split("file\", O_RDWR) = ").skip(1) {
+            let part = part.split("fgetxattr(").next().unwrap_or_default();
+            let reads = part.matches("pread64(").count();
+            assert!(reads < 20, "mode {mode}: {reads} reads by the kernel");
+            served += 1;
+        }
+        assert_eq!(served, 2, "mode {mode}: {trace}");
+    }
+}
+
+/// Programs with an allocator of their own, before and behind the library.
+#[test]
+fn other_allocators_make_no_difference() {
+    let Some(place) = Place::new("allocators") else {
+        return;
+    };
+    let program = place.compile("odd");
+    let library = |name: &str| {
+        let list = Command::new("ldconfig").arg("-p").output().ok()?.stdout;
+        let list = String::from_utf8_lossy(&list).into_owned();
+        let line = list.lines().find(|line| line.contains(name))?;
+        Some(line.rsplit("=> ").next()?.to_owned())
+    };
+    let ours = place.library.display().to_string();
+    for name in ["libjemalloc.so.2", "libtcmalloc_minimal.so.4"] {
+        let Some(other) = library(name) else {
+            println!("skipped: {name} is not installed");
+            continue;
+        };
+        for case in [
+            "hundreds",
+            "timer",
+            "threads_with_buffers",
+            "daemonized",
+            "bare_children",
+        ] {
+            let plain = place.leaves(&program, &place.dir, case, None, &[&other]);
+            for preload in [[&ours, &other], [&other, &ours]] {
+                for mode in ["atomic", "strict"] {
+                    let adit = place.leaves(&program, &place.dir, case, Some(mode), &preload);
+                    assert_eq!(adit, plain, "{case} with {preload:?}, mode {mode}");
+                }
+            }
+        }
+    }
+}
+
+/// In the modes in which a name is durable when its call returns, every call syncs the files that it made,
+/// or the directories that it changed, and what it cut, and nothing else; in the others none does.
+#[test]
+fn names_are_durable_when_the_call_returns() {
+    let Some(mut place) = Place::new("durable") else {
+        return;
+    };
+    // Nothing is to be staged here.
+    place.end_monitor();
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("names-{}", std::process::id()));
+    let _ = fs::create_dir_all(&dir);
+    let kind = Command::new("stat")
+        .args(["-f", "-c", "%T"])
+        .arg(&dir)
+        .output();
+    let in_memory = kind.expect("stat").stdout.starts_with(b"tmpfs");
+    if in_memory || !has_strace() {
+        println!("skipped: no strace, or nothing but memory to write to");
+        return;
+    }
+    let program = place.compile("durable");
+    for mode in ["sync", "strict", "atomic", "posix"] {
+        let work = dir.join(mode);
+        fs::create_dir(&work).expect("a directory");
+        let command = place.traced(&program, mode, None);
+        let strace = ["-y", "-e", "trace=write,fsync,fdatasync,syncfs,sync"];
+        let arguments: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
+        let mut traced = Command::new(command.get_program());
+        traced.args(&arguments[..4]).args(strace);
+        run(traced.args(&arguments[4..]).arg(&work));
+        let synced = synced(&place.trace(), &work);
+        let expected: &[(&str, &str)] = match mode {
+            "sync" | "strict" => &[
+                ("mkdir", "."),
+                ("mkdir again", "."),
+                ("create", "one/a"),
+                ("none", ""),
+                ("open", ""),
+                ("cut", "one/a"),
+                ("cut again", "one/a"),
+                ("exclusive", "one/b"),
+                ("no such file", ""),
+                ("mkstemp", "one/temporary"),
+                ("mkdtemp", "one"),
+                ("symlink", "."),
+                ("create through a link", "one/c"),
+                ("link", "two"),
+                ("rename", "one two"),
+                ("rename within", "two"),
+                ("renameat", "two ."),
+                ("unlinkat", "two"),
+                ("truncate what is open", "one/a"),
+                ("truncate", "all of one"),
+                ("fopen", "one/stream"),
+                ("fopen to cut", "one/a"),
+                ("mkfifo", "two"),
+                ("unlink", "one"),
+                ("remove", "."),
+                ("rmdir", "one"),
+                ("end", ""),
+            ],
+            _ => &[],
+        };
+        let said: Vec<(&str, &str)> = synced
+            .iter()
+            .filter(|(_, paths)| !expected.is_empty() || !paths.is_empty())
+            .map(|(call, paths)| (call.as_str(), paths.as_str()))
+            .collect();
+        assert_eq!(said, expected, "mode {mode}");
+    }
+    let _ = fs::remove_dir_all(&dir);
+}
+
+/// What a trace says was synced after each announcement, relative to `dir`.
+fn synced(trace: &str, dir: &Path) -> Vec<(String, String)> {
+    let dir = dir.to_str().expect("text");
+    let mut all: Vec<(String, String)> = Vec::new();
+    for line in trace.lines() {
+        if let Some((_, said)) = line.split_once("\"== ") {
+            let call = said.split("\\n").next().expect("a word");
+            all.push((call.to_owned(), String::new()));
+        } else if let Some((call, path)) = line.split_once("sync")
+            && let Some((path, _)) = path.split_once('>')
+            && let Some((_, last)) = all.last_mut()
+        {
+            let (_, path) = path.split_once('<').expect("a descriptor with its path");
+            let path = path.strip_prefix(dir).expect("a path in the directory");
+            let path = path.strip_prefix('/').unwrap_or(".");
+            // What is behind it is made up by libc.
+            let path = path.split_once('-').map_or(path, |(name, _)| name);
+            let whole = if line.contains("syncfs") {
+                "all of "
+            } else {
+                ""
+            };
+            let separator = if last.is_empty() { "" } else { " " };
+            assert!(!call.contains("resumed"), "{line}");
+            *last = format!("{last}{separator}{whole}{path}");
+        }
+    }
+    all
+}
+
+/// Whoever does not want to wait is told so once, and finds everything at the next try.
+#[test]
+fn an_impatient_outsider_is_told_to_come_again() {
+    let Some(place) = Place::new("impatient") else {
+        return;
+    };
+    place.compile("lines");
+    let mut program = Lines::start(&place, "strict", "aw", "line", &["30"]);
+    assert_eq!(program.batch(), 30);
+    let open = || {
+        let mut options = fs::OpenOptions::new();
+        std::os::unix::fs::OpenOptionsExt::custom_flags(options.read(true), 0o4000);
+        options.open(place.file())
+    };
+    let refused = open().err().map(|error| error.kind());
+    assert_eq!(refused, Some(std::io::ErrorKind::WouldBlock));
+    wait_for("the lease's end", || open().is_ok());
+    assert_eq!(place.content(), lines("line", 30));
+    program.go_on();
+    program.end();
+}
+
+/// Every system call that staging makes on its own account may fail, always or from some time on: the
+/// program gets its bytes into the file all the same.
+#[test]
+fn the_engines_own_calls_may_fail() {
+    let Some(place) = Place::new("inject") else {
+        return;
+    };
+    if !has_strace() {
+        return;
+    }
+    let program = place.compile("lines");
+    let mut reached = 0;
+    for (name, errno) in [
+        ("socket", "EMFILE"),
+        ("connect", "ECONNREFUSED"),
+        ("connect", "EAGAIN"),
+        ("sendmsg", "ENOBUFS"),
+        ("ppoll", "EINTR"),
+        ("recvfrom", "ECONNRESET"),
+        ("name_to_handle_at", "EOPNOTSUPP"),
+        ("readlinkat", "EACCES"),
+        ("fgetxattr", "EIO"),
+        ("fstatfs", "EIO"),
+        ("statx", "ENOSYS"),
+        ("madvise", "EINVAL"),
+        ("rt_sigaction", "EINVAL"),
+        ("utimensat", "EPERM"),
+    ] {
+        // An interruption is no failure, and none goes on for ever.
+        let ever = !["EINTR", "EAGAIN"].contains(&errno);
+        let whens = ["1", "2", "4", "1+", "2+", "3+"];
+        for when in whens.iter().filter(|when| ever || !when.ends_with('+')) {
+            let _ = fs::remove_file(place.file());
+            let inject = format!("{name}:error={errno}:when={when}");
+            let mut command = place.traced(&program, "strict", Some(&inject));
+            command.arg(place.file()).args(["aw", "line", "9"]);
+            command.stdin(Stdio::piped()).stdout(Stdio::null());
+            let mut child = command.spawn().expect("timeout(1)");
+            let _ = child.stdin.take().expect("a pipe").write_all(b"\n");
+            let status = child.wait().expect("wait");
+            let case = format!("{name} failing with {errno} at {when}");
+            assert!(status.success(), "{case}: {status}");
+            let expected = lines("line", 9);
+            wait_for(&case, || place.content() == expected);
+            reached += place.trace().matches("(INJECTED)").count();
+        }
+    }
+    assert!(reached > 50, "only {reached} calls were made to fail");
+}

@@ -1,0 +1,56 @@
+//! Files that are written before the library's own start, and streams that get another file.
+
+use super::*;
+
+/// A library whose constructor runs before ours, writes to files in every way and leaves some open: it leaves
+/// what it leaves plainly, and what it has opened is served as far as anything is at that time.
+#[test]
+fn constructors_that_run_first_may_write() {
+    let Some(place) = Place::new("early") else {
+        return;
+    };
+    let source = format!("{}/tests/staged/early.c", env!("CARGO_MANIFEST_DIR"));
+    let library = place.dir.join("libearly.so");
+    let program = place.dir.join("early");
+    let compile = |arguments: &[&str], out: &Path, with: &[&Path]| {
+        let mut command = Command::new("gcc");
+        command
+            .args(["-O1", "-w"])
+            .args(arguments)
+            .arg("-o")
+            .arg(out);
+        let status = command.arg(&source).args(with).status();
+        assert!(status.expect("gcc").success(), "{source}");
+    };
+    compile(&["-DLIBRARY", "-shared", "-fPIC"], &library, &[]);
+    compile(&[], &program, &[&library]);
+    let early = library.display().to_string();
+    let ours = place.library.display().to_string();
+    let plain = place.leaves(&program, &place.dir, "-", None, &[&early]);
+    assert_eq!(plain.files.len(), 5, "{plain:?}");
+    assert!(plain.status.ends_with(": 0"), "{plain:?}");
+    for mode in MODES {
+        for preload in [[&ours, &early], [&early, &ours]] {
+            let adit = place.leaves(&program, &place.dir, "-", Some(mode), &preload);
+            assert_eq!(adit, plain, "mode {mode}, {preload:?}");
+            assert!(adit.staged, "mode {mode}, {preload:?}: nothing was staged");
+        }
+    }
+}
+
+/// `freopen` over a stream whose file is staged: what was buffered and staged is the old file's, and what follows
+/// the new one's, whatever the two are.
+#[test]
+fn streams_get_other_files() {
+    let Some(place) = Place::new("freopens") else {
+        return;
+    };
+    let program = place.compile("freopens");
+    let plain = place.leaves(&program, &place.dir, "-", None, &[]);
+    assert!(plain.status.ends_with(": 0"), "{plain:?}");
+    for mode in MODES {
+        let adit = place.leaves(&program, &place.dir, "-", Some(mode), &[]);
+        assert_eq!(adit, plain, "mode {mode}");
+        assert!(adit.staged, "mode {mode}: nothing was staged");
+    }
+}

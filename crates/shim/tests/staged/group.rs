@@ -1,0 +1,318 @@
+//! Several files committed at one instant: `adit_commit_group`, and `fsync` under `ADIT_COMMIT=together`.
+//!
+//! What a loss of power would leave is found by playing the next boot on what is there: program and
+//! monitor are killed, and the pool is recovered as if it had been left by another boot.
+
+use super::*;
+
+use adit_pool::{BootId, LocalLocks, Pool, PoolFile};
+use adit_store::staged;
+
+/// The program, with the two files and the pool in the place.
+struct Group {
+    child: Child,
+    told: ChildStdin,
+    said: BufReader<ChildStdout>,
+}
+
+impl Group {
+    fn start(place: &Place, program: &Path, mode: &str, commit: &str) -> Self {
+        let mut child = place
+            .command(program, Some(mode))
+            .args([place.dir.join("A"), place.dir.join("B")])
+            .env("ADIT_COMMIT", commit)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("timeout(1)");
+        let told = child.stdin.take().expect("a pipe");
+        let said = BufReader::new(child.stdout.take().expect("a pipe"));
+        Self { child, told, said }
+    }
+
+    fn tell(&mut self, what: &str) -> String {
+        self.told
+            .write_all(format!("{what}\n").as_bytes())
+            .expect("its input");
+        let mut line = String::new();
+        self.said.read_line(&mut line).expect("its output");
+        line.trim().to_owned()
+    }
+
+    #[track_caller]
+    fn all_well(&mut self, what: &[&str]) {
+        for what in what {
+            assert_eq!(self.tell(what), "0 -", "{what}");
+        }
+    }
+
+    /// Kills the program that `timeout` runs.
+    fn kill(mut self) {
+        signal("-KILL", &children(&self.child.id().to_string()));
+        self.child.wait().expect("wait");
+    }
+}
+
+fn children(of: &str) -> String {
+    let children = fs::read_to_string(format!("/proc/{of}/task/{of}/children"));
+    children.expect("children").trim().to_owned()
+}
+
+fn signal(signal: &str, process: &str) {
+    let status = Command::new("kill").args([signal, process]).status();
+    assert!(status.expect("kill").success(), "{signal} {process}");
+}
+
+/// Kills the monitor and whoever would take over from it: from now on nobody publishes.
+fn end_the_watch(place: &mut Place) {
+    let monitor = children(&place.monitor.id().to_string());
+    signal("-STOP", &monitor);
+    for standby in children(&monitor).split_whitespace() {
+        signal("-KILL", standby);
+    }
+    signal("-KILL", &monitor);
+    let _ = place.monitor.wait();
+}
+
+/// Both files as the next boot finds them.
+fn after_a_loss_of_power(place: &Place) -> [String; 2] {
+    let file = PoolFile::open(&place.pool()).expect("the pool");
+    let medium = file.pool().medium().clone();
+    let locks = Box::new(LocalLocks::default());
+    let next = Pool::open(medium, locks, BootId([9; 16])).expect("open");
+    let attachment = next.attach().expect("attach");
+    let report = staged::recover(&attachment, staged::open_by_name);
+    let report = report.expect("recover");
+    assert!(report.kept.is_empty(), "{report:?}");
+    ["A", "B"].map(|name| fs::read_to_string(place.dir.join(name)).expect(name))
+}
+
+/// What is left of the two files after a loss of power, when the program was told this.
+fn left(name: &str, mode: &str, commit: &str, told: &[&str]) -> Option<[String; 2]> {
+    let mut place = Place::new(name)?;
+    let program = place.compile("group");
+    let mut group = Group::start(&place, &program, mode, commit);
+    group.all_well(&["wA 1", "wB 1"]);
+    // From now on nothing is published by age.
+    end_the_watch(&mut place);
+    group.all_well(told);
+    group.kill();
+    Some(after_a_loss_of_power(&place))
+}
+
+fn texts(a: &str, b: &str) -> Option<[String; 2]> {
+    Some([a.to_owned(), b.to_owned()])
+}
+
+/// A lease outlives those who held it, and the next monitor does not know it. A file that is not staged any
+/// more must not keep it all the same: whoever opens the file would wait for nobody.
+#[test]
+fn a_lease_that_no_monitor_knows_goes_with_the_staging() {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let Some(mut place) = Place::new("unknown") else {
+        return;
+    };
+    let program = place.compile("group");
+    let mut group = Group::start(&place, &program, "strict", "each");
+    group.all_well(&["wA 1"]);
+    end_the_watch(&mut place);
+    let path = place.dir.join("A");
+    let without_waiting = || {
+        let mut options = fs::OpenOptions::new();
+        let options = options.read(true).custom_flags(libc::O_NONBLOCK);
+        options.open(&path).and_then(std::io::read_to_string)
+    };
+    assert!(without_waiting().is_err(), "the lease is the program's");
+    // It knows of no pool either, so it does not look for the leases of those who are attached to one.
+    place.monitor = Place::watch(&place.dir, "elsewhere", None).expect("a monitor");
+    group.all_well(&["p"]);
+    assert_eq!(without_waiting().expect("nobody has it"), "1");
+    group.kill();
+}
+
+/// A monitor that comes when all others were killed lets openers in. It does not know that the program appends;
+/// the program does, also when it forks before it writes again.
+#[test]
+fn a_monitor_that_comes_later_takes_the_leases_over() {
+    for next in [&["wA 4"][..], &["p", "wA 4"]] {
+        if let Some(place) = Place::new("later") {
+            taken_over_later(place, next);
+        }
+    }
+}
+
+fn taken_over_later(mut place: Place, next: &[&str]) {
+    let program = place.compile("group");
+    let mut group = Group::start(&place, &program, "atomic", "each");
+    group.all_well(&["wA 1", "wB 1"]);
+    end_the_watch(&mut place);
+    group.all_well(&["wA 2"]);
+    place.monitor = Place::watch(&place.dir, "run", None).expect("a monitor");
+    let mut outsider = Command::new("timeout")
+        .args(["-k", "1", "20", "sh", "-c"])
+        // What is marked so is not staged again.
+        .arg("cat $0; printf 3 >> $0; chmod u+s $0")
+        .arg(place.dir.join("A"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("an outsider");
+    let let_in = outsider.wait().expect("wait").success();
+    if !let_in && !may_look_into_others() {
+        println!("skipped: processes may not look into each other");
+        group.kill();
+        return;
+    }
+    let mut seen = String::new();
+    let mut said = outsider.stdout.take().expect("a pipe");
+    std::io::Read::read_to_string(&mut said, &mut seen).expect("its output");
+    assert_eq!((let_in, seen.as_str()), (true, "12"));
+    group.all_well(next);
+    group.all_well(&["cA", "cB"]);
+    let read = |name| fs::read_to_string(place.dir.join(name)).expect(name);
+    assert_eq!(["A", "B"].map(read), ["1234", "1"]);
+    group.kill();
+}
+
+/// A user has a monitor for each runtime directory. One that comes later leaves alone what another knows: it
+/// ends when nobody needs it, though the program goes on.
+#[test]
+fn a_monitor_that_comes_later_leaves_leases_to_one_that_lives() {
+    let Some(place) = Place::new("beside") else {
+        return;
+    };
+    let program = place.compile("group");
+    let mut group = Group::start(&place, &program, "atomic", "each");
+    group.all_well(&["wA 1", "wB 1"]);
+    let other = place.dir.join("other");
+    fs::create_dir(&other).expect("a directory");
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    fs::set_permissions(&other, private).expect("chmod");
+    let (_, command) = built().expect("what runs already");
+    let mut needed = Command::new("sleep").arg("0.5").spawn().expect("sleep(1)");
+    let monitor = Command::new("timeout")
+        .args(["-k", "1", "10"])
+        .arg(command)
+        .args(["monitor", "--stay-for", &needed.id().to_string()])
+        .env("ADIT_RUNTIME_DIR", &other)
+        .env("XDG_STATE_HOME", place.dir.join("run"))
+        .status()
+        .expect("adit monitor");
+    assert!(
+        monitor.success(),
+        "{monitor}: it holds leases of the other one"
+    );
+    assert!(needed.wait().expect("wait").success());
+    group.all_well(&["wA 2", "cA", "cB"]);
+    group.kill();
+}
+
+fn may_look_into_others() -> bool {
+    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+    scope.map_or(true, |scope| scope.trim() == "0")
+}
+
+#[test]
+fn a_group_is_committed_at_one_instant() {
+    let told = ["wA 2", "wB 2", "g", "wA 3", "wB 3"];
+    let Some(left) = left("group", "atomic", "each", &told) else {
+        return;
+    };
+    assert_eq!(left, ["12".to_owned(), "12".to_owned()]);
+}
+
+/// One `fsync` for all, or for the file alone: as the user has asked.
+#[test]
+fn an_fsync_commits_what_the_user_asked_for() {
+    let told = ["wA 2", "wB 2", "fA", "wA 3", "wB 3"];
+    let each = left("each", "atomic", "each", &told);
+    if each.is_none() {
+        return;
+    }
+    assert_eq!(each, texts("12", ""));
+    assert_eq!(left("all", "atomic", "together", &told), texts("12", "12"));
+    let told = ["wA 2", "wB 2", "dB", "wB 3"];
+    assert_eq!(left("data", "atomic", "together", &told), texts("12", "12"));
+    // Closing publishes a file, which commits it: and so the other one.
+    let told = ["wA 2", "wB 2", "cA", "wB 3"];
+    assert_eq!(
+        left("close", "atomic", "together", &told),
+        texts("12", "12")
+    );
+    assert_eq!(left("alone", "atomic", "each", &told), texts("12", ""));
+    // Whatever is asked for, strict writes are durable at once.
+    let told = ["wA 2", "wB 2"];
+    assert_eq!(
+        left("strict", "strict", "together", &told),
+        texts("12", "12")
+    );
+}
+
+/// What a group may not hold commits nothing, and says why.
+#[test]
+fn a_group_that_cannot_be_committed_is_refused() {
+    let Some(mut place) = Place::new("refused") else {
+        return;
+    };
+    let program = place.compile("group");
+    let mut group = Group::start(&place, &program, "atomic", "each");
+    group.all_well(&["wA 1", "wB 1", "g"]);
+    end_the_watch(&mut place);
+    group.all_well(&["wA 2", "wB 2"]);
+    assert_eq!(group.tell("r"), "-1 EINVAL");
+    assert_eq!(group.tell("x"), "-1 EBADF");
+    group.kill();
+    assert_eq!(Some(after_a_loss_of_power(&place)), texts("1", "1"));
+    // Elsewhere it is what fsync of each is, and says what fsync says.
+    for mode in ["posix", "sync", "strict"] {
+        let mut group = Group::start(&place, &program, mode, "each");
+        group.all_well(&["wA 3", "wB 3", "g"]);
+        assert_eq!(
+            group.tell("r"),
+            "-1 EINVAL",
+            "{mode}: no pipe can be synced"
+        );
+        assert_eq!(group.tell("x"), "-1 EBADF", "{mode}");
+        group.kill();
+    }
+}
+
+/// A program that is linked against the library, as the installed header and its description say, runs
+/// by itself, under the preload, and where the library is not: then the weak name is null.
+#[test]
+fn programs_link_against_the_library() {
+    let Some(place) = Place::new("linked") else {
+        return;
+    };
+    let program = place.compile("group");
+    let without = |command: &mut Command| {
+        let input = place.dir.join("input");
+        fs::write(&input, "wA 1\nwB 1\ng\n").expect("input");
+        command
+            .args([place.dir.join("A"), place.dir.join("B")])
+            .stdin(fs::File::open(input).expect("input"))
+            .output()
+            .expect("timeout(1)")
+    };
+    let said = without(&mut place.command(&program, None));
+    assert_eq!(String::from_utf8_lossy(&said.stdout), "0 -\n0 -\n77 -\n");
+    let linked = place.dir.join("linked");
+    let source = format!("{}/tests/staged/linked.c", env!("CARGO_MANIFEST_DIR"));
+    let include = format!("-I{}/../../include", env!("CARGO_MANIFEST_DIR"));
+    let library = place.library.parent().expect("its directory");
+    let status = Command::new("gcc")
+        .args(["-O1", "-Wall", "-Werror", &include, "-o"])
+        .args([&linked, Path::new(&source)])
+        .arg(format!("-L{}", library.display()))
+        .arg(format!("-Wl,-rpath,{}", library.display()))
+        .arg("-ladit")
+        .status();
+    assert!(status.expect("gcc").success());
+    let expected =
+        "both: 0 -\none of them twice: 0 -\nnone: 0 -\nno descriptor: -1 Bad file descriptor\n";
+    for (mode, active) in [(None, "active 0\n"), (Some("atomic"), "active 1\n")] {
+        let mut command = place.command(&linked, mode);
+        let done = run(command.args([place.dir.join("A"), place.dir.join("B")]));
+        assert_eq!(String::from_utf8_lossy(&done.stdout), expected, "{mode:?}");
+        assert_eq!(String::from_utf8_lossy(&done.stderr), active, "{mode:?}");
+    }
+}

@@ -1,0 +1,236 @@
+//! `ADIT_REQUIRE`: where a file cannot have its mode's promise, a call fails with an error that says why, and
+//! nothing is lost. In mode `sync` the kernel keeps the whole promise, so there is nothing to refuse.
+
+use super::*;
+
+const ATOMIC: [&str; 2] = ["atomic", "strict"];
+
+/// The program, which does what it is told.
+struct Told {
+    child: Child,
+    told: Option<ChildStdin>,
+    said: BufReader<ChildStdout>,
+}
+
+impl Told {
+    fn start(place: &Place, mode: &str, file: &Path) -> Self {
+        Self::within(place, mode, file, &[])
+    }
+
+    /// Behind the words of another command.
+    fn within(place: &Place, mode: &str, file: &Path, words: &[&str]) -> Self {
+        let program = place.dir.join("required");
+        let inner = place.command(&program, Some(&format!("{mode} ADIT_REQUIRE=1")));
+        let mut command = Command::new(words.first().copied().unwrap_or("env"));
+        command.args(words.iter().skip(1));
+        command.arg(inner.get_program()).args(inner.get_args());
+        let mut child = command
+            .arg(file)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("env(1)");
+        let said = BufReader::new(child.stdout.take().expect("a pipe"));
+        Self {
+            told: child.stdin.take(),
+            child,
+            said,
+        }
+    }
+
+    fn tell(&mut self, what: &str) -> String {
+        let told = self.told.as_mut().expect("its input");
+        told.write_all(format!("{what}\n").as_bytes())
+            .expect("its input");
+        let mut line = String::new();
+        self.said.read_line(&mut line).expect("its output");
+        line.trim().to_owned()
+    }
+
+    #[track_caller]
+    fn answers(&mut self, dialogue: &[(&str, &str)]) {
+        for (what, answer) in dialogue {
+            assert_eq!(self.tell(what), *answer, "{what}");
+        }
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        drop(self.told.take());
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn what_cannot_be_staged_is_refused_with_a_reason() {
+    let Some(place) = Place::new("refusals") else {
+        return;
+    };
+    place.compile("required");
+    let file = place.file();
+    for mode in ["sync", "atomic", "strict"] {
+        let refused = |why: &'static str| if mode == "sync" { "done" } else { why };
+        fs::write(&file, "").expect("the file");
+        let mut program = Told::start(&place, mode, &file);
+        // By its flags, and without a name by which a recovery finds it.
+        for flags in ["s", "t"] {
+            program.answers(&[(&format!("o0 {flags}"), refused("EOPNOTSUPP"))]);
+            program.tell("c0");
+        }
+        // Somebody else has it open.
+        let reader = fs::File::open(&file).expect("the file");
+        program.answers(&[("o0 a", refused("EBUSY"))]);
+        if mode == "sync" {
+            program.answers(&[("w0 kept", "done"), ("c0", "done"), ("o0 f", "done")]);
+        } else {
+            program.answers(&[("o0 f", "EBUSY")]);
+        }
+        program.tell("c0");
+        drop(reader);
+        program.answers(&[("o0 a", "done"), ("w0 own", "done")]);
+        // A second description of its own: the first one keeps what it has, and goes on.
+        program.answers(&[("o1 a", refused("EBUSY")), ("w0 more", "done")]);
+        if mode == "sync" {
+            program.answers(&[("w1 too", "done"), ("c1", "done")]);
+        }
+        program.answers(&[("c0", "done")]);
+        let kept = ["own\nmore\n", "kept\nown\nmore\ntoo\n"];
+        assert_eq!(place.content(), kept[usize::from(mode == "sync")]);
+        // Rights that a write takes away.
+        let rights = std::os::unix::fs::PermissionsExt::from_mode;
+        fs::set_permissions(&file, rights(0o4700)).expect("chmod");
+        program.answers(&[("o0 a", refused("EPERM"))]);
+        program.tell("c0");
+        fs::set_permissions(&file, rights(0o600)).expect("chmod");
+        if std::os::unix::fs::chown(&file, Some(NOBODY), None).is_ok() {
+            program.answers(&[("o0 a", refused("EPERM"))]);
+            program.tell("c0");
+        } else {
+            println!("skipped: not root, so no file of another user");
+        }
+        assert_eq!(place.content(), kept[usize::from(mode == "sync")]);
+        fs::remove_file(&file).expect("remove");
+    }
+}
+
+/// What was staged when it was opened may not be so later. The write then fails, as it does where the pool is full,
+/// and happens when nothing speaks against it any more.
+#[test]
+fn a_promise_is_not_weakened_behind_the_programs_back() {
+    let Some(place) = Place::new("weakened") else {
+        return;
+    };
+    place.compile("required");
+    let file = place.file();
+    for mode in ATOMIC {
+        let _ = fs::remove_file(&file);
+        let mut program = Told::start(&place, mode, &file);
+        program.answers(&[("o0 a", "done"), ("w0 one", "done")]);
+        let reader = fs::File::open(&file).expect("the file");
+        program.answers(&[("w0 two", "EBUSY"), ("t0", "EBUSY"), ("w0 two", "EBUSY")]);
+        assert_eq!(place.content(), "one\n", "mode {mode}");
+        drop(reader);
+        program.answers(&[("w0 three", "done"), ("d0", "done")]);
+        // A duplicate was the kernel's to serve, and the description is the kernel's since.
+        program.answers(&[("w0 four", "EOPNOTSUPP"), ("t0", "EOPNOTSUPP")]);
+        program.answers(&[("c0", "done"), ("o0 a", "done"), ("w0 five", "done")]);
+        program.answers(&[("c0", "done")]);
+        assert_eq!(place.content(), "one\nthree\nfive\n", "mode {mode}");
+    }
+    // Where the kernel keeps the promise it does.
+    fs::remove_file(&file).expect("remove");
+    let mut program = Told::start(&place, "sync", &file);
+    program.answers(&[("o0 a", "done"), ("w0 one", "done")]);
+    let reader = fs::File::open(&file).expect("the file");
+    program.answers(&[("w0 two", "done"), ("d0", "done"), ("w0 three", "done")]);
+    drop(reader);
+    program.answers(&[("w0 four", "done"), ("c0", "done")]);
+    assert_eq!(place.content(), "one\ntwo\nthree\nfour\n");
+}
+
+/// Without a monitor nothing can be staged.
+#[test]
+fn without_a_monitor_nothing_is_opened() {
+    let Some(mut place) = Place::new("unwatched") else {
+        return;
+    };
+    place.compile("required");
+    let file = place.file();
+    let mut before = Told::start(&place, "strict", &file);
+    before.answers(&[("o0 a", "done"), ("w0 one", "done")]);
+    place.end_monitor();
+    // It was taken away, with everything in it.
+    before.answers(&[("w0 two", "ECONNREFUSED")]);
+    assert_eq!(place.content(), "one\n");
+    for mode in ATOMIC {
+        let mut program = Told::start(&place, mode, &file);
+        program.answers(&[("o0 a", "ECONNREFUSED"), ("o0 r", "done")]);
+    }
+    Told::start(&place, "sync", &file).answers(&[("o0 a", "done"), ("w0 two", "done")]);
+    assert_eq!(place.content(), "one\ntwo\n");
+}
+
+/// Files on what Adit does not serve: a union of directories stands for all of these, as it needs no server.
+#[test]
+fn media_that_are_not_served_are_refused() {
+    let Some(place) = Place::new("unserved") else {
+        return;
+    };
+    place.compile("required");
+    for name in ["lower", "upper", "work", "union"] {
+        fs::create_dir(place.dir.join(name)).expect("a directory");
+    }
+    let dir = place.dir.display();
+    let mount = format!(
+        "mount -t overlay -o lowerdir={dir}/lower,upperdir={dir}/upper,workdir={dir}/work none {dir}/union \
+         && exec \"$@\""
+    );
+    let words = ["unshare", "-rm", "sh", "-c", &mount, "sh"];
+    let possible = Command::new(words[0])
+        .args(&words[1..])
+        .arg("true")
+        .output();
+    if !possible.is_ok_and(|done| done.status.success()) {
+        println!("skipped: no overlay file system can be mounted");
+        return;
+    }
+    let file = place.dir.join("union/file");
+    for mode in ATOMIC {
+        let mut program = Told::within(&place, mode, &file, &words);
+        program.answers(&[("o0 a", "EOPNOTSUPP"), ("o0 r", "done")]);
+    }
+    let mut program = Told::within(&place, "sync", &file, &words);
+    program.answers(&[("o0 a", "done"), ("w0 one", "done"), ("c0", "done")]);
+    drop(program);
+    let upper = fs::read_to_string(place.dir.join("upper/file"));
+    assert_eq!(upper.expect("the file"), "one\n");
+}
+
+/// A pool has room for the names of so many files; the next one is refused, and those before keep theirs.
+#[test]
+fn more_files_than_the_pool_has_names_for_are_refused() {
+    let Some(place) = Place::new("names") else {
+        return;
+    };
+    place.compile("required");
+    let (_, command) = built().expect("built");
+    let pool = place.dir.join("small");
+    let created = Command::new(command)
+        .args(["pool", "create", "--size", "16M"])
+        .arg(&pool)
+        .output();
+    assert!(created.expect("adit pool create").status.success());
+    let mode = format!("strict ADIT_POOL={}", pool.display());
+    let mut program = Told::start(&place, &mode, &place.file());
+    let said = program.tell("m 9000");
+    let (opened, error) = said.split_once(' ').expect("two words");
+    let opened: usize = opened.parse().expect("a number");
+    assert_eq!(error, "ENOSPC");
+    assert!(opened > 100, "only {opened} files were staged");
+    drop(program);
+    for number in 0..opened {
+        let name = format!("{}.{number}", place.file().display());
+        assert_eq!(fs::read_to_string(&name).expect("a file"), name);
+    }
+}

@@ -1,0 +1,167 @@
+//! Leases that no monitor knows: monitor and standby were killed at once, and the programs live.
+//!
+//! A lease is its description's, and who opens the file waits for somebody who does not exist. The first
+//! monitor of a new line looks for them: in the descriptors of every process that is attached to one of
+//! the user's pools, for a lease on a file that is staged there. The kernel hands it a duplicate
+//! (`pidfd_getfd`) where it lets processes of a user look into each other; elsewhere the programs
+//! themselves have to act.
+
+use core::ffi::CStr;
+use std::path::{Path, PathBuf};
+
+use adit_pool::layout::Superblock;
+use adit_pool::{FileMedium, FileName, FileRef, Pool, PoolFile};
+use rustix::fd::AsFd as _;
+use rustix::fs::{Dir, Mode, OFlags};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+use crate::pools::PoolList;
+use crate::registry::sys::{self, Fd};
+use crate::registry::text;
+use crate::staged::handle_of;
+
+/// Descriptors of one process that are looked at.
+const MOST: usize = 1 << 20;
+
+/// A leased file of a living program.
+pub(super) struct Stray {
+    pub(super) pool: PathBuf,
+    pub(super) file: FileRef,
+    /// The program's seat in the pool.
+    pub(super) slot: u32,
+    pub(super) pid: i32,
+    /// The program's pidfd.
+    pub(super) life: Fd,
+    /// A duplicate of its description.
+    pub(super) fd: Fd,
+}
+
+/// Looks for leases in all pools of a list. Pools that cannot be looked at are passed over.
+pub(super) fn find(list: &PoolList) -> Vec<Stray> {
+    let mut found = Vec::new();
+    #[cfg(test)]
+    if planted::is_blind() {
+        return found;
+    }
+    for listed in list.read() {
+        let _ = find_in(&listed.path, &mut found);
+    }
+    found
+}
+
+fn find_in(path: &Path, found: &mut Vec<Stray>) -> adit_pool::Result<()> {
+    let seen = PoolFile::open_read_only(path)?.superblock()?;
+    if seen.flags & Superblock::CLEAN != 0 {
+        return Ok(());
+    }
+    let file = PoolFile::open(path)?;
+    let pool = file.pool();
+    let named = |file| Some((file, pool.file_name(file).ok()?));
+    let staged: Vec<(FileRef, FileName)> = pool.files()?.into_iter().filter_map(named).collect();
+    if staged.is_empty() {
+        return Ok(());
+    }
+    for slot in pool.slots()?.into_iter().filter(|slot| slot.alive) {
+        let number = i32::try_from(slot.pid).ok().and_then(Pid::from_raw);
+        let Some(program) = number.filter(|number| *number != rustix::process::getpid()) else {
+            continue;
+        };
+        let Ok(life) = pidfd_open(program, PidfdFlags::empty()).map(Fd::new) else {
+            continue;
+        };
+        // It has the number still, or again: then the seat is nobody's, or another's.
+        if has_seat(pool, slot.slot, slot.incarnation)? {
+            leased(program, &life, |fd| {
+                let file = file_of(&fd, &staged)?;
+                found.push(Stray {
+                    pool: path.to_owned(),
+                    file,
+                    slot: slot.slot,
+                    pid: program.as_raw_nonzero().get(),
+                    life: again(&life)?,
+                    fd,
+                });
+                Some(())
+            });
+        }
+    }
+    Ok(())
+}
+
+fn has_seat(pool: &Pool<FileMedium>, slot: u32, incarnation: u64) -> adit_pool::Result<bool> {
+    let there = pool.slots()?;
+    let same = |now: &adit_pool::SlotDump| {
+        (now.slot, now.incarnation, now.alive) == (slot, incarnation, true)
+    };
+    Ok(there.iter().any(same))
+}
+
+fn again(fd: &Fd) -> Option<Fd> {
+    let fd = rustix::io::fcntl_dupfd_cloexec(fd.as_fd(), 0);
+    fd.ok().map(Fd::new)
+}
+
+fn file_of(fd: &Fd, staged: &[(FileRef, FileName)]) -> Option<FileRef> {
+    let handle = handle_of(fd.as_fd()).ok()?;
+    let same = |(_, name): &&(FileRef, FileName)| {
+        (name.handle_type, &name.handle) == (handle.0, &handle.1)
+    };
+    staged.iter().find(same).map(|(file, _)| *file)
+}
+
+/// Visits duplicates of the descriptors of a process that have a lease.
+fn leased(process: Pid, life: &Fd, mut visit: impl FnMut(Fd) -> Option<()>) {
+    let directory = format!("/proc/{}/fdinfo", process.as_raw_nonzero());
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(opened) = rustix::fs::open(directory.as_str(), flags, Mode::empty()) else {
+        return;
+    };
+    let Ok(list) = Dir::read_from(&opened) else {
+        return;
+    };
+    for entry in list.take(MOST).filter_map(Result::ok) {
+        let number = text::number(entry.file_name().to_bytes());
+        let Some(number) = number.and_then(|number| i32::try_from(number).ok()) else {
+            continue;
+        };
+        if is_leased(&opened, entry.file_name())
+            && let Ok(fd) = pidfd_getfd(life.as_fd(), number, PidfdGetfdFlags::empty())
+        {
+            visit(Fd::new(fd));
+        }
+    }
+}
+
+/// Whether what the kernel tells of a descriptor names a lease, held or being broken.
+fn is_leased(directory: impl rustix::fd::AsFd, name: &CStr) -> bool {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let Ok(info) = rustix::fs::openat(directory, name, flags, Mode::empty()) else {
+        return false;
+    };
+    let mut said = [0; 1024];
+    let len = sys::read_full(&Fd::new(info), &mut said, 0).unwrap_or(0);
+    let mut lines = said
+        .get(..len)
+        .unwrap_or_default()
+        .split(|byte| *byte == b'\n');
+    lines.any(|line| {
+        let mut words = line.split(|byte| byte.is_ascii_whitespace());
+        line.starts_with(b"lock:") && words.any(|word| word == b"LEASE")
+    })
+}
+
+/// A monitor that may not look into other processes.
+#[cfg(test)]
+pub(super) mod planted {
+    use core::sync::atomic::{AtomicBool, Ordering};
+
+    static BLIND: AtomicBool = AtomicBool::new(false);
+
+    pub(in crate::monitor) fn blind() {
+        BLIND.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_blind() -> bool {
+        BLIND.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,253 @@
+//! What a program that stages files asks of the monitor.
+//!
+//! Each call is one message and one answer over a connection of its own: nothing stays open, nothing
+//! is allocated, every wait has an end. A monitor that did not answer in time, because it is stopped,
+//! is left alone for some seconds, so that it costs a program one wait and not one per file.
+//!
+//! Signals are the caller's business, and so is a fork in another thread during a call.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+
+use adit_pool::FileRef;
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::registry::RuntimeDir;
+use crate::registry::wire::{self, Answer, Request};
+use crate::staged::Mode;
+
+/// How long finding or making a pool may take: its blocks are reserved, and made durable.
+const FOR_A_POOL: Duration = Duration::from_secs(3);
+
+/// How long taking a lease may take: the monitor attaches to the pool for the first one.
+const FOR_A_LEASE: Duration = Duration::from_secs(1);
+
+/// How long giving one up may take: the monitor may be in the middle of publishing.
+const FOR_A_RELEASE: Duration = Duration::from_millis(500);
+
+/// How long a silent monitor is not asked anything but to let go.
+const LEFT_ALONE: Duration = Duration::from_secs(5);
+
+/// Until when the monitor is left alone, nanoseconds of the clock that never jumps.
+static SILENT_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+/// Why something was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refused {
+    /// Nobody answers, or not in time.
+    #[error("no monitor answers: {0}")]
+    NoMonitor(Errno),
+    /// The monitor is of another build, or does not know what it is asked about.
+    #[error("the monitor does not understand the request")]
+    NotUnderstood,
+    /// The file's medium is not served.
+    #[error("files on this file system are left to the kernel")]
+    Medium,
+    /// There is no place for a pool that this user may write to.
+    #[error("there is no place for a pool: {0}")]
+    NoPlace(Errno),
+    /// The pool that is there, or was asked for, cannot be used.
+    #[error("the pool cannot be used: {0}")]
+    Pool(Errno),
+    /// The kernel does not grant the write lease.
+    #[error("the kernel grants no write lease: {0}")]
+    Lease(Errno),
+    /// The monitor holds as many files as it can.
+    #[error("the monitor holds too many files")]
+    TooMany,
+}
+
+impl Refused {
+    /// The reason as the answer carries it. Zero is yes.
+    pub(super) fn answer(self) -> Answer {
+        let (code, errno) = match self {
+            Self::NotUnderstood => (1, None),
+            Self::Medium => (2, None),
+            Self::NoPlace(errno) => (3, Some(errno)),
+            Self::Pool(errno) => (4, Some(errno)),
+            Self::Lease(errno) => (5, Some(errno)),
+            Self::TooMany => (6, None),
+            Self::NoMonitor(errno) => (7, Some(errno)),
+        };
+        let errno = errno.map_or(0, Errno::raw_os_error);
+        Answer::no(code, errno.unsigned_abs())
+    }
+
+    fn of(answer: &Answer) -> Self {
+        let errno = i32::try_from(answer.errno).unwrap_or(0);
+        // Zero and what lies beyond the kernel's numbers is no error of the kernel's.
+        let errno = match errno {
+            1..4096 => Errno::from_raw_os_error(errno),
+            _ => Errno::IO,
+        };
+        match answer.code {
+            2 => Self::Medium,
+            3 => Self::NoPlace(errno),
+            4 => Self::Pool(errno),
+            5 => Self::Lease(errno),
+            6 => Self::TooMany,
+            7 => Self::NoMonitor(errno),
+            _ => Self::NotUnderstood,
+        }
+    }
+}
+
+/// Path of a pool.
+#[derive(Clone, Copy)]
+pub struct PoolPath(wire::Path);
+
+impl PoolPath {
+    /// Its bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+impl core::fmt::Debug for PoolPath {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(&String::from_utf8_lossy(self.as_bytes()))
+    }
+}
+
+/// What [`acquire`] needs to know.
+#[derive(Clone, Copy, Debug)]
+pub struct AcquireRequest<'a> {
+    /// Path of the pool, from [`pool_for`].
+    pub pool: &'a [u8],
+    /// The file's entry there: entered before, so that a break always finds something to take away.
+    pub file: FileRef,
+    /// Slot of this process's attachment. When nobody holds it any more, by `exec` or death, the
+    /// monitor publishes.
+    pub slot: u32,
+    /// What a write is worth.
+    pub mode: Mode,
+    /// `O_APPEND` was taken from the description; the monitor restores it when it takes the file away.
+    pub restore_append: bool,
+    /// The program's descriptor.
+    pub fd: BorrowedFd<'a>,
+}
+
+/// A lease that the monitor holds for this process.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Lease {
+    number: u64,
+}
+
+/// The pool for the files of an open file's device. `asked` is what the user asked for; it is taken
+/// when it fits, see [`crate::pools`].
+pub fn pool_for(
+    dir: &RuntimeDir,
+    fd: BorrowedFd<'_>,
+    asked: Option<&[u8]>,
+) -> Result<PoolPath, Refused> {
+    let asked = asked.unwrap_or_default();
+    let answer = ask(dir, &Request::Pool { asked }, Some(fd), FOR_A_POOL)?;
+    match answer.path.as_c_str() {
+        Some(_) => Ok(PoolPath(answer.path)),
+        None => Err(Refused::NotUnderstood),
+    }
+}
+
+/// Has the monitor take the write lease of a description. From then on it holds a duplicate: call
+/// [`release`] before the description gets another user, or loses its last one in this process. After
+/// [`Refused::NoMonitor`] it may have been taken by one that was killed over its answer: the lease is the
+/// description's, so the caller gives it up.
+pub fn acquire(dir: &RuntimeDir, request: &AcquireRequest<'_>) -> Result<Lease, Refused> {
+    let staged = wire::Staged {
+        pool: request.pool,
+        file: request.file.id(),
+        slot: request.slot,
+        mode: mode_number(request.mode),
+        restore_append: request.restore_append,
+    };
+    let acquire = Request::Acquire(staged);
+    let answer = ask(dir, &acquire, Some(request.fd), FOR_A_LEASE)?;
+    Ok(Lease {
+        number: answer.value,
+    })
+}
+
+/// Has the monitor give the lease up and close its duplicate; returns when it has. `Ok(false)` from one that
+/// does not know the lease, because it was started since: it holds nothing, but the lease is the
+/// description's, and may still be there for the caller to give up.
+pub fn release(dir: &RuntimeDir, lease: &Lease) -> Result<bool, Refused> {
+    let request = Request::Drop {
+        lease: lease.number,
+    };
+    match ask_anyway(dir, &request, None, FOR_A_RELEASE) {
+        Ok(_) => Ok(true),
+        Err(Refused::NotUnderstood) => Ok(false),
+        Err(refused) => Err(refused),
+    }
+}
+
+/// Has the monitor publish what is staged of a file, durably, and keep its lease: in `atomic` mode what
+/// is committed. `Ok(false)` when it holds
+/// no such file.
+pub fn publish(dir: &RuntimeDir, dev: u64, ino: u64, patience: Duration) -> Result<bool, Refused> {
+    let answer = ask_anyway(dir, &Request::Publish { dev, ino }, None, patience)?;
+    Ok(answer.value != 0)
+}
+
+fn ask(
+    dir: &RuntimeDir,
+    request: &Request<'_>,
+    along: Option<BorrowedFd<'_>>,
+    patience: Duration,
+) -> Result<Answer, Refused> {
+    if now() < SILENT_UNTIL.load(Ordering::Relaxed) {
+        return Err(Refused::NoMonitor(Errno::TIMEDOUT));
+    }
+    ask_anyway(dir, request, along, patience)
+}
+
+fn ask_anyway(
+    dir: &RuntimeDir,
+    request: &Request<'_>,
+    along: Option<BorrowedFd<'_>>,
+    patience: Duration,
+) -> Result<Answer, Refused> {
+    let dir = dir.open().map_err(|_| Refused::NoMonitor(Errno::NOENT))?;
+    let mut answer = wire::ask(&dir, request, along, patience);
+    if matches!(answer, Err(Errno::CONNRESET | Errno::PIPE)) {
+        // It was killed in the middle. Its standby listens at the same socket.
+        answer = wire::ask(&dir, request, along, patience);
+    }
+    match answer {
+        Ok(answer) if answer.agreed() => Ok(answer),
+        Ok(answer) => Err(Refused::of(&answer)),
+        Err(error) => {
+            if error == Errno::TIMEDOUT {
+                let until = now().saturating_add(LEFT_ALONE.as_nanos() as u64);
+                SILENT_UNTIL.store(until, Ordering::Relaxed);
+            }
+            Err(Refused::NoMonitor(error))
+        }
+    }
+}
+
+fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    crate::registry::sys::nanoseconds(time.tv_sec, time.tv_nsec)
+}
+
+/// The number of a mode in a message.
+pub(super) fn mode_number(mode: Mode) -> u32 {
+    match mode {
+        Mode::Posix => 0,
+        Mode::Sync => 1,
+        Mode::Atomic => 2,
+        Mode::Strict => 3,
+    }
+}
+
+/// The mode of a number in a message.
+pub(super) fn mode_of(number: u32) -> Option<Mode> {
+    [Mode::Posix, Mode::Sync, Mode::Atomic, Mode::Strict]
+        .into_iter()
+        .find(|mode| mode_number(*mode) == number)
+}

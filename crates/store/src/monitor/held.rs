@@ -1,0 +1,432 @@
+//! One leased file: publishing what its program stages, and taking it away.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::collections::BTreeSet;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use adit_pool::{FileMedium, FileRef, PoolFile};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{self, OFlags};
+use rustix::io::Errno;
+
+use super::lease;
+use crate::recovery::walkers;
+use crate::registry::sys::Fd;
+use crate::registry::wire::{self, Answer};
+use crate::staged::{Error, KernelFile, Mode, Relink, Result, Scope, Stage, StagedFile};
+
+/// A pool that the monitor publishes from.
+pub(super) struct OpenPool {
+    pub(super) path: PathBuf,
+    /// Device and inode number of the path when it was opened.
+    id: Option<(u64, u64)>,
+    file: Arc<PoolFile>,
+    stage: Arc<Stage<FileMedium>>,
+}
+
+impl OpenPool {
+    /// Opens and attaches.
+    pub(super) fn open(path: &Path) -> adit_pool::Result<Self> {
+        let file = PoolFile::open(path)?;
+        file.pool().walk_with(walkers());
+        let stage = Stage::new(file.attach()?);
+        Ok(Self {
+            path: path.to_owned(),
+            id: id_of(path),
+            file: Arc::new(file),
+            stage,
+        })
+    }
+
+    /// Detaches. The last one to leave gives back what the pool has grown by. One that still has a user, or
+    /// cannot, ends as that of a dead process does.
+    pub(super) fn close(self) {
+        let Self { file, stage, .. } = self;
+        if let Some(attachment) = stage.into_attachment() {
+            let _ = file.detach(attachment);
+        }
+    }
+
+    /// Whether the file at the path is still this pool: it may have been removed and made anew.
+    pub(super) fn is_current(&self) -> bool {
+        // Our mapping keeps the inode, so its number is not given to another.
+        self.id.is_some() && id_of(&self.path) == self.id
+    }
+
+    /// Slots whose processes live.
+    pub(super) fn living_slots(&self) -> Vec<u32> {
+        self.file.pool().living_slots()
+    }
+
+    pub(super) fn stage(&self) -> &Arc<Stage<FileMedium>> {
+        &self.stage
+    }
+}
+
+fn id_of(path: &Path) -> Option<(u64, u64)> {
+    let stat = fs::stat(path.as_os_str().as_bytes()).ok()?;
+    Some((stat.st_dev, stat.st_ino))
+}
+
+/// The duplicate of the program's description, as the base file of our view has it; or the pool's own
+/// file.
+struct Duplicate(Arc<Fd>);
+
+impl From<OwnedFd> for Duplicate {
+    fn from(fd: OwnedFd) -> Self {
+        Self(Arc::new(Fd::new(fd)))
+    }
+}
+
+impl AsFd for Duplicate {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Device and inode number of each file that a process has open.
+pub(super) type OpenFiles = Arc<BTreeSet<(u64, u64)>>;
+
+/// Looks that have to find no descriptor of a file.
+const TWICE: u32 = 2;
+
+/// The files that a process has open, if that can be known.
+pub(super) fn open_files(pid: i32) -> Option<OpenFiles> {
+    let directory = format!("/proc/{pid}/fd");
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = fs::open(directory.as_str(), flags, fs::Mode::empty()).ok()?;
+    let mut open = BTreeSet::new();
+    for entry in fs::Dir::read_from(&directory).ok()? {
+        let entry = entry.ok()?;
+        // This opens nothing, so it breaks no lease.
+        match fs::statat(&directory, entry.file_name(), fs::AtFlags::empty()) {
+            Ok(stat) => {
+                open.insert((stat.st_dev, stat.st_ino));
+            }
+            // Closed meanwhile.
+            Err(Errno::NOENT) => {}
+            Err(_) => return None,
+        }
+    }
+    Some(Arc::new(open))
+}
+
+type Staged = StagedFile<FileMedium, KernelFile<Duplicate>>;
+
+/// What a program said about a file when it was leased.
+pub(super) struct Terms {
+    pub(super) file: FileRef,
+    pub(super) slot: u32,
+    pub(super) mode: Mode,
+    pub(super) restore_append: bool,
+}
+
+/// A file with the lease on it. When the last reference goes, so do lease and duplicate, and then
+/// those who wait for that are answered.
+pub(super) struct Held {
+    /// Before the descriptor, of which it holds a reference.
+    staged: Mutex<Option<Arc<Staged>>>,
+    fd: Option<Arc<Fd>>,
+    pub(super) pool: Arc<OpenPool>,
+    pub(super) terms: Terms,
+    /// Device and inode number.
+    pub(super) id: (u64, u64),
+    leased: AtomicBool,
+    /// Looks in a row that found no descriptor of the program.
+    missing: AtomicU32,
+    /// The program is gone, and what it left is committed, with its other files: everything counts.
+    orphaned: AtomicBool,
+    release: OnceLock<Fd>,
+}
+
+impl Held {
+    /// Takes the lease for thread `owner`.
+    pub(super) fn take(
+        fd: Fd,
+        pool: Arc<OpenPool>,
+        terms: Terms,
+        id: (u64, u64),
+        owner: i32,
+    ) -> core::result::Result<Self, Errno> {
+        lease::take(fd.as_fd(), owner)?;
+        Ok(Self::of(fd, pool, terms, id))
+    }
+
+    /// Takes a lease over from a monitor that is gone. It may have been broken, or given up, meanwhile.
+    pub(super) fn take_over(
+        fd: Fd,
+        pool: Arc<OpenPool>,
+        terms: Terms,
+        id: (u64, u64),
+        owner: i32,
+    ) -> core::result::Result<Self, Errno> {
+        lease::tell(fd.as_fd(), owner)?;
+        Ok(Self::of(fd, pool, terms, id))
+    }
+
+    fn of(fd: Fd, pool: Arc<OpenPool>, terms: Terms, id: (u64, u64)) -> Self {
+        Self {
+            staged: Mutex::new(None),
+            fd: Some(Arc::new(fd)),
+            pool,
+            terms,
+            id,
+            leased: AtomicBool::new(true),
+            missing: AtomicU32::new(0),
+            orphaned: AtomicBool::new(false),
+            release: OnceLock::new(),
+        }
+    }
+
+    /// The number of the duplicate.
+    pub(super) fn raw(&self) -> i32 {
+        self.fd.as_ref().map_or(-1, |fd| fd.raw())
+    }
+
+    /// Whether the file is not staged any more.
+    pub(super) fn is_over(&self) -> bool {
+        let pool = self.pool.file.pool();
+        matches!(pool.seen_retired(self.terms.file), Ok(u64::MAX))
+    }
+
+    /// Whether the lease is held and nobody waits for it.
+    pub(super) fn state(&self) -> lease::State {
+        match &self.fd {
+            Some(fd) => lease::state(fd.as_fd()),
+            None => lease::State::Broken,
+        }
+    }
+
+    /// The program is gone, and nobody waits for its other files.
+    pub(super) fn orphan(&self) {
+        self.orphaned.store(true, Ordering::Release);
+    }
+
+    /// See [`Held::orphan`].
+    pub(super) fn is_orphaned(&self) -> bool {
+        self.orphaned.load(Ordering::Acquire)
+    }
+
+    /// Answers a connection when lease and duplicate are gone.
+    pub(super) fn answer_when_released(&self, connection: Fd) {
+        let _ = self.release.set(connection);
+    }
+
+    /// Publishes what may be published while the program goes on: in `atomic` mode what is committed,
+    /// else everything. Entry and lease stay. `false` when the entry is gone already: then nobody needs
+    /// the lease.
+    pub(super) fn publish(&self) -> Result<bool> {
+        let scope = if self.terms.mode == Mode::Atomic && !self.is_orphaned() {
+            Scope::Committed
+        } else {
+            Scope::Everything
+        };
+        match self.staged() {
+            Err(error) if is_gone(&error) => Ok(false),
+            Err(error) => Err(error),
+            Ok(staged) => match staged.publish(scope) {
+                Err(error) if is_gone(&error) => Ok(false),
+                done => done.map(|_| true),
+            },
+        }
+    }
+
+    /// Publishes what may be published, and makes everything that is in the file durable.
+    pub(super) fn flush(&self) -> Result<()> {
+        self.publish()?;
+        let fd = self.fd.as_ref().ok_or(Errno::BADF)?;
+        Ok(fs::fsync(fd.as_fd())?)
+    }
+
+    /// Publishes everything and takes the file away from its program, which goes to the kernel from
+    /// its next call on; then gives the lease up, so that whoever waits gets in.
+    pub(super) fn take_away(&self) -> Result<()> {
+        #[cfg(test)]
+        if planted::is_lease_first() {
+            self.give_up();
+            std::thread::sleep(core::time::Duration::from_millis(500));
+        }
+        #[cfg(test)]
+        while planted::ends_here() {
+            std::thread::park();
+        }
+        let lost = self.is_lost();
+        let staged = match self.staged() {
+            Err(error) if is_gone(&error) => None,
+            other => Some(other?),
+        };
+        if let Some(staged) = staged {
+            let ended = if lost {
+                self.empty().and_then(|()| staged.discard())
+            } else {
+                staged.take_away(|| self.restore_append()).map(drop)
+            };
+            match ended {
+                Err(error) if !is_gone(&error) => return Err(error),
+                _ => {}
+            }
+        }
+        *self.cell() = None;
+        self.give_up();
+        Ok(())
+    }
+
+    /// Whether the file's last name is gone.
+    fn is_nameless(&self) -> bool {
+        let fd = self.fd.as_ref();
+        fd.is_some_and(|fd| fs::fstat(fd.as_fd()).is_ok_and(|stat| stat.st_nlink == 0))
+    }
+
+    /// Whether nobody can see the file any more: its program is gone, or has no descriptor of it, it has no
+    /// name, and by the lease nobody else has it open. On a full file system it would otherwise be tried for
+    /// long to publish the rest into what somebody removed to make room.
+    fn is_lost(&self) -> bool {
+        let left = self.is_orphaned() || self.missing.load(Ordering::Acquire) >= TWICE;
+        left && self.is_leased() && self.is_nameless() && self.state() == lease::State::Held
+    }
+
+    /// Gives the space of a lost file back. That it has no name is durable first: nothing of it may be missing
+    /// where it comes back.
+    fn empty(&self) -> Result<()> {
+        let fd = self.fd.as_ref().ok_or(Errno::BADF)?;
+        fs::fsync(fd.as_fd())?;
+        Ok(fs::ftruncate(fd.as_fd(), 0)?)
+    }
+
+    /// Looks whether a nameless file is left by its program, which lives: a close that failed has closed all
+    /// the same. `open` says which files its descriptors lead to, if that can be known. One look may miss a
+    /// descriptor that is just duplicated to a lower number.
+    pub(super) fn is_left(&self, open: impl FnOnce() -> Option<OpenFiles>) -> bool {
+        if !self.is_nameless() {
+            return false;
+        }
+        if open().is_none_or(|open| open.contains(&self.id)) {
+            self.missing.store(0, Ordering::Release);
+            return false;
+        }
+        let before = self.missing.fetch_add(1, Ordering::AcqRel);
+        before + 1 >= TWICE
+    }
+
+    /// Whether the lease was not given up yet. Afterwards the program may have another one on the same
+    /// description, so it is given up once.
+    pub(super) fn is_leased(&self) -> bool {
+        self.leased.load(Ordering::Acquire)
+    }
+
+    fn give_up(&self) {
+        if self.is_leased()
+            && let Some(fd) = &self.fd
+        {
+            lease::give_up(fd.as_fd());
+            self.leased.store(false, Ordering::Release);
+        }
+    }
+
+    fn cell(&self) -> std::sync::MutexGuard<'_, Option<Arc<Staged>>> {
+        self.staged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Our own view of the staged file, made at the first need.
+    fn staged(&self) -> Result<Arc<Staged>> {
+        let mut cell = self.cell();
+        if let Some(staged) = &*cell {
+            return Ok(Arc::clone(staged));
+        }
+        let fd = self.fd.as_ref().ok_or(Errno::BADF)?;
+        let base = KernelFile::new(Duplicate(Arc::clone(fd)))?;
+        let terms = &self.terms;
+        let stage = self.pool.stage();
+        let staged = StagedFile::open_entry(stage, terms.file, base, terms.mode)?
+            .with_relink(Relink::from_pool(&self.pool.file, stage));
+        Ok(Arc::clone(cell.insert(Arc::new(staged))))
+    }
+
+    /// Before the program notices that the file is taken away, and appends through the kernel.
+    fn restore_append(&self) {
+        if self.terms.restore_append
+            && let Some(fd) = &self.fd
+            && let Ok(flags) = fs::fcntl_getfl(fd.as_fd())
+        {
+            let _ = fs::fcntl_setfl(fd.as_fd(), flags | OFlags::APPEND);
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        *self.cell() = None;
+        self.give_up();
+        self.fd = None;
+        if let Some(connection) = self.release.get() {
+            wire::answer(connection, &Answer::yes());
+        }
+    }
+}
+
+/// Commits what files of dead programs lack: for those of one pool all of it at one instant. Where that
+/// cannot be, nothing.
+pub(super) fn commit_together(files: &[Arc<Held>]) {
+    #[cfg(test)]
+    if planted::is_one_by_one() {
+        return;
+    }
+    // In the other modes nothing waits for a commit.
+    let waiting = |held: &&Arc<Held>| matches!(held.terms.mode, Mode::Posix | Mode::Atomic);
+    let mut rest: Vec<&Arc<Held>> = files.iter().filter(waiting).collect();
+    while let Some(pool) = rest.first().map(|held| Arc::as_ptr(&held.pool)) {
+        let here = rest.extract_if(.., |held| Arc::as_ptr(&held.pool) == pool);
+        // One that cannot be opened is gone, or will not be published either.
+        let staged: Vec<Arc<Staged>> = here.filter_map(|held| held.staged().ok()).collect();
+        let files: Vec<&Staged> = staged.iter().map(|staged| &**staged).collect();
+        let _ = StagedFile::commit_group(&files);
+    }
+}
+
+/// Whether somebody else has published and forgotten the file: its program, mostly.
+fn is_gone(error: &Error) -> bool {
+    matches!(error, Error::Taken)
+}
+
+/// Bugs for the tests to find: the lease is given up before everything is published, what several files of
+/// the dead lack is not committed for all of them. And a place to kill the monitor: when it has taken away
+/// so many files.
+#[cfg(test)]
+pub(super) mod planted {
+    use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    static LEASE_FIRST: AtomicBool = AtomicBool::new(false);
+    static ONE_BY_ONE: AtomicBool = AtomicBool::new(false);
+    static LEFT: AtomicU32 = AtomicU32::new(u32::MAX);
+
+    pub(in crate::monitor) fn one_by_one() {
+        ONE_BY_ONE.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_one_by_one() -> bool {
+        ONE_BY_ONE.load(Ordering::Relaxed)
+    }
+
+    pub(in crate::monitor) fn end_after(files: u32) {
+        LEFT.store(files, Ordering::Relaxed);
+    }
+
+    pub(super) fn ends_here() -> bool {
+        let take = |left: u32| match left {
+            u32::MAX => None,
+            left => left.checked_sub(1),
+        };
+        let taken = LEFT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        taken == Err(0)
+    }
+
+    pub(in crate::monitor) fn lease_first() {
+        LEASE_FIRST.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_lease_first() -> bool {
+        LEASE_FIRST.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,228 @@
+//! The kernel's write lease, and the signals by which the kernel asks for it back.
+//!
+//! A write lease on a description makes everybody else's open of the file wait until it is given up.
+//! The kernel announces the wait by a signal, whose default would be death, to whom the description
+//! names: the monitor's main thread, which blocks the signal and reads it from a descriptor. Naming a
+//! thread and not a process keeps the signal away from other threads. What the signal says is not
+//! believed, and more signals than fit the queue become one: whoever gets one looks at all leases.
+//!
+//! # Safety
+//!
+//! The `unsafe` blocks make calls that rustix does not have. Invariants: integers are passed, or
+//! pointers to values of the call's own type that live until it returns; the signal mask changed is
+//! the calling thread's own.
+#![allow(unsafe_code)]
+
+use rustix::fd::{AsFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use rustix::io::Errno;
+
+use crate::registry::sys::Fd;
+
+/// `F_SETSIG`, `F_SETOWN_EX` and `F_GETOWN_EX` of the kernel's interface, and what the last two are about.
+const SET_SIGNAL: libc::c_int = 10;
+const SET_OWNER: libc::c_int = 15;
+const GET_OWNER: libc::c_int = 16;
+
+#[repr(C)]
+struct Owner {
+    kind: libc::c_int,
+    id: libc::pid_t,
+}
+
+/// The kind of an owner that is a thread.
+const THREAD: libc::c_int = 0;
+
+/// The descriptor by which signals of the main thread are read.
+pub(super) struct Signals {
+    fd: Fd,
+    owner: libc::pid_t,
+}
+
+/// What signals said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Said {
+    /// Somebody may be waiting for a lease.
+    pub(super) wanted: bool,
+    /// The monitor is told to end.
+    pub(super) end: bool,
+}
+
+/// State of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Held, and nobody waits.
+    Held,
+    /// Somebody waits, or the kernel lost patience and took it.
+    Broken,
+}
+
+fn lease_signal() -> libc::c_int {
+    libc::SIGRTMIN()
+}
+
+fn last_error() -> Errno {
+    let error = std::io::Error::last_os_error();
+    Errno::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+fn done(result: libc::c_int) -> Result<libc::c_int, Errno> {
+    if result < 0 {
+        Err(last_error())
+    } else {
+        Ok(result)
+    }
+}
+
+impl Signals {
+    /// Blocks the signals in the calling thread and opens a descriptor for them.
+    pub(super) fn open() -> Result<Self, Errno> {
+        let asked = [lease_signal(), libc::SIGIO];
+        let told = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+        // SAFETY: a signal set is integers, for which zero is a value; the calls fill and read it.
+        let fd = unsafe {
+            let mut set: libc::sigset_t = core::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            for signal in asked.into_iter().chain(told) {
+                libc::sigaddset(&raw mut set, signal);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, core::ptr::null_mut());
+            libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+        };
+        let fd = done(fd)?;
+        // SAFETY: the descriptor was opened just above and belongs to nobody else.
+        let fd = Fd::new(unsafe { OwnedFd::from_raw_fd(fd) });
+        // SAFETY: no arguments.
+        let owner = unsafe { libc::gettid() };
+        Ok(Self { fd, owner })
+    }
+
+    /// For waiting.
+    pub(super) fn fd(&self) -> &Fd {
+        &self.fd
+    }
+
+    /// The thread that leases are taken for.
+    pub(super) fn owner(&self) -> libc::pid_t {
+        self.owner
+    }
+
+    /// What came since the last time.
+    pub(super) fn read(&self) -> Said {
+        const ONE: usize = size_of::<libc::signalfd_siginfo>();
+        let mut said = Said::default();
+        let mut buffer = [0u8; ONE * 16];
+        while let Ok(len) = rustix::io::read(self.fd.as_fd(), &mut buffer) {
+            for info in buffer.get(..len).unwrap_or_default().chunks_exact(ONE) {
+                let number = info
+                    .first_chunk()
+                    .map_or(0, |word| i32::from_ne_bytes(*word));
+                let told = matches!(number, libc::SIGTERM | libc::SIGINT | libc::SIGHUP);
+                said.end |= told;
+                said.wanted |= !told;
+            }
+            if len == 0 {
+                break;
+            }
+        }
+        said
+    }
+}
+
+/// Takes the write lease; breaks of it are announced to thread `owner`.
+pub(super) fn take(fd: BorrowedFd<'_>, owner: libc::pid_t) -> Result<(), Errno> {
+    tell(fd, owner)?;
+    let fd = raw(fd);
+    // SAFETY: integers only.
+    let taken = done(unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_WRLCK) });
+    if taken.is_err() {
+        disown(fd);
+    }
+    taken.map(drop)
+}
+
+/// Has breaks announced to thread `owner` from now on. One that was announced before is seen by [`state`].
+pub(super) fn tell(fd: BorrowedFd<'_>, owner: libc::pid_t) -> Result<(), Errno> {
+    let fd = raw(fd);
+    let thread = Owner {
+        kind: THREAD,
+        id: owner,
+    };
+    // SAFETY: `thread` is what the first call reads; the other passes integers.
+    unsafe {
+        done(libc::fcntl(fd, SET_OWNER, &raw const thread))?;
+        done(libc::fcntl(fd, SET_SIGNAL, lease_signal()))?;
+    }
+    Ok(())
+}
+
+/// Whether breaks are announced to somebody who lives.
+pub(super) fn is_watched(fd: BorrowedFd<'_>) -> bool {
+    let mut owner = Owner {
+        kind: THREAD,
+        id: 0,
+    };
+    // SAFETY: `owner` is what the call writes.
+    let asked = unsafe { libc::fcntl(raw(fd), GET_OWNER, &raw mut owner) };
+    if asked < 0 || owner.id == 0 {
+        // Of the dead newer kernels say zero.
+        return false;
+    }
+    // SAFETY: no signal is sent.
+    let sent = done(unsafe { libc::kill(owner.id.abs(), 0) });
+    !matches!(sent, Err(Errno::SRCH))
+}
+
+/// Gives the lease up, and leaves the description as it was before.
+pub(super) fn give_up(fd: BorrowedFd<'_>) {
+    // SAFETY: integers only.
+    let _ = unsafe { libc::fcntl(raw(fd), libc::F_SETLEASE, libc::F_UNLCK) };
+    disown(raw(fd));
+}
+
+fn disown(fd: libc::c_int) {
+    // SAFETY: integers only.
+    unsafe {
+        libc::fcntl(fd, SET_SIGNAL, 0);
+        libc::fcntl(fd, libc::F_SETOWN, 0);
+    }
+}
+
+/// Whether the lease is held and nobody waits for it.
+pub(super) fn state(fd: BorrowedFd<'_>) -> State {
+    // SAFETY: integers only.
+    let kind = unsafe { libc::fcntl(raw(fd), libc::F_GETLEASE) };
+    if kind == libc::F_WRLCK {
+        State::Held
+    } else {
+        State::Broken
+    }
+}
+
+fn raw(fd: BorrowedFd<'_>) -> libc::c_int {
+    use rustix::fd::AsRawFd as _;
+    fd.as_raw_fd()
+}
+
+/// A descriptor of the process at the other end of a connection: readable when it has ended.
+pub(super) fn peer(connection: BorrowedFd<'_>) -> Result<Fd, Errno> {
+    let mut fd: libc::c_int = -1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: `fd` and `len` are the places the call writes to, of the sizes it is told.
+    let result = unsafe {
+        libc::getsockopt(
+            raw(connection),
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut len,
+        )
+    };
+    if done(result).is_ok() && fd >= 0 {
+        // SAFETY: the kernel has just opened this descriptor for us.
+        return Ok(Fd::new(unsafe { OwnedFd::from_raw_fd(fd) }));
+    }
+    // Before Linux 6.5 by number, which may be another process's by now: then we stay for that one.
+    let peer = rustix::net::sockopt::socket_peercred(connection)?;
+    let flags = rustix::process::PidfdFlags::empty();
+    rustix::process::pidfd_open(peer.pid, flags).map(Fd::new)
+}

@@ -1,0 +1,800 @@
+//! The leases of all staged files: taken for programs, given back when asked, broken, or left behind.
+//!
+//! The main thread takes leases and answers; whatever may wait for a disk or a lock runs in a worker.
+//! There is a worker per broken lease, because somebody waits for each; one that publishes what has
+//! aged, file after file; for a dead program one that commits all its files at one instant, then one per
+//! file, and when these are through one that repairs what the dead left in the pool; and one at the start
+//! that recovers all listed pools.
+//!
+//! A file cannot be taken away while its program holds the file's lock in the pool. On memory that is
+//! less than a microsecond at a time and no system call, behind a page cache the write of a record: a
+//! program is hardly ever stopped right then, and the worker tries again until it goes on. The kernel lets
+//! the opener in after `/proc/sys/fs/lease-break-time` seconds (45 unless changed) whatever we do; it then
+//! finds the file as it was published last.
+//!
+//! # Safety
+//!
+//! Descriptors are taken over from a monitor that is gone. The invariant: what it wrote down names
+//! each of them, and they are taken once, before this process opens others in their place.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use adit_pool::FileRef;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::AsFd as _;
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+
+use super::Ready;
+use super::adopt::{self, Stray};
+use super::client::{Refused, mode_number, mode_of};
+use super::held::{self, Held, OpenFiles, OpenPool, Terms};
+use super::lease::{self, Said, Signals, State};
+use super::records::{LeaseRecord, Listed, Record, Records};
+use super::standby::Standby;
+use super::workers::Workers;
+use crate::pools::{NoPool, Places};
+use crate::registry::sys::Fd;
+use crate::registry::wire::{self, Answer, Staged};
+use crate::staged::Mode;
+use crate::{recovery, staged};
+
+/// Files held at a time; the limit on descriptors is usually reached before.
+const MOST: usize = 1 << 16;
+
+/// Leases being taken back at a time. Each has a thread, most of which wait for a disk.
+const MOST_BREAKS: usize = 64;
+
+/// How often what has aged is published, and leases are looked at without a signal.
+const AGE: Duration = Duration::from_millis(500);
+
+/// How long until a file that could not be taken away is tried again.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// How long a dead program's file is tried; then its bytes wait in the pool for a recovery.
+const LONGEST_TRY: Duration = Duration::from_secs(60);
+
+/// How long a pool stays open that nobody uses.
+const POOL_IDLE: Duration = Duration::from_secs(2);
+
+pub(super) struct Leases {
+    places: Places,
+    records: Rc<Records>,
+    pub(super) standby: Standby,
+    pub(super) signals: Signals,
+    workers: Workers<Report>,
+    pools: Vec<(Arc<OpenPool>, Instant)>,
+    held: BTreeMap<u64, Entry>,
+    owners: Vec<Arc<Owner>>,
+    next: u64,
+    aged_at: Instant,
+    /// A worker publishes what has aged.
+    aging: bool,
+    /// A worker commits what the dead left.
+    committing: bool,
+    /// A worker looks for leases that nobody knows.
+    adopting: bool,
+    /// Pools that the dead left something in.
+    bereft: Vec<Arc<OpenPool>>,
+    /// Somebody may have died, now or before our time, whose files nobody held.
+    recovery_due: bool,
+    /// A worker recovers.
+    recovering: bool,
+    breaks: usize,
+    ending: bool,
+}
+
+/// A process that has leases.
+struct Owner {
+    /// Readable when it has ended.
+    life: Fd,
+    pid: Option<i32>,
+}
+
+struct Entry {
+    /// In front of what it names, which is closed later.
+    _listed: Listed,
+    held: Arc<Held>,
+    owner: Arc<Owner>,
+    /// A worker takes it away, or will again at this time.
+    breaking: bool,
+    again_at: Option<Instant>,
+    dead_since: Option<Instant>,
+}
+
+/// What workers report.
+enum Report {
+    /// A file was taken away, or could not be.
+    Taken { number: u64, done: bool },
+    /// What has aged is published.
+    Aged(Aged),
+    /// What these files of the dead lacked is committed.
+    Committed(Vec<u64>),
+    /// Leases that nobody knew.
+    Found(Vec<Stray>),
+    /// Pools are recovered.
+    Recovered,
+    /// Nothing to be done.
+    Nothing,
+}
+
+/// A file that is held, and its program.
+type Aging = (u64, Weak<Held>, Option<i32>);
+
+/// What was seen while publishing what has aged.
+#[derive(Default)]
+struct Aged {
+    /// These files' programs are gone from the pool.
+    left: Vec<u64>,
+    /// These are not staged any more.
+    ended: Vec<u64>,
+    /// These nobody can see any more.
+    lost: Vec<u64>,
+}
+
+impl Leases {
+    pub(super) fn new(
+        places: Places,
+        records: Rc<Records>,
+        standby: Standby,
+    ) -> Result<Self, Errno> {
+        let mut next = [0; 8];
+        rustix::rand::getrandom(&mut next, rustix::rand::GetRandomFlags::empty())?;
+        Ok(Self {
+            places,
+            records,
+            standby,
+            signals: Signals::open()?,
+            workers: Workers::new()?,
+            pools: Vec::new(),
+            held: BTreeMap::new(),
+            owners: Vec::new(),
+            // Numbers of an earlier monitor mean nothing here.
+            next: u64::from_ne_bytes(next),
+            aged_at: Instant::now(),
+            aging: false,
+            committing: false,
+            adopting: false,
+            bereft: Vec::new(),
+            recovery_due: true,
+            recovering: false,
+            breaks: 0,
+            ending: false,
+        })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        let recovered = self.bereft.is_empty() && !self.recovery_due && !self.recovering;
+        self.held.is_empty() && recovered && !self.adopting
+    }
+
+    /// A process died that may have staged files under another monitor.
+    pub(super) fn somebody_died(&mut self) {
+        self.recovery_due = true;
+    }
+
+    /// Told to end: everything is taken away first.
+    pub(super) fn is_ending(&self) -> bool {
+        self.ending
+    }
+
+    /// How long until the next [`tick`](Self::tick), unless something becomes readable.
+    pub(super) fn interval(&self) -> Duration {
+        match (self.held.is_empty(), self.pools.is_empty()) {
+            (false, _) if self.held.values().any(|entry| entry.again_at.is_some()) => AGAIN,
+            (false, _) => AGE.saturating_sub(self.aged_at.elapsed()),
+            (true, false) => POOL_IDLE,
+            (true, true) => Duration::from_secs(3600),
+        }
+    }
+
+    /// What to wait for.
+    pub(super) fn wait_for<'a>(&'a self, wait: &mut Vec<PollFd<'a>>) {
+        wait.push(PollFd::new(self.signals.fd(), PollFlags::IN));
+        wait.push(PollFd::new(self.workers.wake(), PollFlags::IN));
+        self.standby.wait_for(wait);
+        let lives = self.owners.iter().map(|owner| &owner.life);
+        wait.extend(lives.map(|life| PollFd::new(life, PollFlags::IN)));
+    }
+
+    /// Does what is due.
+    pub(super) fn tick(&mut self, now: Instant, ready: &Ready) {
+        if ready.has(self.workers.wake()) {
+            for report in self.workers.reports() {
+                self.heed(report);
+            }
+        }
+        self.standby.replace(&self.records, ready);
+        let said = if ready.has(self.signals.fd()) {
+            self.signals.read()
+        } else {
+            Said::default()
+        };
+        self.ending |= said.end;
+        let due = now.duration_since(self.aged_at) >= AGE;
+        self.bury(ready);
+        self.commit_dead();
+        self.take_back(now, said, due);
+        self.clear_seats();
+        if due {
+            self.aged_at = now;
+            if !self.held.is_empty() {
+                self.standby.ensure(&self.records);
+            }
+            self.publish_aged();
+            self.close_idle_pools(now);
+        }
+    }
+
+    fn heed(&mut self, report: Report) {
+        match report {
+            Report::Taken { number, done } => {
+                self.breaks -= 1;
+                if done {
+                    let taken = self.held.remove(&number);
+                    if let Some(dead) = taken.filter(|entry| entry.dead_since.is_some()) {
+                        self.is_bereft(&dead.held.pool);
+                    }
+                } else if let Some(entry) = self.held.get_mut(&number) {
+                    entry.breaking = false;
+                    entry.again_at = Some(Instant::now() + AGAIN);
+                }
+            }
+            Report::Aged(Aged { left, ended, lost }) => {
+                self.aging = false;
+                for number in lost {
+                    if let Some(entry) = self.held.get_mut(&number) {
+                        entry.again_at.get_or_insert_with(Instant::now);
+                    }
+                }
+                for number in left {
+                    if let Some(entry) = self.held.get_mut(&number) {
+                        entry.dead_since.get_or_insert_with(Instant::now);
+                    }
+                }
+                for number in ended {
+                    // Its program is about to ask for the lease, or never learned that it had one.
+                    if self.held.get(&number).is_some_and(|entry| !entry.breaking) {
+                        self.held.remove(&number);
+                    }
+                }
+            }
+            Report::Committed(files) => {
+                self.committing = false;
+                for entry in files.iter().filter_map(|number| self.held.get(number)) {
+                    entry.held.orphan();
+                }
+            }
+            Report::Found(strays) => {
+                self.adopting = false;
+                for stray in strays {
+                    self.adopt_one(stray);
+                }
+                self.look_at_all();
+            }
+            Report::Recovered => self.recovering = false,
+            Report::Nothing => {}
+        }
+    }
+
+    fn is_bereft(&mut self, pool: &Arc<OpenPool>) {
+        if !self.bereft.iter().any(|known| Arc::ptr_eq(known, pool)) {
+            self.bereft.push(Arc::clone(pool));
+        }
+    }
+
+    /// Clears the seats of the dead, pool by pool, when none of their files is held any more.
+    fn clear_seats(&mut self) {
+        if self.recovering {
+            return;
+        }
+        let dead_in = |pool: Option<&Arc<OpenPool>>| {
+            let here = |entry: &Entry| pool.is_none_or(|pool| Arc::ptr_eq(&entry.held.pool, pool));
+            let mut held = self.held.values();
+            held.any(|entry| entry.dead_since.is_some() && here(entry))
+        };
+        // What stays, for whatever reason, is tried again at the next death, or start;
+        // `adit pool recover` says why.
+        if let Some(at) = self.bereft.iter().position(|pool| !dead_in(Some(pool))) {
+            let pool = self.bereft.swap_remove(at);
+            self.recovering = self.workers.start(move || {
+                let _ = staged::recover(pool.stage().attachment(), staged::open_by_name);
+                Report::Recovered
+            });
+        } else if self.recovery_due && !dead_in(None) {
+            self.recovery_due = false;
+            let list = self.places.list.clone();
+            self.recovering = self.workers.start(move || {
+                drop(recovery::recover_listed(&list));
+                Report::Recovered
+            });
+        }
+    }
+
+    /// Notices programs that have ended.
+    fn bury(&mut self, ready: &Ready) {
+        self.owners.retain(|owner| {
+            let alive = !ready.has(&owner.life);
+            if !alive {
+                let theirs = self
+                    .held
+                    .values_mut()
+                    .filter(|entry| Arc::ptr_eq(&entry.owner, owner));
+                for entry in theirs {
+                    entry.dead_since.get_or_insert_with(Instant::now);
+                }
+            }
+            // One reference is the list's own.
+            alive && Arc::strong_count(owner) > 1
+        });
+    }
+
+    /// Has what the files of the dead lack committed, before the first of them is published: a loss of
+    /// power in between must not find some of them only. Where it cannot be committed for all, each file's
+    /// is with its publication.
+    fn commit_dead(&mut self) {
+        if self.committing {
+            return;
+        }
+        let left = self.held.iter().filter(|(_, entry)| {
+            entry.dead_since.is_some() && !entry.held.is_orphaned() && !entry.breaking
+        });
+        let (numbers, files): (Vec<u64>, Vec<Arc<Held>>) = left
+            .map(|(number, entry)| (*number, Arc::clone(&entry.held)))
+            .unzip();
+        match &files[..] {
+            [] => {}
+            [one] => one.orphan(),
+            _ => {
+                self.committing = self.workers.start(move || {
+                    held::commit_together(&files);
+                    Report::Committed(numbers)
+                });
+            }
+        }
+    }
+
+    /// Starts workers for the files that somebody waits for, and for those of the dead.
+    fn take_back(&mut self, now: Instant, said: Said, due: bool) {
+        let look = said.wanted || due;
+        let mut given_up = Vec::new();
+        for (number, entry) in &mut self.held {
+            let waiting = entry.again_at.is_some_and(|at| now < at);
+            if entry.breaking || waiting || self.breaks >= MOST_BREAKS {
+                continue;
+            }
+            let dead = entry.dead_since.is_some();
+            if dead && !entry.held.is_orphaned() {
+                continue;
+            }
+            let again = entry.again_at.is_some();
+            let broken = look && entry.held.state() == State::Broken;
+            if !(dead || again || broken || self.ending) {
+                continue;
+            }
+            if entry
+                .dead_since
+                .is_some_and(|since| now.duration_since(since) > LONGEST_TRY)
+            {
+                given_up.push(*number);
+                continue;
+            }
+            let (held, number) = (Arc::clone(&entry.held), *number);
+            entry.again_at = None;
+            entry.breaking = self.workers.start(move || Report::Taken {
+                number,
+                done: held.take_away().is_ok(),
+            });
+            if entry.breaking {
+                self.breaks += 1;
+            } else {
+                entry.again_at = Some(now + AGAIN);
+            }
+        }
+        for number in given_up {
+            // The lease goes, and a recovery finds the records.
+            if let Some(entry) = self.held.remove(&number) {
+                self.is_bereft(&entry.held.pool);
+            }
+        }
+    }
+
+    /// Publishes what has aged, file after file, in one worker.
+    fn publish_aged(&mut self) {
+        if self.aging || self.held.is_empty() {
+            return;
+        }
+        let all: Vec<Aging> = self
+            .held
+            .iter()
+            .filter(|(_, entry)| !entry.breaking && entry.dead_since.is_none())
+            .map(|(number, entry)| (*number, Arc::downgrade(&entry.held), entry.owner.pid))
+            .collect();
+        self.aging = self.workers.start(move || Report::Aged(age(&all)));
+    }
+
+    fn close_idle_pools(&mut self, now: Instant) {
+        for (pool, used_at) in &mut self.pools {
+            // One reference is the list's own.
+            if Arc::strong_count(pool) > 1 {
+                *used_at = now;
+            }
+        }
+        let idle =
+            |(_, used_at): &mut (Arc<OpenPool>, Instant)| now.duration_since(*used_at) >= POOL_IDLE;
+        for (pool, _) in self.pools.extract_if(.., idle) {
+            if let Some(pool) = Arc::into_inner(pool) {
+                self.workers.start(move || {
+                    pool.close();
+                    Report::Nothing
+                });
+            }
+        }
+    }
+
+    /// Says which pool stages a file; the answer comes from a worker, since a pool may have to be made.
+    pub(super) fn pool_for(&self, connection: Fd, asked: &[u8], along: Option<Fd>) {
+        let Some(file) = along else {
+            wire::answer(&connection, &Refused::NotUnderstood.answer());
+            return;
+        };
+        let places = self.places.clone();
+        let asked = (!asked.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(asked)));
+        self.workers.start(move || {
+            let found = places.pool_for(file.as_fd(), asked.as_deref());
+            drop(file);
+            wire::answer(
+                &connection,
+                &answer_of(found.map(|pool| pool.path().to_owned())),
+            );
+            Report::Nothing
+        });
+    }
+
+    /// Takes a lease, and answers.
+    pub(super) fn acquire(&mut self, connection: &Fd, staged: &Staged<'_>, along: Option<Fd>) {
+        match self.take(connection, staged, along) {
+            Ok(number) => {
+                let yes = Answer {
+                    value: number,
+                    ..Answer::yes()
+                };
+                // A program that no longer waits believes that it was refused.
+                if !wire::answer(connection, &yes) {
+                    self.held.remove(&number);
+                }
+            }
+            Err(refused) => {
+                wire::answer(connection, &refused.answer());
+            }
+        }
+    }
+
+    fn take(
+        &mut self,
+        connection: &Fd,
+        staged: &Staged<'_>,
+        along: Option<Fd>,
+    ) -> Result<u64, Refused> {
+        let fd = along.ok_or(Refused::NotUnderstood)?;
+        let mode = mode_of(staged.mode).ok_or(Refused::NotUnderstood)?;
+        if self.held.len() >= MOST || self.ending {
+            return Err(Refused::TooMany);
+        }
+        let stat = rustix::fs::fstat(fd.as_fd()).map_err(Refused::Lease)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(Refused::Lease(Errno::INVAL));
+        }
+        let id = (stat.st_dev, stat.st_ino);
+        // The kernel would grant a second lease on the same description, and then take both at once.
+        let same = |entry: &Entry| entry.held.id == id && entry.held.is_leased();
+        if self.held.values().any(same) {
+            return Err(Refused::Lease(Errno::BUSY));
+        }
+        let pool = self.pool(Path::new(OsStr::from_bytes(staged.pool)))?;
+        let owner = self.owner(connection).map_err(Refused::NoMonitor)?;
+        let terms = Terms {
+            file: FileRef::from_id(staged.file),
+            slot: staged.slot,
+            mode,
+            restore_append: staged.restore_append,
+        };
+        // From the first lease on there is somebody who would go on with it.
+        self.standby.ensure(&self.records);
+        let held = Held::take(fd, pool, terms, id, self.signals.owner()).map_err(Refused::Lease)?;
+        Ok(self.keep(held, owner))
+    }
+
+    /// Holds a lease that the next monitor shall know, under a number.
+    fn keep(&mut self, held: Held, owner: Arc<Owner>) -> u64 {
+        let number = self.next;
+        self.next = self.next.wrapping_add(1);
+        let terms = &held.terms;
+        let record = LeaseRecord {
+            fd: held.raw(),
+            life: owner.life.raw(),
+            pid: owner.pid.unwrap_or(0),
+            number,
+            file: terms.file.id(),
+            slot: terms.slot,
+            mode: mode_number(terms.mode),
+            restore_append: terms.restore_append,
+            pool: held.pool.path.clone(),
+        };
+        let listed = self.records.list(&Record::Lease(record));
+        self.insert(number, listed, held, owner);
+        number
+    }
+
+    fn insert(&mut self, number: u64, listed: Listed, held: Held, owner: Arc<Owner>) {
+        let entry = Entry {
+            _listed: listed,
+            held: Arc::new(held),
+            owner,
+            breaking: false,
+            again_at: None,
+            dead_since: None,
+        };
+        self.held.insert(number, entry);
+    }
+
+    /// Takes over what a dead monitor held: of the leases of one file the last one, the others were given
+    /// up and not yet crossed out.
+    pub(super) fn take_over(&mut self, mut found: Vec<(Listed, LeaseRecord)>) {
+        found.sort_by_key(|(_, lease)| core::cmp::Reverse(lease.number));
+        if let Some((_, last)) = found.first() {
+            self.next = last.number.wrapping_add(1);
+        }
+        for (listed, lease) in found {
+            self.take_one_over(listed, &lease);
+        }
+        self.look_at_all();
+    }
+
+    /// Who opened one of the files that were taken over was announced to the dead: all are looked at.
+    fn look_at_all(&mut self) {
+        self.aged_at = Instant::now().checked_sub(AGE).unwrap_or(self.aged_at);
+    }
+
+    /// Takes over what a monitor held that was killed with its standby.
+    pub(super) fn adopt(&mut self) {
+        let list = self.places.list.clone();
+        let find = move || Report::Found(adopt::find(&list));
+        self.adopting = self.workers.start(find);
+    }
+
+    fn adopt_one(&mut self, stray: Stray) {
+        // A user may have several monitors, with directories of their own: what one of them knows is its own.
+        if lease::is_watched(stray.fd.as_fd()) {
+            return;
+        }
+        let Ok(stat) = rustix::fs::fstat(stray.fd.as_fd()) else {
+            return;
+        };
+        let id = (stat.st_dev, stat.st_ino);
+        if self.ending || self.held.values().any(|entry| entry.held.id == id) {
+            return;
+        }
+        let Ok(pool) = self.pool(&stray.pool) else {
+            return;
+        };
+        let owner = self.owner_with(Some(stray.pid), || Ok(stray.life));
+        // What the program said is forgotten. This publishes too little of a living one, never too much;
+        // and a program asks for `O_APPEND` itself when it finds its file taken away.
+        let terms = Terms {
+            file: stray.file,
+            slot: stray.slot,
+            mode: Mode::Atomic,
+            restore_append: false,
+        };
+        let thread = self.signals.owner();
+        if let (Ok(owner), Ok(held)) = (owner, Held::take_over(stray.fd, pool, terms, id, thread)) {
+            self.standby.ensure(&self.records);
+            self.keep(held, owner);
+        }
+    }
+
+    fn take_one_over(&mut self, listed: Listed, lease: &LeaseRecord) {
+        // SAFETY: a record names a descriptor of its own, which was left open for us.
+        let Some(fd) = (unsafe { Fd::inherited(lease.fd) }) else {
+            return;
+        };
+        let Some(owner) = self.owner_of(lease) else {
+            return;
+        };
+        let id = match rustix::fs::fstat(fd.as_fd()) {
+            Ok(stat) => (stat.st_dev, stat.st_ino),
+            Err(_) => return,
+        };
+        if self.held.values().any(|entry| entry.held.id == id) {
+            return;
+        }
+        let (Some(mode), Ok(pool)) = (mode_of(lease.mode), self.pool(&lease.pool)) else {
+            return;
+        };
+        let terms = Terms {
+            file: FileRef::from_id(lease.file),
+            slot: lease.slot,
+            mode,
+            restore_append: lease.restore_append,
+        };
+        if let Ok(held) = Held::take_over(fd, pool, terms, id, self.signals.owner()) {
+            self.insert(lease.number, listed, held, owner);
+        }
+    }
+
+    fn owner_of(&mut self, lease: &LeaseRecord) -> Option<Arc<Owner>> {
+        let known = |owner: &&Arc<Owner>| owner.life.raw() == lease.life;
+        if let Some(owner) = self.owners.iter().find(known) {
+            return Some(Arc::clone(owner));
+        }
+        // SAFETY: it is named by all leases of one process, and taken over with the first.
+        let life = unsafe { Fd::inherited(lease.life) }?;
+        let pid = (lease.pid > 0).then_some(lease.pid);
+        let owner = Arc::new(Owner { life, pid });
+        self.owners.push(Arc::clone(&owner));
+        Some(owner)
+    }
+
+    /// Gives a lease up; the answer comes when its duplicate is closed.
+    pub(super) fn release(&mut self, connection: Fd, number: u64) {
+        let known = self.held.contains_key(&number).then_some(number);
+        let number = known.or_else(|| self.over(&connection));
+        match number.and_then(|number| self.held.remove(&number)) {
+            Some(entry) => entry.held.answer_when_released(connection),
+            None => {
+                wire::answer(&connection, &Refused::NotUnderstood.answer());
+            }
+        }
+    }
+
+    /// A lease of the asking program whose staging is over. It has given us no number for one that was
+    /// adopted.
+    fn over(&self, connection: &Fd) -> Option<u64> {
+        let pid = peer_of(connection).ok()??;
+        let over = |entry: &Entry| entry.owner.pid == Some(pid) && entry.held.is_over();
+        let mut all = self.held.iter();
+        all.find(|(_, entry)| over(entry))
+            .map(|(number, _)| *number)
+    }
+
+    /// Publishes a file now, durably. The answer comes when it is done; it says whether there was one.
+    pub(super) fn publish(&self, connection: Fd, id: (u64, u64)) {
+        let same = |entry: &&Entry| entry.held.id == id && entry.held.is_leased();
+        let found = self.held.values().find(same);
+        let Some(held) = found.map(|entry| Arc::clone(&entry.held)) else {
+            wire::answer(&connection, &Answer::yes());
+            return;
+        };
+        self.workers.start(move || {
+            let answer = match held.flush() {
+                Ok(()) => Answer {
+                    value: 1,
+                    ..Answer::yes()
+                },
+                Err(error) => Refused::Pool(error.errno()).answer(),
+            };
+            drop(held);
+            wire::answer(&connection, &answer);
+            Report::Nothing
+        });
+    }
+
+    /// The open pool of a path.
+    fn pool(&mut self, path: &Path) -> Result<Arc<OpenPool>, Refused> {
+        let known = self.pools.iter_mut().find(|(pool, _)| pool.path == path);
+        if let Some((pool, used_at)) = known
+            && pool.is_current()
+        {
+            *used_at = Instant::now();
+            return Ok(Arc::clone(pool));
+        }
+        self.pools.retain(|(pool, _)| pool.path != path);
+        let pool = OpenPool::open(path).map_err(|error| Refused::Pool(errno_of(&error)))?;
+        let pool = Arc::new(pool);
+        self.pools.push((Arc::clone(&pool), Instant::now()));
+        Ok(pool)
+    }
+
+    fn owner(&mut self, connection: &Fd) -> Result<Arc<Owner>, Errno> {
+        let pid = peer_of(connection)?;
+        self.owner_with(pid, || lease::peer(connection.as_fd()))
+    }
+
+    fn owner_with(
+        &mut self,
+        pid: Option<i32>,
+        life: impl FnOnce() -> Result<Fd, Errno>,
+    ) -> Result<Arc<Owner>, Errno> {
+        let known = |owner: &&Arc<Owner>| pid.is_some() && owner.pid == pid;
+        if let Some(owner) = self.owners.iter().find(known) {
+            return Ok(Arc::clone(owner));
+        }
+        let owner = Arc::new(Owner { life: life()?, pid });
+        self.owners.push(Arc::clone(&owner));
+        Ok(owner)
+    }
+}
+
+/// A process of another namespace has no number here and gets an owner per file.
+fn peer_of(connection: &Fd) -> Result<Option<i32>, Errno> {
+    let peer = socket_peercred(connection.as_fd())?;
+    let pid = peer.pid.as_raw_nonzero().get();
+    Ok((pid > 0).then_some(pid))
+}
+
+/// Publishes files that are still held. Tells those whose programs have left the pool without a word: their
+/// slot is free, though the process may live, as after an `exec` that nobody saw.
+fn age(all: &[Aging]) -> Aged {
+    let mut living: Vec<(*const OpenPool, Vec<u32>)> = Vec::new();
+    let mut open: BTreeMap<i32, Option<OpenFiles>> = BTreeMap::new();
+    let mut aged = Aged::default();
+    for (number, held, pid) in all {
+        let Some(held) = held.upgrade() else {
+            continue;
+        };
+        let pool = Arc::as_ptr(&held.pool);
+        if !living.iter().any(|(known, _)| *known == pool) {
+            living.push((pool, held.pool.living_slots()));
+        }
+        let lives = living
+            .iter()
+            .any(|(known, slots)| *known == pool && slots.contains(&held.terms.slot));
+        let mut open_files = || {
+            let known = open.entry((*pid)?);
+            known
+                .or_insert_with_key(|pid| held::open_files(*pid))
+                .clone()
+        };
+        // What could not be published now is tried again at the next look, and at the break.
+        if !lives {
+            aged.left.push(*number);
+        } else if held.is_left(&mut open_files) {
+            aged.lost.push(*number);
+        } else if matches!(held.publish(), Ok(false)) {
+            aged.ended.push(*number);
+        }
+    }
+    aged
+}
+
+fn answer_of(found: Result<PathBuf, NoPool>) -> Answer {
+    let refused = match found {
+        Ok(path) => {
+            let mut answer = Answer::yes();
+            answer.path.push(path.as_os_str().as_bytes());
+            if answer.path.as_c_str().is_some() {
+                return answer;
+            }
+            Refused::NoPlace(Errno::NAMETOOLONG)
+        }
+        Err(NoPool::Medium(_)) => Refused::Medium,
+        Err(NoPool::NoMount) => Refused::NoPlace(Errno::NODEV),
+        Err(NoPool::Place { errno, .. }) => Refused::NoPlace(errno),
+        Err(NoPool::NotPrivate { .. }) => Refused::NoPlace(Errno::PERM),
+        Err(NoPool::Pool { error, .. }) => Refused::Pool(errno_of(&error)),
+    };
+    refused.answer()
+}
+
+fn errno_of(error: &adit_pool::Error) -> Errno {
+    use adit_pool::Error;
+    match error {
+        Error::Kernel { errno, .. } => *errno,
+        Error::ReadOnly => Errno::ROFS,
+        Error::NotYours { .. } | Error::OpenToOthers { .. } => Errno::PERM,
+        Error::Full { .. } | Error::LogFull { .. } => Errno::NOSPC,
+        Error::NoSlot { .. } => Errno::USERS,
+        Error::WrongFileSystem { .. } => Errno::OPNOTSUPP,
+        Error::Busy { .. } | Error::InUse { .. } => Errno::BUSY,
+        _ => Errno::INVAL,
+    }
+}

@@ -1,0 +1,428 @@
+//! What the next monitor has to know, in memory that outlives this one: which descriptor is what.
+//!
+//! The descriptors themselves outlive a monitor in the table that its standby shares
+//! ([`super::standby`]). Each record is one write that a kill cannot divide, made before anybody relies
+//! on what it says, and taken back before the descriptor it names is closed. So what a dead monitor leaves
+//! here is true.
+
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use rustix::fd::AsFd as _;
+use rustix::fs::MemfdFlags;
+use rustix::io::{Errno, FdFlags};
+
+use crate::registry::sys::{self, Fd};
+use crate::registry::wire::LONGEST;
+
+/// First word of the memory. A successor of another build starts with nothing.
+const MAGIC: u64 = u64::from_le_bytes(*b"ADITMON\x01");
+
+/// Bytes of a record, and of the head.
+const RECORD: usize = 64;
+
+/// Pools that can be named, and where their names begin; behind them come the records.
+const MOST_POOLS: usize = 64;
+const NAMES: usize = 4096;
+const RECORDS: usize = NAMES + MOST_POOLS * LONGEST;
+
+/// More records than a monitor ever has.
+const MOST: u32 = 1 << 17;
+
+/// Kinds of records.
+const NOTHING: u32 = 0;
+const LIFE: u32 = 1;
+const LEASE: u32 = 2;
+
+/// A leased file, as its program described it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LeaseRecord {
+    /// The duplicate of the program's description.
+    pub(super) fd: i32,
+    /// The program's pidfd, which other records may name as well.
+    pub(super) life: i32,
+    /// Its number, or zero.
+    pub(super) pid: i32,
+    /// What the program calls the lease.
+    pub(super) number: u64,
+    pub(super) file: u64,
+    pub(super) slot: u32,
+    pub(super) mode: u32,
+    pub(super) restore_append: bool,
+    pub(super) pool: PathBuf,
+}
+
+/// What a record says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Record {
+    /// The pidfd of a process to stay for.
+    Life(i32),
+    Lease(LeaseRecord),
+}
+
+/// The descriptors that every monitor has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Base {
+    pub(super) lock: i32,
+    pub(super) listener: i32,
+}
+
+/// The memory.
+#[derive(Debug)]
+pub(super) struct Records {
+    fd: Fd,
+    state: RefCell<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    free: Vec<u32>,
+    used: u32,
+    pools: Vec<PathBuf>,
+}
+
+/// What a dead monitor has written down.
+pub(super) struct Heritage {
+    pub(super) records: Rc<Records>,
+    pub(super) base: Base,
+    pub(super) found: Vec<(Listed, Record)>,
+}
+
+/// A record that is taken back when this is dropped.
+#[derive(Debug)]
+pub(super) struct Listed {
+    records: Rc<Records>,
+    /// `None` when there was no room: then a successor knows nothing of it.
+    place: Option<u32>,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            let nothing = NOTHING.to_ne_bytes();
+            let _ = write(&self.records.fd, offset_of(place), &nothing);
+            self.records.state.borrow_mut().free.push(place);
+        }
+    }
+}
+
+fn offset_of(place: u32) -> u64 {
+    RECORDS as u64 + u64::from(place) * RECORD as u64
+}
+
+fn write(fd: &Fd, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+    match rustix::io::pwrite(fd.as_fd(), bytes, offset)? {
+        len if len == bytes.len() => Ok(()),
+        _ => Err(Errno::NOSPC),
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn long(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+impl Records {
+    /// Empty ones.
+    pub(super) fn new() -> Result<Rc<Self>, Errno> {
+        let fd = Fd::new(rustix::fs::memfd_create(
+            c"adit-monitor",
+            MemfdFlags::CLOEXEC,
+        )?);
+        write(&fd, 0, &[0; RECORD])?;
+        Ok(Rc::new(Self {
+            fd,
+            state: RefCell::default(),
+        }))
+    }
+
+    /// Says which descriptors are the monitor's own. From now on there is something to inherit.
+    pub(super) fn begin(&self, base: Base) -> Result<(), Errno> {
+        let mut head = [0; 16];
+        head[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+        head[8..12].copy_from_slice(&base.lock.to_ne_bytes());
+        head[12..].copy_from_slice(&base.listener.to_ne_bytes());
+        write(&self.fd, 0, &head)
+    }
+
+    /// The memory's descriptor.
+    pub(super) fn fd(&self) -> &Fd {
+        &self.fd
+    }
+
+    /// Those of a dead monitor. `None` when they are not such.
+    pub(super) fn inherit(fd: Fd) -> Option<Heritage> {
+        let base = base_of(&fd)?;
+        let mut found = Vec::new();
+        let mut state = State::default();
+        each(&fd, |place, bytes| {
+            state.used = place + 1;
+            match decode(&fd, bytes) {
+                Some(record) => found.push((place, record)),
+                None => state.free.push(place),
+            }
+        });
+        state.pools = (0..MOST_POOLS).map_while(|at| pool_name(&fd, at)).collect();
+        let records = Rc::new(Self {
+            fd,
+            state: RefCell::new(state),
+        });
+        let listed = |place| Listed {
+            records: Rc::clone(&records),
+            place: Some(place),
+        };
+        let found = found
+            .into_iter()
+            .map(|(place, record)| (listed(place), record))
+            .collect();
+        Some(Heritage {
+            records,
+            base,
+            found,
+        })
+    }
+
+    /// Writes a record down.
+    pub(super) fn list(self: &Rc<Self>, record: &Record) -> Listed {
+        Listed {
+            records: Rc::clone(self),
+            place: self.put(record),
+        }
+    }
+
+    fn put(&self, record: &Record) -> Option<u32> {
+        let bytes = self.encode(record)?;
+        let mut state = self.state.borrow_mut();
+        let place = match state.free.pop() {
+            Some(place) => place,
+            None if state.used < MOST => {
+                state.used += 1;
+                state.used - 1
+            }
+            None => return None,
+        };
+        if write(&self.fd, offset_of(place), &bytes).is_err() {
+            state.free.push(place);
+            return None;
+        }
+        Some(place)
+    }
+
+    fn encode(&self, record: &Record) -> Option<[u8; RECORD]> {
+        let mut bytes = [0; RECORD];
+        let mut at = 0;
+        let mut put = |value: &[u8]| {
+            bytes[at..at + value.len()].copy_from_slice(value);
+            at += value.len();
+        };
+        match record {
+            Record::Life(fd) => {
+                put(&LIFE.to_ne_bytes());
+                put(&fd.to_ne_bytes());
+            }
+            Record::Lease(lease) => {
+                let pool = self.pool_number(&lease.pool)?;
+                put(&LEASE.to_ne_bytes());
+                for number in [lease.fd, lease.life, lease.pid] {
+                    put(&number.to_ne_bytes());
+                }
+                for number in [
+                    lease.slot,
+                    lease.mode,
+                    u32::from(lease.restore_append),
+                    pool,
+                ] {
+                    put(&number.to_ne_bytes());
+                }
+                put(&lease.number.to_ne_bytes());
+                put(&lease.file.to_ne_bytes());
+            }
+        }
+        Some(bytes)
+    }
+
+    fn pool_number(&self, pool: &Path) -> Option<u32> {
+        let mut state = self.state.borrow_mut();
+        if let Some(known) = state.pools.iter().position(|known| known == pool) {
+            return u32::try_from(known).ok();
+        }
+        let number = state.pools.len();
+        let mut name = pool.as_os_str().as_bytes().to_vec();
+        name.push(0);
+        if number >= MOST_POOLS || name.len() > LONGEST {
+            return None;
+        }
+        write(&self.fd, (NAMES + number * LONGEST) as u64, &name).ok()?;
+        state.pools.push(pool.to_owned());
+        u32::try_from(number).ok()
+    }
+}
+
+fn base_of(fd: &Fd) -> Option<Base> {
+    let mut head = [0; 16];
+    let read = sys::read_full(fd, &mut head, 0).ok()?;
+    if read != head.len() || long(&head, 0)? != MAGIC {
+        return None;
+    }
+    Some(Base {
+        lock: word(&head, 8)? as i32,
+        listener: word(&head, 12)? as i32,
+    })
+}
+
+/// Goes over all places that were ever used. Allocates nothing: the standby calls it after a fork.
+fn each(fd: &Fd, mut visit: impl FnMut(u32, &[u8])) {
+    let mut some = [0; RECORD * 64];
+    let mut place = 0;
+    while place < MOST {
+        let len = sys::read_full(fd, &mut some, offset_of(place)).unwrap_or(0);
+        for record in some.get(..len).unwrap_or_default().chunks_exact(RECORD) {
+            visit(place, record);
+            place += 1;
+        }
+        if len < some.len() {
+            return;
+        }
+    }
+}
+
+fn decode(fd: &Fd, bytes: &[u8]) -> Option<Record> {
+    match word(bytes, 0)? {
+        LIFE => Some(Record::Life(word(bytes, 4)? as i32)),
+        LEASE => Some(Record::Lease(LeaseRecord {
+            fd: word(bytes, 4)? as i32,
+            life: word(bytes, 8)? as i32,
+            pid: word(bytes, 12)? as i32,
+            slot: word(bytes, 16)?,
+            mode: word(bytes, 20)?,
+            restore_append: word(bytes, 24)? != 0,
+            pool: pool_name(fd, word(bytes, 28)? as usize)?,
+            number: long(bytes, 32)?,
+            file: long(bytes, 40)?,
+        })),
+        _ => None,
+    }
+}
+
+fn pool_name(fd: &Fd, number: usize) -> Option<PathBuf> {
+    if number >= MOST_POOLS {
+        return None;
+    }
+    let mut name = [0; LONGEST];
+    let len = sys::read_full(fd, &mut name, (NAMES + number * LONGEST) as u64).ok()?;
+    let name = name.get(..len)?;
+    let end = name.iter().position(|byte| *byte == 0)?;
+    let name = name.get(..end).filter(|name| !name.is_empty())?;
+    Some(Path::new(OsStr::from_bytes(name)).to_owned())
+}
+
+/// Lets all descriptors that are written down, and the memory's own, live through `exec`. For the
+/// standby: it allocates nothing.
+pub(super) fn keep_through_exec(fd: &Fd) -> bool {
+    let keep = |raw: i32| {
+        if let Some(fd) = sys::borrow(raw) {
+            let _ = rustix::io::fcntl_setfd(fd, FdFlags::empty());
+        }
+    };
+    let Some(base) = base_of(fd) else {
+        return false;
+    };
+    for raw in [base.lock, base.listener, fd.raw()] {
+        keep(raw);
+    }
+    each(fd, |_, bytes| {
+        let number = |at| word(bytes, at).map_or(-1, |number| number as i32);
+        match word(bytes, 0) {
+            Some(LIFE) => keep(number(4)),
+            Some(LEASE) => {
+                keep(number(4));
+                keep(number(8));
+            }
+            _ => {}
+        }
+    });
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(number: u64) -> Record {
+        Record::Lease(LeaseRecord {
+            fd: 7,
+            life: 8,
+            pid: -1,
+            number,
+            file: u64::MAX - 1,
+            slot: 255,
+            mode: 2,
+            restore_append: true,
+            pool: format!("/pool {}", number % 3).into(),
+        })
+    }
+
+    fn again(records: &Records) -> (Base, Vec<Record>) {
+        let fd = rustix::io::fcntl_dupfd_cloexec(records.fd.as_fd(), 0).expect("dup");
+        let heritage = Records::inherit(Fd::new(fd)).expect("inherit");
+        let found = heritage.found.into_iter();
+        let all = found.map(|(listed, record)| {
+            // It is the first's, who still uses it.
+            std::mem::forget(listed);
+            record
+        });
+        (heritage.base, all.collect())
+    }
+
+    #[test]
+    fn what_is_listed_is_inherited_and_nothing_else() {
+        let records = Records::new().expect("memory");
+        let base = Base {
+            lock: 3,
+            listener: 4,
+        };
+        assert!(base_of(&records.fd).is_none(), "nothing has begun");
+        records.begin(base).expect("begin");
+        let mut listed: Vec<Listed> = (0..300).map(|n| records.list(&lease(n))).collect();
+        let life = records.list(&Record::Life(9));
+        drop(listed.drain(100..200));
+        let (there, found) = again(&records);
+        assert_eq!(there, base);
+        let mut expected: Vec<Record> = (0..100).chain(200..300).map(lease).collect();
+        expected.push(Record::Life(9));
+        assert_eq!(found, expected);
+        // Places are used again.
+        listed.extend((0..100).map(|n| records.list(&lease(1000 + n))));
+        assert_eq!(records.state.borrow().used, 301);
+        assert_eq!(again(&records).1.len(), 301);
+        drop(life);
+        drop(listed);
+        assert_eq!(again(&records).1, []);
+    }
+
+    #[test]
+    fn what_has_no_room_is_not_inherited() {
+        let records = Records::new().expect("memory");
+        let base = Base {
+            lock: 0,
+            listener: 0,
+        };
+        records.begin(base).expect("begin");
+        let long = Record::Lease(LeaseRecord {
+            pool: "x".repeat(LONGEST).into(),
+            ..match lease(1) {
+                Record::Lease(lease) => lease,
+                Record::Life(_) => unreachable!(),
+            }
+        });
+        let listed = records.list(&long);
+        assert_eq!(again(&records).1, []);
+        drop(listed);
+    }
+}

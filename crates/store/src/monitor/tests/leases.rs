@@ -1,0 +1,954 @@
+//! Leases of staged files: taken, refused, broken, left behind.
+
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use adit_pool::{FileMedium, FileName, FileRef, PoolFile};
+
+use super::super::client::{self, AcquireRequest, Lease, Refused};
+use super::*;
+use crate::registry::RuntimeDir;
+use crate::staged::{Error, KernelFile, Mode, Stage, StagedFile, handle_of};
+use crate::testing::{argument, eventually, is_helper, listen, open_rw, runtime_at, say};
+
+/// A program at a pool, with the steps that staging takes.
+struct Program {
+    dir: RuntimeDir,
+    pool: PathBuf,
+    _file: PoolFile,
+    stage: Arc<Stage<FileMedium>>,
+}
+
+/// rustix has descriptor types of its own here.
+fn borrowed(file: &File) -> rustix::fd::BorrowedFd<'static> {
+    crate::registry::sys::borrow(file.as_raw_fd()).expect("descriptor")
+}
+
+fn name_of(file: &File) -> FileName {
+    let (handle_type, handle) = handle_of(borrowed(file)).expect("handle");
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let path = std::fs::read_link(link).expect("path");
+    FileName {
+        handle_type,
+        handle,
+        path: path.as_os_str().as_encoded_bytes().to_vec(),
+        device: file.metadata().expect("metadata").dev(),
+    }
+}
+
+impl Program {
+    /// Asks for the pool of a file and attaches to it.
+    fn new(scratch: &Scratch, file: &File) -> Self {
+        let dir = runtime_at(&scratch.path("run"));
+        let pool = client::pool_for(&dir, borrowed(file), None).expect("a pool");
+        let pool = std::str::from_utf8(pool.as_bytes()).expect("path");
+        let file = PoolFile::open(Path::new(pool)).expect("open the pool");
+        let stage = Stage::new(file.attach().expect("attach"));
+        Self {
+            dir,
+            pool: pool.into(),
+            _file: file,
+            stage,
+        }
+    }
+
+    fn enter(&self, file: &File) -> FileRef {
+        let name = name_of(file);
+        self.stage.attachment().enter_file(&name).expect("enter")
+    }
+
+    fn acquire(&self, file: &File, entry: FileRef, mode: Mode) -> Result<Lease, Refused> {
+        client::acquire(
+            &self.dir,
+            &AcquireRequest {
+                pool: self.pool.as_os_str().as_encoded_bytes(),
+                file: entry,
+                slot: self.stage.attachment().slot(),
+                mode,
+                restore_append: false,
+                fd: borrowed(file),
+            },
+        )
+    }
+
+    fn release(&self, lease: &Lease) {
+        client::release(&self.dir, lease).expect("release");
+    }
+}
+
+/// Whether somebody holds a lease on the file: an opener that does not wait is sent away.
+fn is_leased(path: &Path) -> bool {
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK;
+    let opened = rustix::fs::open(
+        path.to_str().expect("path"),
+        flags,
+        rustix::fs::Mode::empty(),
+    );
+    matches!(opened, Err(Errno::AGAIN))
+}
+
+#[test]
+fn a_lease_is_taken_and_given_back() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let _monitor = monitor(&scratch);
+    let file = open_rw(&path);
+    let program = Program::new(&scratch, &file);
+    assert_eq!(program.pool, scratch.path("run/pool"));
+    let entry = program.enter(&file);
+    for _ in 0..100 {
+        let lease = program.acquire(&file, entry, Mode::Atomic).expect("lease");
+        let again = program.acquire(&file, entry, Mode::Atomic);
+        assert_eq!(again, Err(Refused::Lease(Errno::BUSY)));
+        program.release(&lease);
+        // Nothing of the file is held any more: the kernel grants a lease only to the one open
+        // description, and to each holder of it.
+        // SAFETY: integers only.
+        let ours = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) };
+        assert_eq!(ours, 0);
+        // SAFETY: integers only.
+        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
+    }
+    assert!(!is_leased(&path));
+    // Giving back what is not there is no error.
+    let lease = program.acquire(&file, entry, Mode::Sync).expect("lease");
+    program.release(&lease);
+    program.release(&lease);
+}
+
+#[test]
+fn a_lease_is_refused_with_the_reason() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let path = scratch.old_file("data");
+    let file = open_rw(&path);
+    let nobody = client::pool_for(&dir, borrowed(&file), None).expect_err("no monitor");
+    assert!(matches!(nobody, Refused::NoMonitor(_)), "{nobody:?}");
+    let _monitor = monitor(&scratch);
+    let program = Program::new(&scratch, &file);
+    let entry = program.enter(&file);
+    let other = open_rw(&path);
+    let refused = program.acquire(&file, entry, Mode::Atomic);
+    assert_eq!(refused, Err(Refused::Lease(Errno::AGAIN)));
+    drop(other);
+    let lease = program.acquire(&file, entry, Mode::Atomic).expect("lease");
+    program.release(&lease);
+    // Not a file, and a file system without pools.
+    let null = open_rw(Path::new("/dev/null"));
+    let refused = program.acquire(&null, entry, Mode::Atomic);
+    assert_eq!(refused, Err(Refused::Lease(Errno::INVAL)));
+    let proc = File::open("/proc/self/status").expect("open");
+    let refused = client::pool_for(&dir, borrowed(&proc), None);
+    assert_eq!(refused.err(), Some(Refused::Medium));
+    // A pool that is none.
+    let garbage = scratch.old_file("garbage");
+    let name = garbage.as_os_str().as_encoded_bytes();
+    let chosen = client::pool_for(&dir, borrowed(&file), Some(name));
+    assert!(matches!(chosen, Err(Refused::Pool(_))), "{chosen:?}");
+}
+
+const WRITTEN: &[u8] = b"what the program staged ";
+
+/// A program of its own that has opened `data` for appending and stages it: `append`, `fsync` and
+/// `flags` are words it understands.
+fn staging(scratch: &Scratch, mode: &str, name: &str) -> Helper {
+    let arguments = [
+        ("T_DIR", scratch.0.as_path()),
+        ("T_MODE", Path::new(mode)),
+        ("T_NAME", Path::new(name)),
+    ];
+    let mut helper = Helper::start("monitor::tests::leases::helper_stages", &arguments);
+    helper.wait_for("leased");
+    helper
+}
+
+#[test]
+#[ignore = "a helper process of the tests"]
+fn helper_stages() {
+    if !is_helper() {
+        return;
+    }
+    let dir = argument("T_DIR");
+    let mode = match argument("T_MODE").to_str() {
+        Some("atomic") => Mode::Atomic,
+        _ => Mode::Sync,
+    };
+    let path = dir.join(argument("T_NAME"));
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.read(true).append(true).open(path).expect("open");
+    let scratch = Scratch(dir);
+    let program = Program::new(&scratch, &file);
+    std::mem::forget(scratch);
+    let entry = program.enter(&file);
+    let flags = rustix::fs::fcntl_getfl(borrowed(&file)).expect("flags");
+    let positional = flags - rustix::fs::OFlags::APPEND;
+    rustix::fs::fcntl_setfl(borrowed(&file), positional).expect("set flags");
+    let lease = client::acquire(
+        &program.dir,
+        &AcquireRequest {
+            pool: program.pool.as_os_str().as_encoded_bytes(),
+            file: entry,
+            slot: program.stage.attachment().slot(),
+            mode,
+            restore_append: true,
+            fd: borrowed(&file),
+        },
+    );
+    let _lease = lease.expect("lease");
+    let base = KernelFile::new(borrowed(&file)).expect("base");
+    let staged = StagedFile::open_entry(&program.stage, entry, base, mode).expect("staged");
+    say("leased");
+    loop {
+        let done = match listen().as_str() {
+            "append" => staged.append(WRITTEN).map(|_| "appended"),
+            "fsync" => staged.fsync().map(|()| "synced"),
+            "close" => {
+                let other = std::fs::File::open("/dev/null").expect("open");
+                // SAFETY: integers only; the number leads to something else from now on.
+                unsafe { libc::dup2(other.as_raw_fd(), file.as_raw_fd()) };
+                Ok("closed")
+            }
+            "exec" => {
+                use std::os::unix::process::CommandExt as _;
+                // The descriptor lives on in the new program, as the program wished.
+                rustix::io::fcntl_setfd(borrowed(&file), rustix::io::FdFlags::empty())
+                    .expect("set flags");
+                panic!("exec: {}", std::process::Command::new("cat").exec());
+            }
+            _ => {
+                let flags = rustix::fs::fcntl_getfl(borrowed(&file)).expect("flags");
+                let appends = flags.contains(rustix::fs::OFlags::APPEND);
+                Ok(if appends { "appends" } else { "positional" })
+            }
+        };
+        match done {
+            Ok(word) => say(word),
+            Err(Error::Taken) => say("taken"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn len(path: &Path) -> usize {
+    // Asking for the size breaks no lease.
+    std::fs::metadata(path).expect("metadata").len() as usize
+}
+
+/// What a reader outside Adit sees of a file with staged bytes whose program is stopped: all of it?
+fn outsider_sees_everything(monitor_arguments: &[(&str, &Path)]) -> bool {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let before = std::fs::read(&path).expect("read");
+    let _monitor = monitor_with(&scratch, monitor_arguments);
+    let mut program = staging(&scratch, "atomic", "data");
+    // Not committed, so nothing but a break publishes it.
+    program.ask("append", "appended");
+    program.ask("flags", "positional");
+    assert_eq!(len(&path), before.len());
+    program.signal(rustix::process::Signal::STOP);
+    let start = Instant::now();
+    let seen = std::fs::read(&path).expect("read");
+    println!("let in after {:?}", start.elapsed());
+    let complete = seen == [&before, WRITTEN].concat();
+    program.signal(rustix::process::Signal::CONT);
+    if complete {
+        program.ask("append", "taken");
+        program.ask("flags", "appends");
+        assert!(!is_leased(&path));
+    }
+    complete
+}
+
+#[test]
+fn an_opener_sees_what_a_stopped_program_staged() {
+    assert!(outsider_sees_everything(&[]));
+}
+
+#[test]
+fn a_lease_given_up_too_early_is_noticed() {
+    assert!(!outsider_sees_everything(&[(
+        "T_LEASE_FIRST",
+        Path::new("1")
+    )]));
+}
+
+#[test]
+fn age_publishes_what_the_mode_allows() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let (careful, quick) = (scratch.old_file("careful"), scratch.old_file("quick"));
+    let before = len(&careful);
+    let _monitor = monitor(&scratch);
+    let mut atomic = staging(&scratch, "atomic", "careful");
+    atomic.ask("append", "appended");
+    let mut sync = staging(&scratch, "sync", "quick");
+    for round in 1..=3 {
+        sync.ask("append", "appended");
+        eventually("published by age", || {
+            len(&quick) == before + round * WRITTEN.len()
+        });
+    }
+    // The worker has gone over all files more than once.
+    assert_eq!(len(&careful), before, "not committed, not published");
+    atomic.ask("fsync", "synced");
+    atomic.ask("append", "appended");
+    eventually("published by age", || {
+        len(&careful) == before + WRITTEN.len()
+    });
+    sync.ask("append", "appended");
+    eventually("published by age", || {
+        len(&quick) == before + 4 * WRITTEN.len()
+    });
+    assert_eq!(len(&careful), before + WRITTEN.len());
+    // Both are still theirs.
+    assert!(is_leased(&careful) && is_leased(&quick));
+}
+
+#[test]
+fn what_a_killed_program_staged_is_published_and_its_seat_cleared() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let before = len(&path);
+    let _monitor = monitor(&scratch);
+    let mut program = staging(&scratch, "atomic", "data");
+    program.ask("append", "appended");
+    assert!(is_kept(&scratch));
+    program.kill();
+    eventually("published", || len(&path) == before + WRITTEN.len());
+    eventually("the pool is as if nobody had been there", || {
+        !is_kept(&scratch)
+    });
+    assert!(!is_leased(&path));
+    assert!(std::fs::read(&path).expect("read").ends_with(WRITTEN));
+}
+
+const SEVERAL: [&str; 3] = ["one", "two", "three"];
+
+/// A program of its own that has appended to several files, and committed nothing.
+#[test]
+#[ignore = "a helper process of the tests"]
+fn helper_stages_several() {
+    if !is_helper() {
+        return;
+    }
+    let dir = argument("T_DIR");
+    let files = SEVERAL.map(|name| open_rw(&dir.join(name)));
+    let scratch = Scratch(dir);
+    let program = Program::new(&scratch, &files[0]);
+    std::mem::forget(scratch);
+    let stage = |file| {
+        let entry = program.enter(file);
+        let _lease = program.acquire(file, entry, Mode::Atomic).expect("lease");
+        let base = KernelFile::new(borrowed(file)).expect("base");
+        StagedFile::open_entry(&program.stage, entry, base, Mode::Atomic).expect("staged")
+    };
+    let staged: Vec<_> = files.iter().map(stage).collect();
+    for file in &staged {
+        file.append(WRITTEN).expect("append");
+    }
+    say("appended");
+    listen();
+}
+
+/// Which files of a program that was killed have what it wrote, after a loss of power when the monitor has
+/// published so many of them.
+fn has_what_was_written(published: u32, monitor_arguments: &[(&str, &Path)]) -> [bool; 3] {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let paths = SEVERAL.map(|name| scratch.old_file(name));
+    let before = len(&paths[0]);
+    let number = published.to_string();
+    let ends = [("T_ENDS_AFTER", Path::new(&number))];
+    let mut monitor = monitor_with(&scratch, &[&ends, monitor_arguments].concat());
+    let role = "monitor::tests::leases::helper_stages_several";
+    let mut program = Helper::start(role, &[("T_DIR", scratch.0.as_path())]);
+    program.wait_for("appended");
+    program.kill();
+    let is_longer = |path: &&PathBuf| len(path) == before + WRITTEN.len();
+    eventually("so many are published", || {
+        paths.iter().filter(is_longer).count() == published as usize
+    });
+    monitor.kill();
+    let file = PoolFile::open(&scratch.path("run/pool")).expect("the pool");
+    let medium = file.pool().medium().clone();
+    let locks = Box::new(adit_pool::LocalLocks::default());
+    let next = adit_pool::Pool::open(medium, locks, adit_pool::BootId([9; 16])).expect("open");
+    let attachment = next.attach().expect("attach");
+    let report = crate::staged::recover(&attachment, crate::staged::open_by_name);
+    assert!(report.expect("recover").kept.is_empty());
+    paths.each_ref().map(|path| is_longer(&path))
+}
+
+/// A loss of power while the monitor publishes them finds what a dead program has written to all its files.
+#[test]
+fn what_a_killed_program_wrote_to_several_files_is_committed_at_one_instant() {
+    for published in 1..3 {
+        assert_eq!(has_what_was_written(published, &[]), [true; 3]);
+    }
+}
+
+#[test]
+fn files_of_a_dead_program_that_are_committed_one_by_one_are_noticed() {
+    let left = has_what_was_written(1, &[("T_ONE_BY_ONE", Path::new("1"))]);
+    assert_eq!(left.iter().filter(|has| **has).count(), 1, "{left:?}");
+}
+
+const LARGE: usize = 1 << 20;
+
+/// A large file that is removed when its program has appended to it. What leads to it without having it open.
+fn removed(scratch: &Scratch) -> (Helper, rustix::fd::OwnedFd) {
+    let path = scratch.old_file("data");
+    std::fs::write(&path, vec![7; LARGE]).expect("write");
+    let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
+    let name = path.as_os_str().as_encoded_bytes();
+    let file = rustix::fs::open(name, flags, rustix::fs::Mode::empty()).expect("open");
+    let mut program = staging(scratch, "sync", "data");
+    program.ask("append", "appended");
+    std::fs::remove_file(&path).expect("remove");
+    assert!(bytes_of(&file) >= LARGE);
+    (program, file)
+}
+
+fn bytes_of(file: &rustix::fd::OwnedFd) -> usize {
+    rustix::fs::fstat(file).expect("stat").st_blocks as usize * 512
+}
+
+/// Nobody can see it any more, and its space may be what is missing to publish the rest.
+#[test]
+fn a_file_that_was_removed_keeps_no_space_for_a_dead_program() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let _monitor = monitor(&scratch);
+    let (mut program, file) = removed(&scratch);
+    program.kill();
+    eventually("let go", || !is_kept(&scratch));
+    assert!(bytes_of(&file) < LARGE / 2, "{}", bytes_of(&file));
+}
+
+/// A program that could not publish when it closed the file has closed it all the same.
+#[test]
+fn a_file_that_was_removed_keeps_no_space_when_its_program_has_closed_it() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let _monitor = monitor(&scratch);
+    let (mut program, file) = removed(&scratch);
+    program.ask("close", "closed");
+    eventually("let go", || files_in_pool(&scratch) == 0);
+    assert!(bytes_of(&file) < LARGE / 2, "{}", bytes_of(&file));
+}
+
+/// While it has it, it has its bytes, though nobody else can have them.
+#[test]
+fn a_file_that_was_removed_is_kept_for_a_program_that_has_it() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let _monitor = monitor(&scratch);
+    let (mut program, file) = removed(&scratch);
+    let len = || rustix::fs::fstat(&file).expect("stat").st_size as usize;
+    for round in 2..6 {
+        program.ask("append", "appended");
+        eventually("published by age", || {
+            len() == LARGE + round * WRITTEN.len()
+        });
+    }
+    assert!(bytes_of(&file) >= LARGE);
+}
+
+fn files_in_pool(scratch: &Scratch) -> usize {
+    let pool = PoolFile::open_read_only(&scratch.path("run/pool")).expect("pool");
+    pool.files().expect("files").len()
+}
+
+/// Whether the pool in the runtime directory has a file, or space of an attachment but the monitor's.
+fn is_kept(scratch: &Scratch) -> bool {
+    let pool = PoolFile::open_read_only(&scratch.path("run/pool")).expect("pool");
+    pool.info().expect("info").attached > 1 || !pool.files().expect("files").is_empty()
+}
+
+#[test]
+fn a_program_that_becomes_another_loses_its_files_to_the_kernel() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let before = len(&path);
+    let _monitor = monitor(&scratch);
+    let mut program = staging(&scratch, "atomic", "data");
+    program.ask("append", "appended");
+    program.tell("exec");
+    eventually("published", || len(&path) == before + WRITTEN.len());
+    // The process lives, and so does its description, which the new program may use as it likes.
+    assert!(program.child.try_wait().expect("wait").is_none());
+    eventually("given up", || !is_leased(&path));
+}
+
+#[test]
+fn a_monitor_that_is_told_to_end_takes_everything_away_first() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let before = len(&path);
+    let mut monitor = monitor(&scratch);
+    let mut program = staging(&scratch, "atomic", "data");
+    program.ask("append", "appended");
+    let thread = std::fs::read_to_string(scratch.path("thread")).expect("read");
+    let (process, thread) = (monitor.child.id() as i32, thread.parse::<i32>());
+    let thread = thread.expect("a number");
+    // SAFETY: integers only; the process is our child and not reaped yet.
+    let sent = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGTERM) };
+    assert_eq!(sent, 0);
+    assert!(monitor.child.wait().expect("wait").success());
+    assert_eq!(len(&path), before + WRITTEN.len());
+    program.ask("append", "taken");
+    program.ask("flags", "appends");
+}
+
+/// The processes that serve a runtime directory: the monitor, and its standby.
+fn pair(scratch: &Scratch) -> (Option<i32>, Option<i32>) {
+    let mut found = (None, None);
+    let here = format!("T_DIR={}", scratch.0.display());
+    for entry in std::fs::read_dir("/proc").expect("processes").flatten() {
+        let path = entry.path();
+        let read = |name: &str| std::fs::read(path.join(name)).unwrap_or_default();
+        let ours = |name: &str, word: &[u8]| read(name).split(|byte| *byte == 0).any(|w| w == word);
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        if !ours("cmdline", b"monitor::tests::helper_monitor") || !ours("environ", here.as_bytes())
+        {
+            continue;
+        }
+        // A zombie has no command line.
+        match read("comm").as_slice() {
+            b"adit-standby\n" => found.1 = Some(pid),
+            _ => found.0 = Some(pid),
+        }
+    }
+    found
+}
+
+fn kill(pid: i32) {
+    let pid = rustix::process::Pid::from_raw(pid).expect("pid");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("kill");
+}
+
+fn both(scratch: &Scratch) -> (i32, i32) {
+    eventually("there are two", || {
+        matches!(pair(scratch), (Some(_), Some(_)))
+    });
+    let (monitor, standby) = pair(scratch);
+    (monitor.expect("monitor"), standby.expect("standby"))
+}
+
+/// Whether an outsider who opens a file with staged bytes sees all of them, when its program is stopped
+/// and `deaths` have happened to the monitor and its standby.
+fn outsider_sees_everything_after(deaths: impl Fn(&Scratch)) -> bool {
+    outsider_sees_everything_when(deaths, |_, _| {}, "appends")
+}
+
+/// The same when something happens while the outsider waits. What the program finds `O_APPEND` to be in the
+/// end.
+fn outsider_sees_everything_when(
+    deaths: impl Fn(&Scratch),
+    meanwhile: impl FnOnce(&Scratch, &Helper),
+    flags: &str,
+) -> bool {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let before = std::fs::read(&path).expect("read");
+    let _monitor = monitor_with(&scratch, &[("T_STANDBY", Path::new("1"))]);
+    let mut program = staging(&scratch, "atomic", "data");
+    program.ask("append", "appended");
+    program.signal(rustix::process::Signal::STOP);
+    deaths(&scratch);
+    // In a process of its own: without a monitor it waits for as long as the kernel likes.
+    let mut opener = std::process::Command::new("cat");
+    let mut opener = opener
+        .arg(&path)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("an outsider");
+    let mut seen = Vec::new();
+    meanwhile(&scratch, &program);
+    let begun = Instant::now();
+    while opener.try_wait().expect("wait").is_none() {
+        if begun.elapsed() > Duration::from_secs(15) {
+            let _ = opener.kill();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut said = opener.stdout.take().expect("stdout");
+    std::io::Read::read_to_end(&mut said, &mut seen).expect("read");
+    let complete = seen == [&before, WRITTEN].concat();
+    program.signal(rustix::process::Signal::CONT);
+    if complete {
+        program.ask("append", "taken");
+        program.ask("flags", flags);
+        eventually("given up", || !is_leased(&path));
+    }
+    program.kill();
+    eventually("nobody needs them", || {
+        let (monitor, standby) = pair(&scratch);
+        monitor.is_none() && standby.is_none()
+    });
+    complete
+}
+
+#[test]
+fn a_killed_monitor_is_replaced_by_its_standby() {
+    assert!(outsider_sees_everything_after(|scratch| {
+        let (monitor, _) = both(scratch);
+        kill(monitor);
+    }));
+}
+
+#[test]
+fn monitors_are_replaced_again_and_again_and_so_are_standbys() {
+    assert!(outsider_sees_everything_after(|scratch| {
+        for round in 0..6 {
+            let (monitor, standby) = both(scratch);
+            let (doomed, other) = match round % 3 {
+                0 | 1 => (monitor, standby),
+                _ => (standby, monitor),
+            };
+            kill(doomed);
+            eventually("replaced", || {
+                let now = pair(scratch);
+                let all = [now.0, now.1];
+                !all.contains(&None) && !all.contains(&Some(doomed)) && all.contains(&Some(other))
+            });
+        }
+    }));
+}
+
+fn kill_both(scratch: &Scratch) {
+    let (monitor, standby) = both(scratch);
+    kill(standby);
+    kill(monitor);
+    // The monitor may have made another meanwhile.
+    eventually("both are dead", || match pair(scratch) {
+        // Their memory goes before their descriptors.
+        (None, None) => {
+            let lock = open_rw(&scratch.path("run/monitor.lock"));
+            let exclusive = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+            rustix::fs::flock(borrowed(&lock), exclusive).is_ok()
+        }
+        (monitor, standby) => {
+            for pid in [monitor, standby].into_iter().flatten() {
+                kill(pid);
+            }
+            false
+        }
+    });
+}
+
+/// The tests above and below notice when nobody takes over.
+#[test]
+fn without_monitor_and_standby_an_outsider_waits() {
+    assert!(!outsider_sees_everything_after(kill_both));
+}
+
+/// Whether the kernel lets one process have the descriptors of another, as a monitor that comes later
+/// needs.
+fn may_look_into_others() -> bool {
+    let mut other = std::process::Command::new("cat");
+    let mut other = other
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .expect("cat");
+    let pid = rustix::process::Pid::from_raw(other.id() as i32).expect("pid");
+    let life = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
+    let flags = rustix::process::PidfdGetfdFlags::empty();
+    let fd = life.and_then(|life| rustix::process::pidfd_getfd(life, 0, flags));
+    let _ = (other.kill(), other.wait());
+    if let Err(error) = &fd {
+        println!("skipped: processes may not look into each other: {error}");
+    }
+    fd.is_ok()
+}
+
+/// A monitor that has a standby, whenever it comes.
+fn start_another(scratch: &Scratch) -> Helper {
+    monitor_with(scratch, &[("T_STANDBY", Path::new("1"))])
+}
+
+#[test]
+fn a_monitor_that_comes_later_lets_in_who_opens_then() {
+    if may_look_into_others() {
+        let later = std::cell::OnceCell::new();
+        let deaths = |scratch: &Scratch| {
+            kill_both(scratch);
+            later.get_or_init(|| start_another(scratch));
+        };
+        assert!(outsider_sees_everything_when(
+            deaths,
+            |_, _| {},
+            "positional"
+        ));
+    }
+}
+
+#[test]
+fn a_monitor_that_comes_later_lets_in_who_waits() {
+    if may_look_into_others() {
+        let mut later = None;
+        let meanwhile = |scratch: &Scratch, program: &Helper| {
+            // Until then nobody waits, and the lease is held.
+            eventually("somebody waits", || {
+                let infos = std::fs::read_dir(format!("/proc/{}/fdinfo", program.child.id()));
+                let mut infos = infos.expect("descriptors").flatten();
+                infos.any(|info| {
+                    std::fs::read_to_string(info.path()).is_ok_and(|is| is.contains("BREAKING"))
+                })
+            });
+            later = Some(start_another(scratch));
+        };
+        assert!(outsider_sees_everything_when(
+            kill_both,
+            meanwhile,
+            "positional"
+        ));
+    }
+}
+
+/// What is taken over from nobody is the next monitor's like everything else: its standby goes on with it,
+/// age publishes, deaths are noticed, and programs give back what they know under another number.
+#[test]
+fn a_monitor_that_comes_later_goes_on_with_everything() {
+    if !may_look_into_others() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let (path, other) = (scratch.old_file("data"), scratch.old_file("other"));
+    let before = len(&path);
+    let first = start_another(&scratch);
+    let file = open_rw(&other);
+    let program = Program::new(&scratch, &file);
+    let entry = program.enter(&file);
+    let lease = program.acquire(&file, entry, Mode::Sync).expect("lease");
+    let mut writer = staging(&scratch, "sync", "data");
+    kill_both(&scratch);
+    let _second = start_another(&scratch);
+    let (monitor, _) = both(&scratch);
+    writer.ask("append", "appended");
+    eventually("published by age", || len(&path) == before + WRITTEN.len());
+    kill(monitor);
+    writer.ask("append", "appended");
+    eventually("published by the standby", || {
+        len(&path) == before + 2 * WRITTEN.len()
+    });
+    program
+        .stage
+        .attachment()
+        .forget_file(entry)
+        .expect("forget");
+    assert_eq!(client::release(&program.dir, &lease), Ok(true));
+    assert!(!is_leased(&other));
+    // Nothing of it is held any more: a lease can be had by whoever opens it.
+    drop(file);
+    let again = open_rw(&other);
+    let entry = program.enter(&again);
+    let lease = program.acquire(&again, entry, Mode::Sync).expect("again");
+    program.release(&lease);
+    writer.ask("append", "appended");
+    writer.kill();
+    eventually("published at its death", || {
+        len(&path) == before + 3 * WRITTEN.len()
+    });
+    drop((again, program, first));
+}
+
+/// What the first monitor knew, the next one goes on with: leases are given back, deaths noticed, age
+/// publishes.
+#[test]
+fn a_standby_goes_on_with_everything() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let (path, other) = (scratch.old_file("data"), scratch.old_file("other"));
+    let before = len(&path);
+    let mut first = monitor_with(&scratch, &[("T_STANDBY", Path::new("1"))]);
+    let file = open_rw(&other);
+    let program = Program::new(&scratch, &file);
+    let entry = program.enter(&file);
+    let lease = program.acquire(&file, entry, Mode::Sync).expect("lease");
+    let mut writer = staging(&scratch, "sync", "data");
+    let _ = both(&scratch);
+    first.kill();
+    writer.ask("append", "appended");
+    eventually("published by age", || len(&path) == before + WRITTEN.len());
+    // It answers to the number that the first one gave, and lets go of the file.
+    assert!(is_leased(&other));
+    program.release(&lease);
+    assert!(!is_leased(&other));
+    drop(file);
+    let elsewhere = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&other);
+    let elsewhere = elsewhere.expect("open");
+    let entry = program.enter(&elsewhere);
+    let lease = program
+        .acquire(&elsewhere, entry, Mode::Sync)
+        .expect("again");
+    program.release(&lease);
+    program
+        .stage
+        .attachment()
+        .forget_file(entry)
+        .expect("forget");
+    drop((elsewhere, program));
+    writer.ask("append", "appended");
+    writer.kill();
+    eventually("published at its death", || {
+        len(&path) == before + 2 * WRITTEN.len()
+    });
+    eventually("let go", || !is_kept(&scratch));
+    eventually("it ends when nobody needs it", || !join(&dir, 0));
+}
+
+/// A standby whose end nobody learns of would take over beside the living.
+#[test]
+fn a_standby_that_cannot_be_watched_is_none() {
+    let scratch = Scratch::new();
+    let arguments = [("T_DIR", scratch.0.as_path())];
+    let mut helper = Helper::start("monitor::tests::leases::helper_few_descriptors", &arguments);
+    helper.wait_for("no child");
+}
+
+#[test]
+#[ignore = "a helper process of the tests"]
+fn helper_few_descriptors() {
+    use rustix::process::{Resource, Rlimit, WaitId, WaitIdOptions, getrlimit, setrlimit, waitid};
+    if !is_helper() {
+        return;
+    }
+    let records = Records::new().expect("memory");
+    let mut standby = Standby::new(Some(same_again()));
+    let before = getrlimit(Resource::Nofile);
+    let next = rustix::io::dup(records.fd()).expect("dup").as_raw_fd();
+    // Room for one more.
+    let few = Rlimit {
+        current: Some(next as u64 + 1),
+        maximum: before.maximum,
+    };
+    setrlimit(Resource::Nofile, few).expect("limit");
+    standby.ensure(&records);
+    setrlimit(Resource::Nofile, before).expect("limit");
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+    match waitid(WaitId::All, options) {
+        Err(Errno::CHILD) => say("no child"),
+        there => panic!("{there:?}"),
+    }
+}
+
+/// Where the next monitor may not look into a program, nobody but that can end its lease, and is told so.
+#[test]
+fn a_lease_that_the_monitor_does_not_know_is_left_to_the_program() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let mut first = monitor(&scratch);
+    let file = open_rw(&path);
+    let program = Program::new(&scratch, &file);
+    let entry = program.enter(&file);
+    let lease = program.acquire(&file, entry, Mode::Strict).expect("lease");
+    first.kill();
+    let _second = monitor_with(&scratch, &[("T_BLIND", Path::new("1"))]);
+    assert_eq!(client::release(&program.dir, &lease), Ok(false));
+    assert!(is_leased(&path), "it is the description's");
+    // SAFETY: integers only.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
+    assert!(!is_leased(&path));
+    let lease = program.acquire(&file, entry, Mode::Strict).expect("lease");
+    assert_eq!(client::release(&program.dir, &lease), Ok(true));
+}
+
+#[test]
+fn what_was_staged_under_a_killed_monitor_is_recovered_by_the_next() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let before = len(&path);
+    let mut first = monitor(&scratch);
+    let mut program = staging(&scratch, "atomic", "data");
+    program.ask("append", "appended");
+    first.kill();
+    program.kill();
+    assert_eq!(len(&path), before);
+    let _second = monitor(&scratch);
+    eventually("recovered", || len(&path) == before + WRITTEN.len());
+    eventually("the pool is as if nobody had been there", || {
+        let pool = PoolFile::open_read_only(&scratch.path("run/pool")).expect("pool");
+        pool.info().expect("info").attached == 0
+    });
+    assert!(std::fs::read(&path).expect("read").ends_with(WRITTEN));
+}
+
+#[test]
+fn a_pool_that_has_grown_is_small_again_when_nobody_uses_it() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let file = open_rw(&scratch.old_file("data"));
+    let _monitor = monitor(&scratch);
+    let program = Program::new(&scratch, &file);
+    let pool_size = || len(&scratch.path("run/pool"));
+    let made = pool_size();
+    assert!(crate::pools::grow(
+        &program._file,
+        program.stage.attachment()
+    ));
+    assert!(pool_size() > made);
+    // The monitor attaches, and stays when the program leaves.
+    let entry = program.enter(&file);
+    let lease = program.acquire(&file, entry, Mode::Sync).expect("lease");
+    program.release(&lease);
+    program
+        .stage
+        .attachment()
+        .forget_file(entry)
+        .expect("forget");
+    let attachment = program.stage.into_attachment().expect("no file is open");
+    attachment.detach().expect("detach");
+    eventually("cut", || pool_size() == made);
+    let pool = PoolFile::open(&scratch.path("run/pool")).expect("open");
+    assert!(pool.pool().check().expect("check").is_sound());
+    // It may grow again.
+    let attachment = pool.attach().expect("attach");
+    assert!(crate::pools::grow(&pool, &attachment));
+    assert!(pool_size() > made);
+    pool.detach(attachment).expect("detach");
+    assert_eq!(pool_size(), made);
+}
+
+#[test]
+fn what_is_asked_for_is_published_before_the_answer() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let path = scratch.old_file("data");
+    let before = len(&path);
+    let _monitor = monitor(&scratch);
+    let id = std::fs::metadata(&path).expect("metadata");
+    let publish = || client::publish(&dir, id.dev(), id.ino(), Duration::from_secs(60));
+    assert_eq!(publish(), Ok(false), "nothing is staged");
+    let mut program = staging(&scratch, "atomic", "data");
+    for round in 1..=20 {
+        program.ask("append", "appended");
+        program.ask("fsync", "synced");
+        assert_eq!(publish(), Ok(true));
+        assert_eq!(len(&path), before + round * WRITTEN.len());
+    }
+    // Still the program's: not committed, not published.
+    program.ask("append", "appended");
+    assert_eq!(publish(), Ok(true));
+    assert_eq!(len(&path), before + 20 * WRITTEN.len());
+}

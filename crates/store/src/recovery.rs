@@ -1,0 +1,120 @@
+//! Recovering pools: what dead programs staged goes into their files before anybody reads these.
+//!
+//! `adit run` does it before it becomes a program, the monitor when it starts and when a program dies.
+//! Both go through the list of the user's pools, so a reboot changes nothing. Two at once do no harm:
+//! each file has one publisher at a time, and the second finds nothing left.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use adit_pool::PoolFile;
+use adit_pool::layout::Superblock;
+use rustix::io::Errno;
+
+use crate::pools::PoolList;
+use crate::staged::{self, Error, Recovered};
+
+pub use crate::staged::Kept;
+
+/// What became of one listed pool.
+#[derive(Debug)]
+pub struct PoolRecovery {
+    /// The pool.
+    pub path: PathBuf,
+    /// What was done, or why nothing could be done.
+    pub result: staged::Result<Recovered>,
+}
+
+/// Recovers every listed pool that needs it. Pools that are not there are passed over: their file
+/// system may be mounted again.
+#[must_use]
+pub fn recover_listed(list: &PoolList) -> Vec<PoolRecovery> {
+    // A list that cannot be changed only stays longer than it need be.
+    let _ = list.forget_the_gone();
+    let listed = list.read().into_iter();
+    let recover = |path: PathBuf| {
+        let result = recover_if_needed(&path).transpose()?;
+        Some(PoolRecovery { path, result })
+    };
+    listed.filter_map(|line| recover(line.path)).collect()
+}
+
+/// How long is waited for somebody who publishes what has to be recovered: the monitor, at the same death.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long is waited for a lease on such a file. A monitor that was killed may still be about to end; one
+/// of a living program stays.
+const LEASED: Duration = Duration::from_secs(1);
+
+/// Recovers a pool. What somebody else is just recovering is waited for: the caller's program is about to
+/// read it.
+fn recover_if_needed(path: &Path) -> staged::Result<Option<Recovered>> {
+    let started = Instant::now();
+    let mut published = Vec::new();
+    loop {
+        let mut recovered = recover_once(path)?;
+        let Some(done) = &mut recovered else {
+            let all = Recovered {
+                published,
+                ..Recovered::default()
+            };
+            return Ok((!all.published.is_empty()).then_some(all));
+        };
+        published.append(&mut done.published);
+        let worth = done.kept.iter().filter_map(Kept::patience).max();
+        if worth.is_none_or(|patience| started.elapsed() > patience) {
+            done.published = published;
+            return Ok(recovered);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Threads for the walk over the logs of a pool: one for each processor, and not more than help.
+#[must_use]
+pub fn walkers() -> usize {
+    let processors = rustix::thread::sched_getaffinity(None);
+    processors.map_or(1, |set| (set.count() as usize).clamp(1, 8))
+}
+
+/// Recovers a pool, unless a look at it shows that no dead program left anything.
+fn recover_once(path: &Path) -> staged::Result<Option<Recovered>> {
+    let seen = match PoolFile::open_read_only(path) {
+        Err(adit_pool::Error::Kernel { errno, .. }) if errno == Errno::NOENT => return Ok(None),
+        seen => seen?.superblock()?,
+    };
+    if seen.flags & Superblock::CLEAN != 0 {
+        return Ok(None);
+    }
+    let file = PoolFile::open(path)?;
+    let info = file.pool().info()?;
+    let living = file.pool().living_slots().len();
+    // Nobody alive: the pool was left unclean. Somebody alive: others may have died beside him.
+    if living > 0 && info.attached as usize <= living && info.orphans == 0 {
+        return Ok(None);
+    }
+    file.pool().walk_with(walkers());
+    let attachment = file.attach()?;
+    let recovered = staged::recover(&attachment, staged::open_by_name);
+    file.detach(attachment)?;
+    recovered.map(Some)
+}
+
+impl Kept {
+    /// How long it is worth waiting for whoever has these bytes, or their file, in hand now.
+    fn patience(&self) -> Option<Duration> {
+        match self.reason {
+            Error::Base(Errno::AGAIN) => Some(LEASED),
+            Error::Contended
+            | Error::Publishing { .. }
+            | Error::Pool(adit_pool::Error::Busy { .. }) => Some(PATIENCE),
+            _ => None,
+        }
+    }
+
+    /// Whether the bytes wait because their file is somebody's who lives: then nothing needs to be done.
+    /// A file that is not found may have been moved to another directory, and its user has to know.
+    #[must_use]
+    pub fn needs_nobody(&self) -> bool {
+        matches!(self.reason, Error::Base(Errno::AGAIN))
+    }
+}

@@ -1,0 +1,542 @@
+//! The stories of `crashes.rs` on a medium behind the page cache: there only a fence makes anything
+//! durable, an order lets a crash keep the later and lose the earlier, and what was stored to the tables
+//! without a flush goes with the last process. And the same with a fence that was forgotten.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{OnceLock, Weak};
+
+use adit_pmem::OutOfRange;
+use adit_sim::{Failure, History, Report, enumerate, replay};
+
+use super::crashes::{boot_of, judge, recovered, tell};
+use super::*;
+
+use Step::{Append, Fsync, Publish, PublishCommitted, TakeAway, TakeAwayByOther, Truncate, Write};
+
+/// A medium at whose fences something else happens, or nothing.
+pub(super) struct Watched {
+    medium: SimMedium,
+    fence: Box<dyn Fn(&SimMedium) + Send + Sync>,
+    /// The next write fails, as on a disk that is full for a moment.
+    pub(super) refuses: AtomicBool,
+}
+
+impl Medium for Watched {
+    medium_of!(medium: size load store compare_exchange read flush order);
+
+    fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
+        if self.refuses.swap(false, Ordering::Relaxed) {
+            let (len, size) = (from.len() as u64, self.size());
+            return Err(OutOfRange { offset, len, size });
+        }
+        self.medium.write_streaming(offset, from)
+    }
+    fn fence(&self) {
+        (self.fence)(&self.medium);
+    }
+    fn fence_is_slow(&self) -> bool {
+        true
+    }
+}
+
+/// A medium whose fences only order when `left` of them are used up.
+pub(super) fn forgetful(medium: SimMedium, left: Arc<AtomicU64>) -> Watched {
+    let one_less = |left: u64| left.checked_sub(1);
+    let fence = move |medium: &SimMedium| match left.fetch_update(
+        Ordering::Relaxed,
+        Ordering::Relaxed,
+        one_less,
+    ) {
+        Ok(_) => medium.fence(),
+        Err(_) => medium.order(),
+    };
+    Watched {
+        medium,
+        fence: Box::new(fence),
+        refuses: AtomicBool::new(false),
+    }
+}
+
+fn run(
+    name: &str,
+    steps: &[Step],
+    mode: Mode,
+    states: u64,
+    fences: u64,
+) -> std::result::Result<Report, Box<Failure>> {
+    let config = config(name, 12, states);
+    let workload = |world: &World| {
+        world.put_behind_page_cache(TINY.header_len());
+        let medium = forgetful(world.medium(), Arc::new(AtomicU64::new(fences)));
+        let boot = boot_of(world);
+        tell(world, steps, mode, boot, medium, |file| file, || None);
+    };
+    let judge = judge(steps, mode, boot_of);
+    let result = enumerate(&config, workload, &judge);
+    if let Err(failure) = &result {
+        let again = replay(&config, &failure.replay, workload, &judge).expect_err("replay");
+        assert_eq!(again.message, failure.message);
+    }
+    result
+}
+
+const STORY: [Step; 12] = [
+    Append(100),
+    Append(700),
+    Fsync,
+    Write(50, 300),
+    Append(5000),
+    PublishCommitted,
+    Truncate(4000),
+    Append(9000),
+    Fsync,
+    Publish,
+    Write(0, 20),
+    Publish,
+];
+
+#[test]
+fn every_mode_keeps_its_promise_behind_the_page_cache() {
+    for mode in [Mode::Posix, Mode::Sync, Mode::Atomic, Mode::Strict] {
+        let name = format!("staged-cached-{mode:?}");
+        match run(&name, &STORY, mode, 4_000, u64::MAX) {
+            Ok(report) => {
+                println!("{name}: {report}");
+                assert!(report.states > 300, "{report}");
+            }
+            Err(failure) => panic!("{name}: {failure}"),
+        }
+    }
+}
+
+/// Ended and begun anew, by this attachment and by another one; what is forgotten was not retired before.
+const ENDED: [Step; 9] = [
+    Append(100),
+    Write(10, 500),
+    TakeAway,
+    Append(4200),
+    TakeAwayByOther,
+    Append(30),
+    Fsync,
+    Truncate(40),
+    TakeAway,
+];
+
+#[test]
+fn taking_away_keeps_every_promise_behind_the_page_cache() {
+    for mode in [Mode::Posix, Mode::Sync, Mode::Atomic, Mode::Strict] {
+        let name = format!("staged-cached-ended-{mode:?}");
+        match run(&name, &ENDED, mode, 3_000, u64::MAX) {
+            Ok(report) => {
+                println!("{name}: {report}");
+                assert!(report.states > 300, "{report}");
+            }
+            Err(failure) => panic!("{name}: {failure}"),
+        }
+    }
+}
+
+/// A plain write of `atomic` and `posix` waits for no device.
+#[test]
+fn only_a_commit_fences() {
+    for (mode, step, fences) in [
+        (Mode::Atomic, Append(5000), 0),
+        (Mode::Posix, Append(100), 0),
+        (Mode::Atomic, Truncate(10), 0),
+        (Mode::Strict, Append(5000), 1),
+        (Mode::Strict, Append(9000), 1),
+        (Mode::Atomic, Fsync, 1),
+        // Its records end with the entry. The second is before their space is used again, and finds
+        // nothing to sync.
+        (Mode::Strict, TakeAway, 2),
+    ] {
+        assert_eq!(fences_of(mode, step), fences, "{mode:?} {step:?}");
+    }
+}
+
+/// Fences of a step, after one that has made log and chunks ready.
+fn fences_of(mode: Mode, step: Step) -> u64 {
+    let world = World::new(tiny_size(24));
+    world.put_behind_page_cache(TINY.header_len());
+    create_pool(&world, boot(1));
+    let left = Arc::new(AtomicU64::new(u64::MAX));
+    let medium = forgetful(world.medium(), Arc::clone(&left));
+    let pool = open_pool(medium, boot(1)).expect("open");
+    let stage = Stage::new(pool.attach().expect("attach"));
+    let file = world.create("dir/file").expect("create");
+    let staged = StagedFile::open(&stage, &name_of(&file), file, mode).expect("stage");
+    Append(1).run(1, &staged).expect("step");
+    let before = left.load(Ordering::Relaxed);
+    step.run(2, &staged).expect("step");
+    before - left.load(Ordering::Relaxed)
+}
+
+/// Somebody outside writes to a file whose staging has ended; the next `fences` fences of the pool are
+/// the last.
+fn written_by_an_outsider(name: &str, fences: u64) -> std::result::Result<Report, Box<Failure>> {
+    let story = [Append(500), TakeAway, Write(100, 600)];
+    let config = config(&format!("staged-cached-outsider-{name}"), 12, 4_000);
+    let workload = |world: &World| {
+        world.put_behind_page_cache(TINY.header_len());
+        let left = Arc::new(AtomicU64::new(u64::MAX));
+        let (stage, file) = world.setup(|| {
+            create_pool(world, boot_of(world));
+            let file = world.create("dir/file").expect("create");
+            file.write_at(0, &first_bytes()).expect("write");
+            let medium = forgetful(world.medium(), Arc::clone(&left));
+            let pool = open_pool(medium, boot_of(world)).expect("open");
+            (Stage::new(pool.attach().expect("attach")), file)
+        });
+        let staged = StagedFile::open(&stage, &name_of(&file), file.clone(), Mode::Strict);
+        let staged = staged.expect("stage");
+        for (nth, step) in (1..).zip(&story[..2]) {
+            if *step == TakeAway {
+                left.store(fences, Ordering::Relaxed);
+            }
+            world.begin(nth);
+            step.run(nth as usize, &staged).expect("step");
+            world.acknowledge(nth);
+        }
+        world.begin(3);
+        file.write_at(100, &bytes_of(3, 600)).expect("write");
+        file.sync().expect("sync");
+        world.acknowledge(3);
+    };
+    let states = states(&story);
+    enumerate(&config, workload, |world: &World, history: &History| {
+        let found = recovered(world, boot_of(world))?;
+        let done = history.completed().len();
+        // Of his own write a crash may keep a part.
+        let his = !history.in_flight().is_empty() && done == 2;
+        let allowed = &states[done..=(done + history.in_flight().len())];
+        if his || allowed.contains(&found) {
+            return Ok(());
+        }
+        Err(format!("{} bytes, not as after {done}", found.len()))
+    })
+}
+
+/// What is forgotten is not retired before. So it has to be gone durably before anybody else writes to the
+/// file: planted is a publisher who does not see to that.
+#[test]
+fn a_file_that_was_taken_away_is_an_outsiders() {
+    match written_by_an_outsider("fenced", u64::MAX) {
+        Ok(report) => println!("outsider: {report}"),
+        Err(failure) => panic!("outsider: {failure}"),
+    }
+    let found = written_by_an_outsider("unfenced", 0);
+    println!("unfenced: {}", found.expect_err("records that come back"));
+}
+
+/// Every fence is needed: forgetting it and those after it is noticed, in each mode.
+#[test]
+fn a_forgotten_fence_is_found() {
+    for mode in [Mode::Posix, Mode::Atomic, Mode::Strict] {
+        // The whole story fences some number of times; a commit, a publication or both come last.
+        let steps = [Append(500), Fsync, Write(10, 40), Fsync, Append(30)];
+        for fences in [0, 12] {
+            let name = format!("staged-cached-forgetful-{mode:?}-{fences}");
+            let found = run(&name, &steps, mode, 4_000, fences);
+            println!("{name}: {}", found.expect_err("a forgotten fence"));
+        }
+    }
+}
+
+type Staged = StagedFile<Watched, SimFile>;
+
+/// What a test knows of a file whose first write waits for the device.
+struct Scene {
+    staged: Arc<Staged>,
+    /// Another attachment: of the monitor, say.
+    other: Arc<Stage<Watched>>,
+    file: SimFile,
+    flight: Flight,
+}
+
+/// The first write waits for the device; the second may be made meanwhile.
+type Flight = [Step; 2];
+
+const FLIGHT: Flight = [Append(700), Write(900, 400)];
+
+impl Scene {
+    /// A durable write, in every mode.
+    fn write(&self, nth: usize) {
+        self.flight[nth - 1].run(nth, &self.staged).expect("step");
+        if self.staged.mode == Mode::Atomic {
+            self.staged.fsync().expect("fsync");
+        }
+    }
+
+    fn second_write(&self, world: &World) {
+        world.begin(2);
+        self.write(2);
+        world.acknowledge(2);
+    }
+
+    /// Somebody has seen a state of the file, and may have acted on it.
+    fn see(&self, world: &World, found: &[u8]) -> usize {
+        let states = states(&self.flight);
+        let nth = states.iter().position(|state| state == found);
+        let nth = nth.expect("no state that the file ever had");
+        world.begin(SEEN + nth as u64);
+        world.acknowledge(SEEN + nth as u64);
+        nth
+    }
+
+    /// What the monitor does for an opener who waits; what he then finds.
+    fn open(&self, world: &World) -> usize {
+        let (entry, base) = (self.staged.file(), self.file.clone());
+        let theirs = StagedFile::open_entry(&self.other, entry, base, Mode::Strict);
+        theirs.expect("stage").take_away(|| {}).expect("take away");
+        self.see(world, &contents(&self.file).expect("read"))
+    }
+}
+
+/// From here on an acknowledgement tells which state was seen.
+const SEEN: u64 = 10;
+
+/// Makes the first write, with `meanwhile` at the instant at which it waits for the device; the next
+/// `forgotten` fences after that are none.
+fn fly(
+    name: &str,
+    mode: Mode,
+    forgotten: u64,
+    meanwhile: impl Fn(&World, &Scene) + Clone + Send + Sync + 'static,
+) -> std::result::Result<Report, Box<Failure>> {
+    fly_with(FLIGHT, name, mode, forgotten, meanwhile)
+}
+
+fn fly_with(
+    flight: Flight,
+    name: &str,
+    mode: Mode,
+    forgotten: u64,
+    meanwhile: impl Fn(&World, &Scene) + Clone + Send + Sync + 'static,
+) -> std::result::Result<Report, Box<Failure>> {
+    let config = config(&format!("staged-flight-{name}"), 12, 4_000);
+    let workload = |world: &World| {
+        world.put_behind_page_cache(TINY.header_len());
+        let scene: Arc<OnceLock<Weak<Scene>>> = Arc::default();
+        let watched = || {
+            let (scene, meanwhile) = (Arc::clone(&scene), meanwhile.clone());
+            let (once, forget) = (OnceLock::new(), AtomicU64::new(0));
+            let fence = move |medium: &SimMedium| {
+                let scene = scene.get().and_then(Weak::upgrade);
+                if let Some(scene) = scene.filter(|_| once.set(()).is_ok()) {
+                    forget.store(forgotten, Ordering::Relaxed);
+                    meanwhile(medium.world(), &scene);
+                }
+                let one_less = |left: u64| left.checked_sub(1);
+                let (store, load) = (Ordering::Relaxed, Ordering::Relaxed);
+                match forget.fetch_update(store, load, one_less) {
+                    Ok(_) => medium.order(),
+                    Err(_) => medium.fence(),
+                }
+            };
+            Watched {
+                medium: world.medium(),
+                fence: Box::new(fence),
+                refuses: AtomicBool::new(false),
+            }
+        };
+        let all = world.setup(|| {
+            create_pool(world, boot_of(world));
+            let file = world.create("dir/file").expect("create");
+            file.write_at(0, &first_bytes()).expect("write");
+            let pool = open_pool(watched(), boot_of(world)).expect("open");
+            let stage = Stage::new(pool.attach().expect("attach"));
+            let other = Stage::new(pool.attach().expect("attach"));
+            let staged = StagedFile::open(&stage, &name_of(&file), file.clone(), mode);
+            let staged = Arc::new(staged.expect("stage"));
+            // The chunks of log and data are leased from here on.
+            staged.append(b"x").expect("append");
+            staged.truncate(first_bytes().len() as u64).expect("cut");
+            staged.publish(Scope::Everything).expect("publish");
+            Arc::new(Scene {
+                staged,
+                other,
+                file,
+                flight,
+            })
+        });
+        scene.set(Arc::downgrade(&all)).expect("once");
+        world.begin(1);
+        all.write(1);
+        world.acknowledge(1);
+    };
+    let judge = move |world: &World, history: &History| flight_judge(&flight, world, history);
+    let result = enumerate(&config, workload, judge);
+    if let Err(failure) = &result {
+        println!("{name}: {failure}");
+        let again = replay(&config, &failure.replay, workload, judge).expect_err("replay");
+        assert_eq!(again.message, failure.message);
+    }
+    result
+}
+
+/// The file is as after some of the writes, in their order, and has all that was acknowledged or seen.
+fn flight_judge(flight: &Flight, world: &World, history: &History) -> Result<(), String> {
+    let found = recovered(world, boot_of(world))?;
+    let state = states(flight).iter().position(|state| *state == found);
+    let nth = |id: &u64| (id % SEEN) as usize;
+    let least = history.completed().iter().map(nth).max().unwrap_or(0);
+    match state {
+        Some(state) if state >= least => Ok(()),
+        state => Err(format!(
+            "the file has {} bytes and is state {state:?}; told or seen: {least}",
+            found.len()
+        )),
+    }
+}
+
+fn flies(
+    name: &str,
+    mode: Mode,
+    meanwhile: impl Fn(&World, &Scene) + Clone + Send + Sync + 'static,
+) {
+    let report =
+        fly(name, mode, 0, meanwhile).unwrap_or_else(|failure| panic!("{name}: {failure}"));
+    println!("{name}: {report}");
+    assert!(report.states > 50, "{report}");
+}
+
+/// While a write waits for the device nobody else has to: not another write, not whoever opens the file,
+/// not a read, which does not see what a crash would take back. And every crash leaves a state that the
+/// file had, with everything that anybody was told or has seen.
+#[test]
+fn a_write_that_waits_for_the_device_holds_nobody_up() {
+    flies("write", Mode::Strict, |world, scene| {
+        scene.second_write(world)
+    });
+    flies("read", Mode::Strict, |world, scene| {
+        assert_eq!(scene.see(world, &read_all(&scene.staged)), 0);
+    });
+    flies("write-read", Mode::Strict, |world, scene| {
+        scene.second_write(world);
+        assert_eq!(scene.see(world, &read_all(&scene.staged)), 2);
+    });
+    flies("open", Mode::Strict, |world, scene| {
+        // A stopped program's bytes are there for whoever opens the file.
+        assert_eq!(scene.open(world), 1);
+    });
+    flies("write-open", Mode::Strict, |world, scene| {
+        scene.second_write(world);
+        assert_eq!(scene.open(world), 2);
+    });
+    flies("publish", Mode::Strict, |_, scene| {
+        scene.staged.publish(Scope::Everything).expect("publish");
+    });
+    flies("take-away", Mode::Strict, |world, scene| {
+        scene.staged.take_away(|| {}).expect("take away");
+        assert_eq!(scene.see(world, &contents(&scene.file).expect("read")), 1);
+    });
+}
+
+/// The second write is one that cuts the file, or one of several records.
+const OTHER_FLIGHTS: [(&str, Flight); 2] = [
+    ("cut", [Append(700), Truncate(500)]),
+    ("long", [Append(700), Write(900, LONG)]),
+];
+/// More than an extent has.
+const LONG: usize = 40_000;
+
+#[test]
+fn whatever_follows_a_write_that_waits_for_the_device_is_chained_to_it() {
+    for (name, flight) in OTHER_FLIGHTS {
+        let second = |world: &World, scene: &Scene| scene.second_write(world);
+        match fly_with(flight, &format!("chained-{name}"), Mode::Strict, 0, second) {
+            Ok(report) => println!("{name}: {report}"),
+            Err(failure) => panic!("{name}: {failure}"),
+        }
+    }
+}
+
+/// The same of a commit that waits for the device.
+#[test]
+fn a_commit_that_waits_for_the_device_holds_nobody_up() {
+    flies("commit-write", Mode::Atomic, |world, scene| {
+        scene.second_write(world);
+    });
+    flies("commit-open", Mode::Atomic, |world, scene| {
+        assert_eq!(scene.open(world), 1);
+    });
+    flies("commit-write-open", Mode::Atomic, |world, scene| {
+        scene.second_write(world);
+        assert_eq!(scene.open(world), 2);
+    });
+    flies("commit-publish", Mode::Atomic, |_, scene| {
+        scene.staged.publish(Scope::Committed).expect("publish");
+    });
+    flies("commit-take-away", Mode::Atomic, |world, scene| {
+        scene.staged.take_away(|| {}).expect("take away");
+        assert_eq!(scene.see(world, &contents(&scene.file).expect("read")), 1);
+    });
+}
+
+/// Planted: a publisher who takes a commit for durable when it is written.
+#[test]
+fn a_commit_that_is_believed_early_is_found() {
+    let early = |_: &World, scene: &Scene| {
+        let commit = scene.staged.look().commit;
+        scene.staged.change().committed = commit;
+        scene.staged.publish(Scope::Committed).expect("publish");
+    };
+    fly("commit-early", Mode::Atomic, 0, early).expect_err("a base file with half a commit");
+}
+
+/// Planted: a read that sees what is not durable yet.
+#[test]
+fn a_reader_that_sees_too_much_is_found() {
+    let early = |world: &World, scene: &Scene| {
+        let waiting = scene.staged.look().last_waiting().expect("a write waits");
+        scene.staged.change().reveal(waiting);
+        assert_eq!(scene.see(world, &read_all(&scene.staged)), 1);
+    };
+    fly("read-early", Mode::Strict, 0, early).expect_err("a read of bytes that a crash takes back");
+}
+
+/// Planted: a publisher who does not make durable what he folds into the base file.
+#[test]
+fn a_publisher_that_does_not_fence_is_found() {
+    let open = |world: &World, scene: &Scene| {
+        scene.open(world);
+    };
+    fly("publish-early", Mode::Strict, 1, open).expect_err("a base file with half a write");
+}
+
+/// Planted: a write that does not say that the one before it is not durable yet.
+#[test]
+fn a_write_that_forgets_the_one_before_is_found() {
+    let alone = |world: &World, scene: &Scene| {
+        scene.staged.change().durable = u64::from(u32::MAX);
+        scene.second_write(world);
+    };
+    fly("unchained", Mode::Strict, 0, alone).expect_err("the second write without the first");
+    for (name, flight) in OTHER_FLIGHTS {
+        let name = format!("unchained-{name}");
+        fly_with(flight, &name, Mode::Strict, 0, alone).expect_err("the second without the first");
+    }
+}
+
+/// Records carry the CRC of their bytes here, so nothing that newer writes cover is used again before it
+/// is published.
+#[test]
+fn covered_pages_keep_their_bytes_behind_the_page_cache() {
+    const PAGE: usize = 4096;
+    let steps = [
+        Write(0, PAGE),
+        Write(0, PAGE),
+        Fsync,
+        Write(0, PAGE),
+        Write(PAGE, PAGE),
+        Fsync,
+        Write(0, PAGE),
+    ];
+    for mode in [Mode::Atomic, Mode::Strict] {
+        let name = format!("staged-cached-covered-{mode:?}");
+        match run(&name, &steps, mode, 2_000, u64::MAX) {
+            Ok(report) => println!("{name}: {report}"),
+            Err(failure) => panic!("{name}: {failure}"),
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Committing several files at one instant.
+//!
+//! All of them are locked, in the order that everybody keeps who locks several, so the commit is one cut
+//! through what all threads write. What has to be published afterwards is published file by file: the
+//! ring of commits (`adit_pool`) counts until the last of them is retired.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use adit_pmem::{BaseFile, Medium};
+use adit_pool::{Attachment, FileGuard, RecoveredFile};
+
+use super::error::{Error, Result, is_pressure};
+use super::file::StagedFile;
+
+impl<M: Medium, B: BaseFile> StagedFile<M, B> {
+    /// Whether a crash of the system would take back anything of the file, as far as this process knows.
+    #[must_use]
+    pub fn has_uncommitted(&self) -> bool {
+        self.look().has_uncommitted()
+    }
+
+    /// Whether the two can be committed together: they lie in one pool.
+    #[must_use]
+    pub fn is_beside(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.stage, &other.stage)
+    }
+
+    /// Makes everything so far of several files durable, at one instant: after a crash of the system
+    /// either all of it has happened or nothing that was not committed before. A file that somebody has
+    /// published and taken away meanwhile is durable already. [`Error::Apart`] when they lie in
+    /// different pools, with nothing committed.
+    pub fn commit_group(files: &[&Self]) -> Result<()> {
+        let Some(first) = files.first() else {
+            return Ok(());
+        };
+        if files.iter().any(|file| !file.is_beside(first)) {
+            return Err(Error::Apart);
+        }
+        let mut files = files.to_vec();
+        files.sort_unstable_by_key(|file| file.file);
+        files.dedup_by_key(|file| file.file);
+        files[0].with_room(|| {
+            let committed = commit_locked(&files);
+            if matches!(&committed, Err(Error::Pool(error)) if is_pressure(error)) {
+                for other in &files[1..] {
+                    other.relieve()?;
+                }
+            }
+            committed
+        })
+    }
+}
+
+fn commit_locked<M: Medium, B: BaseFile>(files: &[&StagedFile<M, B>]) -> Result<()> {
+    let mut guards = Vec::with_capacity(files.len());
+    // Held as well where there is nothing to commit: otherwise a write to one of these and then to
+    // another file could be committed by half.
+    let mut idle = Vec::new();
+    let mut waiting = Vec::with_capacity(files.len());
+    for file in files {
+        let guard = match file.lock() {
+            Err(Error::Taken) => continue,
+            guard => guard?,
+        };
+        // A commit of this file alone may be on its way, for another thread. Then there is nothing left
+        // for one of ours to cover.
+        let on_its_way = {
+            let view = file.look();
+            (view.last() <= view.commit).then_some(view.commit)
+        };
+        if let Some(commit) = on_its_way {
+            file.settle_commit(commit)?;
+        }
+        if file.look().has_uncommitted() {
+            guards.push(guard);
+            waiting.push(file);
+        } else {
+            idle.push(guard);
+        }
+    }
+    let Some(first) = waiting.first() else {
+        return Ok(());
+    };
+    let commits = first.stage.attachment().commit_together(&mut guards)?;
+    for (file, seq) in waiting.iter().zip(commits) {
+        let mut view = file.change();
+        view.commit = seq;
+        view.commit_is_durable(seq);
+        file.known_seq.store(seq + 1, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// Commits what the dead left uncommitted in this boot, at one instant: a loss of power in the middle of
+/// the recovery must not leave one file of theirs new and another one old. Best effort: what is locked
+/// by others, or was written since the walk, is left to be committed by itself. The records of `found`
+/// say afterwards what is committed.
+pub(super) fn commit_orphans<M: Medium>(
+    attachment: &Attachment<M>,
+    found: &mut [RecoveredFile],
+) -> Result<()> {
+    let mut orphans: Vec<&mut RecoveredFile> = found
+        .iter_mut()
+        .filter(|file| file.orphaned && file.uncommitted > 0)
+        .collect();
+    if orphans.len() < 2 {
+        return Ok(());
+    }
+    orphans.sort_unstable_by_key(|file| file.file());
+    let mut locked = Vec::with_capacity(orphans.len());
+    for file in orphans {
+        if let Ok(guard) = attachment.lock_file(file.file()) {
+            locked.push((file, guard));
+        }
+    }
+    // Numbers of records that were never written leave gaps; only another walk can tell.
+    let unclear =
+        |(file, guard): &(&mut RecoveredFile, FileGuard<'_, M>)| -> adit_pool::Result<bool> {
+            Ok(guard.next_seq()? != file.last_seq + 1)
+        };
+    let mut again = false;
+    for one in &locked {
+        again |= unclear(one)?;
+    }
+    if again {
+        let now = attachment.pool().scan()?;
+        locked.retain(|(file, _)| {
+            now.files.iter().any(|now| {
+                (now.file_id, now.last_seq, now.records)
+                    == (file.file_id, file.last_seq, file.records)
+            })
+        });
+    }
+    let (files, mut guards): (Vec<_>, Vec<_>) = locked.into_iter().unzip();
+    if guards.len() < 2 {
+        return Ok(());
+    }
+    let commits = attachment.commit_together(&mut guards)?;
+    for (file, commit) in files.into_iter().zip(commits) {
+        file.uncommitted = 0;
+        file.last_seq = commit;
+    }
+    Ok(())
+}
