@@ -18,7 +18,10 @@ test_univnewlines test_genericpath test_posixpath test_filecmp test_linecache te
 "
 cat >one.py <<'EOF'
 import sys, unittest
+from test import support
 
+# Some tests say how long they waited.
+support.verbose = 0
 name = sys.argv[1]
 apart = ("CSignalsTest", "PySignalsTest", "CMiscIOTest", "PyMiscIOTest")
 

@@ -49,6 +49,32 @@ ssize_t write(int fd, const void *buf, size_t len)
     return done;
 }
 
+static int reads;
+
+/* One byte of every hundredth answer is wrong. */
+static ssize_t misread(int fd, unsigned char *buf, ssize_t done)
+{
+    if (fault("read") && done > 0 && regular(fd) && ++reads % 100 == 0)
+        buf[done / 2] ^= 1;
+    return done;
+}
+
+ssize_t read(int fd, void *buf, size_t len)
+{
+    static ssize_t (*real)(int, void *, size_t);
+    if (!real)
+        real = (ssize_t (*)(int, void *, size_t))dlsym(RTLD_NEXT, "read");
+    return misread(fd, buf, real(fd, buf, len));
+}
+
+ssize_t pread(int fd, void *buf, size_t len, off_t at)
+{
+    static ssize_t (*real)(int, void *, size_t, off_t);
+    if (!real)
+        real = (ssize_t (*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
+    return misread(fd, buf, real(fd, buf, len, at));
+}
+
 int fchmod(int fd, mode_t mode)
 {
     static int (*real)(int, mode_t);

@@ -32,6 +32,10 @@ class Kernel:
     image: Path
     modules: Path
 
+    def version(self):
+        """Its first two numbers."""
+        return tuple(int(number) for number in self.name.split(".")[:2])
+
     def load_order(self):
         """The files of the wanted modules and of what they need, in the order of loading."""
         files = {p.name.split(".ko")[0].replace("-", "_"): p for p in self.modules.rglob("*.ko*")}
@@ -148,10 +152,13 @@ def download(scratch, suite, meta, say):
 
 def run(command, limit, cwd=None):
     """Runs a host command; what it said becomes the error."""
-    done = subprocess.run(
-        command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, timeout=limit, env={**os.environ, "LC_ALL": "C"}, check=False,
-    )
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=limit, env={**os.environ, "LC_ALL": "C"}, check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Missing(f"{command[0]} {command[-1]} was not done after {limit} s") from None
     if done.returncode:
         raise Missing(f"{command[0]} {command[-1]} failed with {done.returncode}: {done.stdout.strip()[-800:]}")
     return done.stdout

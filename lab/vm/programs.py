@@ -13,10 +13,14 @@ ROOT = Path(__file__).resolve().parents[2]
 HOST = {
     "bash": "bash",
     "e2fsck": "e2fsprogs",
+    "flock": "util-linux",
     "mkfs.ext4": "e2fsprogs",
     "mkfs.xfs": "xfsprogs",
     "ndctl": "ndctl",
+    "perl": "perl-base",
     "sqlite3": "sqlite3",
+    "strace": "strace",
+    "xfs_db": "xfsprogs",
     "xfs_repair": "xfsprogs",
 }
 EMULATOR = {"qemu-system-x86_64": "qemu-system-x86"}
@@ -76,12 +80,14 @@ def built(target, say):
     release = target / "release"
     # As `make release` does, so that nothing is built twice.
     cargo(["build", "--release", "-p", "adit-shim", "-p", "adit-cli"], target)
+    cargo(["build", "--release", "-p", "adit-cli", "--example", "staged-writer"], target)
     cargo(["build", "--release", "-p", "adit-oracle"], target)
     cargo(["build", "--release", "-p", "adit-sim", "--bin", "adit-torture"], target)
     # The judge is tried before it judges.
     cargo(["test", "--release"], target / "powercut", ROOT / "lab" / "vm" / "powercut")
     cargo(["build", "--release"], target / "powercut", ROOT / "lab" / "vm" / "powercut")
     files = {f"/adit/{name}": release / name for name in ("adit", "libadit.so", "adit-oracle", "adit-torture")}
+    files["/adit/staged-writer"] = release / "examples" / "staged-writer"
     for name in ("powercut", "path-lengths"):
         files[f"/adit/{name}"] = target / "powercut" / "release" / name
     for line in cargo(["test", "-p", "adit-pmem", "--no-run", "--message-format=json"], target).splitlines():

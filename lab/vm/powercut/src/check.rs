@@ -1,12 +1,15 @@
 //! What must be there after the cut.
 
 use crate::kinds::{FILE, Kind, Place, WORD};
+use crate::promise::Promise;
 
 /// Says what was found, or what is missing.
-pub(crate) fn run(place: &Place, acknowledged: u64) -> Result<String, String> {
+pub(crate) fn run(place: &Place, acknowledged: u64, promise: Promise) -> Result<String, String> {
     match place.kind {
-        Kind::Overwrite | Kind::Unwritten => overwrites(place, acknowledged, &content(place)?),
-        Kind::Append => appends(place, acknowledged, &content(place)?),
+        Kind::Overwrite | Kind::Unwritten => {
+            overwrites(place, acknowledged, promise, &content(place)?)
+        }
+        Kind::Append => appends(place, acknowledged, promise, &content(place)?),
         Kind::Replace if acknowledged == 0 && !place.file().exists() => {
             Ok("nothing was acknowledged".into())
         }
@@ -26,8 +29,13 @@ fn integer(bytes: &[u8]) -> u64 {
 }
 
 /// The file must be as some number of operations left it, not fewer than were acknowledged, and of
-/// the next one any words may be there.
-fn overwrites(place: &Place, acknowledged: u64, content: &[u8]) -> Result<String, String> {
+/// the next one any words may be there, unless the mode is atomic.
+fn overwrites(
+    place: &Place,
+    acknowledged: u64,
+    promise: Promise,
+    content: &[u8],
+) -> Result<String, String> {
     if content.len() as u64 != FILE {
         return Err(format!("{} bytes instead of {FILE}", content.len()));
     }
@@ -47,6 +55,7 @@ fn overwrites(place: &Place, acknowledged: u64, content: &[u8]) -> Result<String
         }
         last[words].fill(operation);
     }
+    let torn = matches!(promise, Promise::Posix | Promise::Sync);
     match compare(place, &found, &last, &last) {
         Ok(()) if newest >= acknowledged => Ok(format!(
             "{newest} operations are there, {acknowledged} were acknowledged"
@@ -55,7 +64,7 @@ fn overwrites(place: &Place, acknowledged: u64, content: &[u8]) -> Result<String
             "only {newest} operations are there, {acknowledged} were acknowledged"
         )),
         // Its completion was not acknowledged: it may be there in part.
-        Err(_) if newest > acknowledged => {
+        Err(_) if newest > acknowledged && torn => {
             compare(place, &found, &last, &before)?;
             Ok(format!(
                 "{} operations are there and a part of one, {acknowledged} were acknowledged",
@@ -83,8 +92,14 @@ fn compare(place: &Place, found: &[u64], one: &[u64], other: &[u64]) -> Result<(
     Ok(())
 }
 
-/// The file is a sequence of whole records, all that were acknowledged; of the next one any part.
-fn appends(place: &Place, acknowledged: u64, content: &[u8]) -> Result<String, String> {
+/// The file is a sequence of whole records, all that were acknowledged; of the next one any part that the mode
+/// lets be there.
+fn appends(
+    place: &Place,
+    acknowledged: u64,
+    promise: Promise,
+    content: &[u8],
+) -> Result<String, String> {
     let mut at = 0;
     let mut whole = 0;
     loop {
@@ -110,6 +125,24 @@ fn appends(place: &Place, acknowledged: u64, content: &[u8]) -> Result<String, S
         }
         if let Some(i) = (0..rest.len()).find(|&i| rest[i] != 0 && rest[i] != record[i]) {
             return Err(format!("wrong byte {:#x} at {}", rest[i], at + i));
+        }
+        let whole_calls = |len: usize| place.pieces(whole + 1).any(|end| end == len);
+        match promise {
+            Promise::Atomic if !rest.is_empty() => {
+                return Err(format!(
+                    "a part of record {}: {} bytes",
+                    whole + 1,
+                    rest.len()
+                ));
+            }
+            Promise::Strict if !rest.is_empty() && !whole_calls(rest.len()) => {
+                return Err(format!(
+                    "a part of a call of record {}: {} bytes",
+                    whole + 1,
+                    rest.len()
+                ));
+            }
+            _ => {}
         }
         return Ok(format!(
             "{whole} records are there and {} bytes of the next, {acknowledged} were acknowledged",
@@ -137,6 +170,8 @@ fn replacement(place: &Place, acknowledged: u64, content: &[u8]) -> Result<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const POSIX: Promise = Promise::Posix;
 
     fn place(kind: Kind) -> Place {
         Place {
@@ -167,10 +202,10 @@ mod tests {
             let place = place(kind);
             let content = written(&place, 300);
             for acknowledged in [0, 299, 300] {
-                overwrites(&place, acknowledged, &content).expect("all there");
+                overwrites(&place, acknowledged, POSIX, &content).expect("all there");
             }
-            overwrites(&place, 301, &content).expect_err("one is missing");
-            assert!(overwrites(&place, 0, &content[8..]).is_err());
+            overwrites(&place, 301, POSIX, &content).expect_err("one is missing");
+            assert!(overwrites(&place, 0, POSIX, &content[8..]).is_err());
             // Each word of each operation that is still to be seen, back to an older state.
             let older = written(&place, 250);
             let mut lost = 0;
@@ -179,7 +214,7 @@ mod tests {
                 if older[word.clone()] != content[word.clone()] {
                     let mut damaged = content.clone();
                     damaged[word.clone()].copy_from_slice(&older[word]);
-                    let judged = overwrites(&place, 300, &damaged);
+                    let judged = overwrites(&place, 300, POSIX, &damaged);
                     judged.expect_err("a word of an acknowledged operation is lost");
                     lost += 1;
                 }
@@ -199,11 +234,13 @@ mod tests {
         assert!(len >= 64, "choose another operation");
         let middle = (offset + len / 2) as usize;
         let torn = [&after[..middle], &before[middle..]].concat();
-        overwrites(&place, 20, &torn).expect("in flight");
-        overwrites(&place, 21, &torn).expect_err("acknowledged");
+        overwrites(&place, 20, POSIX, &torn).expect("in flight");
+        overwrites(&place, 21, POSIX, &torn).expect_err("acknowledged");
+        overwrites(&place, 20, Promise::Strict, &torn).expect_err("calls are atomic");
+        overwrites(&place, 20, Promise::Strict, &after).expect("whole");
         let mut foreign = after;
         foreign[FILE as usize / 2 + 5] ^= 1;
-        overwrites(&place, 0, &foreign).expect_err("nobody wrote this");
+        overwrites(&place, 0, POSIX, &foreign).expect_err("nobody wrote this");
     }
 
     #[test]
@@ -211,18 +248,26 @@ mod tests {
         let place = place(Kind::Append);
         let all: Vec<u8> = (1..=9).flat_map(|n| place.record(n)).collect();
         let start = all.len() - place.record(9).len();
-        appends(&place, 9, &all).expect("all there");
-        appends(&place, 8, &all[..all.len() - 1]).expect("in flight");
-        appends(&place, 9, &all[..all.len() - 1]).expect_err("a byte of an acknowledged one");
+        appends(&place, 9, POSIX, &all).expect("all there");
+        appends(&place, 8, POSIX, &all[..all.len() - 1]).expect("in flight");
+        appends(&place, 9, POSIX, &all[..all.len() - 1])
+            .expect_err("a byte of an acknowledged one");
+        let cut = &all[..all.len() - 1];
+        appends(&place, 8, Promise::Atomic, cut).expect_err("a part of a transaction");
+        appends(&place, 8, Promise::Strict, cut).expect_err("a part of a call");
+        appends(&place, 8, Promise::Atomic, &all[..start]).expect("nothing of it");
+        for end in place.pieces(9) {
+            appends(&place, 8, Promise::Strict, &all[..start + end]).expect("whole calls");
+        }
         let mut zeros = all.clone();
         zeros[start..].fill(0);
-        appends(&place, 8, &zeros).expect("blocks without contents");
-        appends(&place, 9, &zeros).expect_err("contents are lost");
+        appends(&place, 8, POSIX, &zeros).expect("blocks without contents");
+        appends(&place, 9, POSIX, &zeros).expect_err("contents are lost");
         let mut wrong = all.clone();
         wrong[start + 3] ^= 0x10;
-        appends(&place, 8, &wrong).expect_err("nobody wrote this");
+        appends(&place, 8, POSIX, &wrong).expect_err("nobody wrote this");
         let long = [&all[..], &[0; 7000]].concat();
-        appends(&place, 9, &long).expect_err("longer than the next record");
+        appends(&place, 9, POSIX, &long).expect_err("longer than the next record");
     }
 
     #[test]

@@ -120,8 +120,18 @@ impl Place {
     }
 }
 
+impl Place {
+    /// Where each of the up to three writes of a record ends in it.
+    pub(crate) fn pieces(&self, operation: u64) -> impl Iterator<Item = usize> {
+        let len = self.record(operation).len();
+        let parts = 1 + self.draw(operation, 6) as usize % 3;
+        let step = len.div_ceil(parts);
+        (1..=parts).map(move |n| (n * step).min(len))
+    }
+}
+
 /// Scatters the bits of a number (the finalizer of splitmix64).
-fn mix(x: u64) -> u64 {
+pub(crate) fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

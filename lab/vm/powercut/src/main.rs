@@ -8,16 +8,24 @@
 // What is tested is how Adit serves a program that goes through libc.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod ace;
 mod check;
 mod kinds;
+mod promise;
+mod sequences;
 mod write;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: powercut write KIND DIR SEED PORT TAG [early|no-fsync]
-       powercut check KIND DIR SEED ACKNOWLEDGED
-KIND: overwrite, unwritten, append, replace";
+const USAGE: &str =
+    "usage: powercut write KIND DIR SEED PORT TAG [early] [no-fsync] [reopen] [rest]
+       powercut check KIND DIR SEED PROMISE ACKNOWLEDGED
+       powercut sequences PROMISE DIR SEED COUNT PORT TAG [no-fsync]
+       powercut check-sequences PROMISE DIR SEED NUMBER EVENTS BACK
+       powercut count PROMISE DIR SEED
+KIND: overwrite, unwritten, append, replace
+PROMISE: posix, sync, atomic, strict";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -37,18 +45,50 @@ fn run(args: &[String]) -> Result<String, String> {
     let [what, kind, dir, seed, rest @ ..] = args else {
         return Err(USAGE.into());
     };
+    if let Some(promise) = promise::Promise::parse(kind) {
+        let series = sequences::Series {
+            dir: PathBuf::from(dir),
+            seed: number(seed)?,
+            promise,
+        };
+        return run_sequences(what, &series, rest);
+    }
     let place = kinds::Place {
         kind: kinds::Kind::parse(kind).ok_or(USAGE)?,
         dir: PathBuf::from(dir),
         seed: number(seed)?,
     };
     match (what.as_str(), rest) {
-        ("write", [port, tag]) => write::run(&place, port, tag, None),
-        ("write", [port, tag, plant]) => {
-            let plant = write::Plant::parse(plant).ok_or(USAGE)?;
-            write::run(&place, port, tag, Some(plant))
+        ("write", [port, tag, how @ ..]) => {
+            let how: Option<Vec<_>> = how.iter().map(|word| write::How::parse(word)).collect();
+            write::run(&place, port, tag, &how.ok_or(USAGE)?)
         }
-        ("check", [acknowledged]) => check::run(&place, number(acknowledged)?),
+        ("check", [promise, acknowledged]) => {
+            let promise = promise::Promise::parse(promise).ok_or(USAGE)?;
+            check::run(&place, number(acknowledged)?, promise)
+        }
+        _ => Err(USAGE.into()),
+    }
+}
+
+fn run_sequences(
+    what: &str,
+    series: &sequences::Series,
+    rest: &[String],
+) -> Result<String, String> {
+    let size = |text: &str| usize::try_from(number(text)?).map_err(|e| e.to_string());
+    match (what, rest) {
+        ("count", []) => Ok(ace::Order::new(series.seed, series.promise)
+            .count()
+            .to_string()),
+        ("sequences", [count, port, tag]) => series.run(size(count)?, port, tag, None),
+        ("sequences", [count, port, tag, plant]) => {
+            let plant = write::How::parse(plant).ok_or(USAGE)?;
+            series.run(size(count)?, port, tag, Some(plant))
+        }
+        ("check-sequences", [number, events, back]) => {
+            series.check(size(number)?, size(events)?, size(back)?)
+        }
         _ => Err(USAGE.into()),
     }
 }

@@ -2,71 +2,103 @@
 
 use crate::kinds::{FILE, Kind, Place};
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 /// The operation before which the writer says whether Adit serves its file.
 const LOOK: u64 = 40;
 
-/// A bug on purpose, which the checker has to find.
+/// What a writer does differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Plant {
-    /// Acknowledges before it does the operation.
+pub(crate) enum How {
+    /// Acknowledges before it does the operation: a bug on purpose, which the checker has to find.
     Early,
-    /// Leaves out the fsync.
+    /// Leaves out the fsync: a bug, too, except where calls are durable by themselves.
     NoFsync,
+    /// Closes its file again and again, which publishes what is staged.
+    Reopen,
+    /// Rests now and then, so long that what it has staged is published meanwhile.
+    Rest,
 }
 
-impl Plant {
+impl How {
     pub(crate) fn parse(text: &str) -> Option<Self> {
         match text {
             "early" => Some(Self::Early),
             "no-fsync" => Some(Self::NoFsync),
+            "reopen" => Some(Self::Reopen),
+            "rest" => Some(Self::Rest),
             _ => None,
         }
     }
 }
 
+/// Operations between two closes or rests.
+const STRETCH: u64 = 32;
+/// Longer than the monitor lets staged bytes lie.
+const REST: Duration = Duration::from_millis(1300);
+
 /// Writes until the power is cut.
-pub(crate) fn run(
-    place: &Place,
-    port: &str,
-    tag: &str,
-    plant: Option<Plant>,
-) -> Result<String, String> {
+pub(crate) fn run(place: &Place, port: &str, tag: &str, how: &[How]) -> Result<String, String> {
     let failed = |what: &str| {
         let what = format!("{tag}: {what}");
         move |e: std::io::Error| format!("{what}: {e}")
     };
-    prepare(place).map_err(failed("preparing"))?;
+    patiently(|| prepare(place)).map_err(failed("preparing"))?;
     let port = OpenOptions::new()
         .write(true)
         .open(port)
         .map_err(failed("opening the serial line"))?;
-    let mut writer = Writer::new(place, plant).map_err(failed("opening"))?;
+    let open = || patiently(|| Writer::new(place, how));
+    let mut writer = open().map_err(failed("opening"))?;
+    let early = how.contains(&How::Early);
     for operation in 1.. {
         if operation == LOOK {
             let served = served(place).map_err(failed("looking at the mappings"))?;
             send(&port, &format!("{tag} served {served}")).map_err(failed("reporting"))?;
         }
+        if operation % STRETCH == 0 {
+            if how.contains(&How::Rest) {
+                std::thread::sleep(REST);
+            }
+            if how.contains(&How::Reopen) {
+                writer.file = None;
+                writer = open().map_err(failed("opening again"))?;
+            }
+        }
         let acknowledgement = format!("{tag} {operation}");
-        if plant == Some(Plant::Early) {
+        if early {
             send(&port, &acknowledgement).map_err(failed("acknowledging"))?;
             std::thread::sleep(Duration::from_millis(20));
         }
         writer
             .operation(operation)
             .map_err(failed(&format!("operation {operation}")))?;
-        if plant != Some(Plant::Early) {
+        if !early {
             send(&port, &acknowledgement).map_err(failed("acknowledging"))?;
         }
     }
     Ok(format!("{tag}: no more numbers"))
 }
 
+/// Does again what `adit run --require` refuses. A machine that is stopped for a look loses seconds, and waits in vain
+/// for its monitor then.
+fn patiently<T>(mut what: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    // What cannot be staged, whoever has it open, and without a monitor that answers.
+    const REFUSED: [i32; 3] = [95, 16, 111];
+    for _ in 0..500 {
+        match what() {
+            Err(e) if e.raw_os_error().is_some_and(|e| REFUSED.contains(&e)) => {}
+            done => return done,
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    what()
+}
+
 /// One write per line: the kernel keeps lines of several writers apart.
-fn send(mut port: &File, line: &str) -> std::io::Result<()> {
+pub(crate) fn send(mut port: &File, line: &str) -> std::io::Result<()> {
     port.write_all(format!("{line}\n").as_bytes())
 }
 
@@ -103,7 +135,7 @@ struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    fn new(place: &'a Place, plant: Option<Plant>) -> std::io::Result<Self> {
+    fn new(place: &'a Place, how: &[How]) -> std::io::Result<Self> {
         // Half of the appenders leave the offset to the kernel.
         let mut options = OpenOptions::new();
         match place.kind {
@@ -114,6 +146,9 @@ impl<'a> Writer<'a> {
             Kind::Replace => None,
             _ => Some(options.open(place.file())?),
         };
+        if let (Kind::Append, Some(mut file)) = (place.kind, file.as_ref()) {
+            file.seek(SeekFrom::End(0))?;
+        }
         if let (Kind::Unwritten, Some(file)) = (place.kind, &file) {
             // The first uses of a file are the kernel's, which makes written what was not written
             // only with its journal; Adit promises what it serves.
@@ -124,7 +159,7 @@ impl<'a> Writer<'a> {
         Ok(Self {
             place,
             file,
-            fsync: plant != Some(Plant::NoFsync),
+            fsync: !how.contains(&How::NoFsync),
         })
     }
 
@@ -164,9 +199,10 @@ impl<'a> Writer<'a> {
     /// A record in up to three writes.
     fn pieces(&self, mut file: &File, operation: u64) -> std::io::Result<()> {
         let record = self.place.record(operation);
-        let parts = 1 + self.place.draw(operation, 6) as usize % 3;
-        for piece in record.chunks(record.len().div_ceil(parts)) {
-            file.write_all(piece)?;
+        let mut begin = 0;
+        for end in self.place.pieces(operation) {
+            file.write_all(&record[begin..end])?;
+            begin = end;
         }
         Ok(())
     }

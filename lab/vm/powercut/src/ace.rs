@@ -1,0 +1,628 @@
+//! Every short sequence of file operations, with what must be there after a power cut.
+//!
+//! A sequence is one to three operations on three names, each followed by nothing, by the sync of the file that it
+//! changed or by the sync of a directory. Both halves derive it from its number: `run` does it, `judge` knows which
+//! states the file system may be in.
+
+use crate::promise::Promise;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+/// The names that operations use; only the first exists at the start, with [`BASE`] bytes.
+pub(crate) const NAMES: [&str; 3] = ["foo", "bar", "A/baz"];
+/// The directories; the second exists at the start, the third is made by an operation.
+pub(crate) const DIRS: [&str; 3] = ["", "A", "B"];
+const MADE: usize = 2;
+pub(crate) const BASE: usize = 6000;
+const APPENDED: usize = 5000;
+const OVERWRITTEN: std::ops::Range<usize> = 1000..4500;
+const SHORT: usize = 2500;
+const LONG: usize = 9000;
+
+/// An operation; numbers are indices of [`NAMES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    Create(usize),
+    Mkdir,
+    Append(usize),
+    Overwrite(usize),
+    Cut(usize),
+    Extend(usize),
+    Rename(usize, usize),
+    Link(usize, usize),
+    Unlink(usize),
+}
+
+/// What happens in a sequence, one after the other: each is acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Op(Op),
+    SyncFile(usize),
+    SyncDir(usize),
+}
+
+/// Which file each name belongs to, and which directories exist.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tree {
+    pub(crate) names: [Option<usize>; 3],
+    made: bool,
+}
+
+impl Tree {
+    pub(crate) const START: Self = Self {
+        names: [Some(0), None, None],
+        made: false,
+    };
+
+    fn absent(&self, name: usize) -> bool {
+        self.names[name].is_none()
+    }
+}
+
+fn parent(name: usize) -> usize {
+    usize::from(NAMES[name].starts_with("A/"))
+}
+
+/// What a file went through.
+#[derive(Clone, Debug, Default)]
+struct Life {
+    /// Contents, each with the event that made it.
+    versions: Vec<(usize, Rc<Vec<u8>>)>,
+    /// Events that changed its names.
+    named: Vec<usize>,
+    /// Events that synced it.
+    synced: Vec<usize>,
+}
+
+impl Life {
+    fn newest(&self, event: usize) -> usize {
+        self.versions
+            .iter()
+            .rposition(|v| v.0 <= event)
+            .unwrap_or(0)
+    }
+
+    fn last(&self) -> &[u8] {
+        self.versions.last().map_or(&[], |v| &v.1)
+    }
+}
+
+/// A sequence played in memory.
+pub(crate) struct Story {
+    pub(crate) number: usize,
+    pub(crate) events: Vec<Event>,
+    /// `trees[n]`: after `n` events.
+    pub(crate) trees: Vec<Tree>,
+    lives: Vec<Life>,
+    /// Events that changed a directory, and that synced one.
+    changed: [Vec<usize>; 3],
+    synced: [Vec<usize>; 3],
+}
+
+/// Bytes that tell which event of which sequence wrote them where. None is zero.
+pub(crate) fn bytes(number: usize, event: usize, at: usize, len: usize) -> Vec<u8> {
+    let salt = (number as u64) << 24 | (event as u64) << 16;
+    (at..at + len)
+        .map(|i| (crate::kinds::mix(salt ^ (i as u64) << 32) >> 11) as u8 | 1)
+        .collect()
+}
+
+impl Story {
+    pub(crate) fn of(number: usize, events: &[Event]) -> Self {
+        let base = Life {
+            versions: vec![(0, Rc::new(bytes(number, 0, 0, BASE)))],
+            ..Life::default()
+        };
+        let mut story = Self {
+            number,
+            events: events.to_vec(),
+            trees: vec![Tree::START],
+            lives: vec![base],
+            changed: Default::default(),
+            synced: Default::default(),
+        };
+        for (i, event) in events.iter().enumerate() {
+            story.play(i + 1, *event);
+        }
+        story
+    }
+
+    fn tree(&self) -> &Tree {
+        self.trees.last().unwrap_or(&Tree::START)
+    }
+
+    fn play(&mut self, at: usize, event: Event) {
+        let mut tree = self.tree().clone();
+        match event {
+            Event::Op(op) => self.operate(at, op, &mut tree),
+            Event::SyncFile(name) => {
+                if let Some(file) = tree.names[name] {
+                    self.lives[file].synced.push(at);
+                }
+            }
+            Event::SyncDir(dir) => self.synced[dir].push(at),
+        }
+        self.trees.push(tree);
+    }
+
+    fn operate(&mut self, at: usize, op: Op, tree: &mut Tree) {
+        match op {
+            Op::Create(name) => {
+                self.lives.push(Life {
+                    versions: vec![(at, Rc::default())],
+                    ..Life::default()
+                });
+                self.rename(at, tree, name, Some(self.lives.len() - 1));
+            }
+            Op::Mkdir => {
+                tree.made = true;
+                self.changed[0].push(at);
+            }
+            Op::Append(_) | Op::Overwrite(_) | Op::Cut(_) | Op::Extend(_) => {
+                let (name, range) = op.written(|name| self.size(tree, name));
+                if let Some(file) = tree.names[name] {
+                    let mut content = self.lives[file].last().to_vec();
+                    match op {
+                        Op::Cut(_) | Op::Extend(_) => content.resize(range.end, 0),
+                        _ => {
+                            content.resize(content.len().max(range.end), 0);
+                            let fresh = bytes(self.number, at, range.start, range.len());
+                            content[range].copy_from_slice(&fresh);
+                        }
+                    }
+                    self.lives[file].versions.push((at, Rc::new(content)));
+                }
+            }
+            Op::Rename(from, to) => {
+                let file = tree.names[from];
+                self.rename(at, tree, to, file);
+                self.rename(at, tree, from, None);
+            }
+            Op::Link(from, to) => {
+                let file = tree.names[from];
+                self.rename(at, tree, to, file);
+            }
+            Op::Unlink(name) => self.rename(at, tree, name, None),
+        }
+    }
+
+    /// Lets a name belong to another file, or to none.
+    fn rename(&mut self, at: usize, tree: &mut Tree, name: usize, file: Option<usize>) {
+        for touched in [tree.names[name], file].into_iter().flatten() {
+            self.lives[touched].named.push(at);
+        }
+        tree.names[name] = file;
+        self.changed[parent(name)].push(at);
+    }
+
+    fn size(&self, tree: &Tree, name: usize) -> usize {
+        tree.names[name].map_or(0, |file| self.lives[file].last().len())
+    }
+
+    /// The operations that make sense now.
+    fn possible(&self) -> Vec<Op> {
+        let tree = self.tree();
+        let mut found = Vec::new();
+        for name in 0..NAMES.len() {
+            if tree.absent(name) {
+                found.push(Op::Create(name));
+                continue;
+            }
+            let size = self.size(tree, name);
+            found.push(Op::Append(name));
+            if size >= OVERWRITTEN.end {
+                found.push(Op::Overwrite(name));
+            }
+            if size > SHORT {
+                found.push(Op::Cut(name));
+            }
+            if size < LONG {
+                found.push(Op::Extend(name));
+            }
+            for to in (0..NAMES.len()).filter(|&to| to != name) {
+                // Renaming one name of a file over another does nothing.
+                if tree.names[to] != tree.names[name] {
+                    found.push(Op::Rename(name, to));
+                }
+                if tree.absent(to) {
+                    found.push(Op::Link(name, to));
+                }
+            }
+            found.push(Op::Unlink(name));
+        }
+        if !tree.made {
+            found.push(Op::Mkdir);
+        }
+        found
+    }
+}
+
+impl Op {
+    /// The name whose file an operation writes, and the bytes from where to where; for a change of size the end.
+    pub(crate) fn written(self, size: impl Fn(usize) -> usize) -> (usize, std::ops::Range<usize>) {
+        match self {
+            Self::Append(name) => (name, size(name)..size(name) + APPENDED),
+            Self::Overwrite(name) => (name, OVERWRITTEN),
+            Self::Cut(name) => (name, 0..SHORT),
+            Self::Extend(name) => (name, 0..LONG),
+            Self::Create(name)
+            | Self::Rename(_, name)
+            | Self::Link(_, name)
+            | Self::Unlink(name) => (name, 0..0),
+            Self::Mkdir => (0, 0..0),
+        }
+    }
+
+    /// What may be synced after it.
+    fn saves(self) -> Vec<Event> {
+        match self {
+            Self::Mkdir => vec![Event::SyncDir(0), Event::SyncDir(MADE)],
+            Self::Unlink(name) => vec![Event::SyncDir(parent(name))],
+            Self::Rename(from, to) if parent(from) != parent(to) => vec![
+                Event::SyncFile(to),
+                Event::SyncDir(parent(to)),
+                Event::SyncDir(parent(from)),
+            ],
+            Self::Create(name) | Self::Rename(_, name) | Self::Link(_, name) => {
+                vec![Event::SyncFile(name), Event::SyncDir(parent(name))]
+            }
+            Self::Append(name) | Self::Overwrite(name) | Self::Cut(name) | Self::Extend(name) => {
+                vec![Event::SyncFile(name)]
+            }
+        }
+    }
+}
+
+/// All sequences with so many operations. The last ends with a sync, unless calls are durable by themselves.
+fn all(operations: usize, bare_end: bool) -> Vec<Vec<Event>> {
+    let mut found = vec![Vec::new()];
+    for left in (0..operations).rev() {
+        let mut longer = Vec::new();
+        for events in &found {
+            for op in Story::of(0, events).possible() {
+                let mut with_op: Vec<Event> = events.clone();
+                with_op.push(Event::Op(op));
+                for save in op.saves() {
+                    longer.push([&with_op[..], &[save]].concat());
+                }
+                if left > 0 || bare_end {
+                    longer.push(with_op);
+                }
+            }
+        }
+        found = longer;
+    }
+    found
+}
+
+/// The sequences in the order in which a seed runs them: of each length some in the beginning, all in the end.
+pub(crate) struct Order {
+    by_length: [Vec<Vec<Event>>; 3],
+}
+
+impl Order {
+    pub(crate) fn new(seed: u64, promise: Promise) -> Self {
+        Self {
+            by_length: [1, 2, 3].map(|n| {
+                let mut found = all(n, promise.calls_are_durable());
+                // A shuffle that depends on the seed only.
+                for i in (1..found.len()).rev() {
+                    let draw = crate::kinds::mix(seed ^ crate::kinds::mix((n << 32 | i) as u64));
+                    found.swap(i, (draw % (i as u64 + 1)) as usize);
+                }
+                found
+            }),
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.by_length.iter().map(Vec::len).sum()
+    }
+
+    /// The sequence of a number, from 1 on.
+    pub(crate) fn story(&self, number: usize) -> Option<Story> {
+        let mut used = [0; 3];
+        for i in 1.. {
+            let wanted = [0, 1, 2, 1, 2, 2, 1, 2][i % 8];
+            let left = |n: &usize| used[*n] < self.by_length[*n].len();
+            let length = (wanted..3).find(left).or_else(|| (0..wanted).find(left))?;
+            if i == number {
+                return Some(Story::of(number, &self.by_length[length][used[length]]));
+            }
+            used[length] += 1;
+        }
+        None
+    }
+}
+
+/// What a directory holds after the cut.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// Name: inode number and content.
+    pub(crate) files: BTreeMap<String, (u64, Vec<u8>)>,
+    pub(crate) dirs: BTreeSet<String>,
+}
+
+impl Story {
+    /// Whether what is there can be what was promised when `done` events were acknowledged.
+    pub(crate) fn judge(&self, done: usize, promise: Promise, found: &Found) -> Result<(), String> {
+        let floor = if promise.names_are_durable() {
+            done
+        } else {
+            self.names_floor(done)
+        };
+        let mut why = String::new();
+        // Journals keep changes of names in their order: after the cut there are the first so many.
+        for kept in floor..self.trees.len() {
+            match self.matches(kept, done, promise, found) {
+                Ok(()) => return Ok(()),
+                Err(e) if why.is_empty() => why = format!("as after {kept} events: {e}"),
+                Err(_) => {}
+            }
+        }
+        Err(format!(
+            "sequence {} {:?}, {done} events acknowledged, is not there; {why}; found {}",
+            self.number,
+            self.events,
+            found.show()
+        ))
+    }
+
+    /// How many events' names are durable for certain: a synced file is there with its names, a synced
+    /// directory with its entries, and everything that was journaled before.
+    fn names_floor(&self, done: usize) -> usize {
+        let before = |events: &[usize], limit: usize| {
+            events
+                .iter()
+                .rev()
+                .copied()
+                .find(|&e| e <= limit)
+                .unwrap_or(0)
+        };
+        let files = self
+            .lives
+            .iter()
+            .map(|l| before(&l.named, before(&l.synced, done)));
+        let dirs = (0..DIRS.len()).map(|d| before(&self.changed[d], before(&self.synced[d], done)));
+        files.chain(dirs).max().unwrap_or(0)
+    }
+
+    fn matches(
+        &self,
+        kept: usize,
+        done: usize,
+        promise: Promise,
+        found: &Found,
+    ) -> Result<(), String> {
+        let tree = &self.trees[kept];
+        let made = found.dirs.contains(DIRS[MADE]);
+        if tree.made != made {
+            return Err(format!("directory {} exists: {made}", DIRS[MADE]));
+        }
+        let mut inodes = BTreeMap::new();
+        for (name, file) in NAMES.iter().zip(tree.names) {
+            match (file, found.files.get(*name)) {
+                (None, None) => {}
+                (Some(file), Some((inode, content))) => {
+                    if inodes
+                        .insert(file, *inode)
+                        .is_some_and(|other| other != *inode)
+                    {
+                        return Err(format!("{name} is another file"));
+                    }
+                    self.content(file, done, promise, content)
+                        .map_err(|e| format!("{name}: {e}"))?;
+                }
+                (wanted, _) => return Err(format!("{name} exists: {}", wanted.is_none())),
+            }
+        }
+        let distinct: BTreeSet<u64> = inodes.values().copied().collect();
+        if distinct.len() != inodes.len() {
+            return Err("two files are one".into());
+        }
+        Ok(())
+    }
+
+    fn content(
+        &self,
+        file: usize,
+        done: usize,
+        promise: Promise,
+        content: &[u8],
+    ) -> Result<(), String> {
+        let life = &self.lives[file];
+        let synced = life
+            .synced
+            .iter()
+            .rev()
+            .copied()
+            .find(|&e| e <= done)
+            .unwrap_or(0);
+        let floor = life.newest(if promise.calls_are_durable() {
+            done
+        } else {
+            synced
+        });
+        let allowed = &life.versions[floor..];
+        let whole = || allowed.iter().any(|v| *v.1 == content);
+        if allowed.len() == 1 || promise.calls_are_atomic() {
+            return if whole() {
+                Ok(())
+            } else {
+                Err(self.difference(&allowed[0].1, content))
+            };
+        }
+        if promise == Promise::Atomic {
+            // All since the last fsync or nothing; a later fsync or close may have happened unseen.
+            let committed = |event: usize| {
+                event == allowed[0].0
+                    || life
+                        .synced
+                        .iter()
+                        .any(|&s| life.newest(s) == life.newest(event))
+            };
+            let newest = life.versions.len() - 1;
+            let found = (floor..=newest).any(|v| {
+                let (event, bytes) = &life.versions[v];
+                **bytes == content && (committed(*event) || v == newest)
+            });
+            return if found {
+                Ok(())
+            } else {
+                Err(self.difference(&allowed[0].1, content))
+            };
+        }
+        let least = allowed.iter().map(|v| v.1.len()).min().unwrap_or(0);
+        let most = allowed.iter().map(|v| v.1.len()).max().unwrap_or(0);
+        if !(least..=most).contains(&content.len()) {
+            return Err(format!("{} bytes, not {least} to {most}", content.len()));
+        }
+        for (i, byte) in content.iter().enumerate() {
+            let known = allowed.iter().any(|v| v.1.get(i) == Some(byte));
+            let hole = *byte == 0 && i >= least;
+            if !known && !hole {
+                return Err(format!("a wrong byte at {i}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn difference(&self, wanted: &[u8], content: &[u8]) -> String {
+        let at = wanted.iter().zip(content).position(|(a, b)| a != b);
+        format!(
+            "{} bytes, wanted {}; the first difference at {:?}",
+            content.len(),
+            wanted.len(),
+            at
+        )
+    }
+}
+
+impl Found {
+    fn show(&self) -> String {
+        let files = self.files.iter();
+        let files: Vec<String> = files
+            .map(|(n, (i, c))| format!("{n} inode {i} {} bytes", c.len()))
+            .collect();
+        format!("{}; directories {:?}", files.join(", "), self.dirs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a file system holds that lost nothing of the first events.
+    fn left(story: &Story, events: usize) -> Found {
+        let mut found = Found::default();
+        let tree = &story.trees[events];
+        found.dirs.insert("A".into());
+        if tree.made {
+            found.dirs.insert("B".into());
+        }
+        for (name, file) in NAMES.iter().zip(tree.names) {
+            if let Some(file) = file {
+                let life = &story.lives[file];
+                let content = life.versions[life.newest(events)].1.to_vec();
+                found
+                    .files
+                    .insert((*name).into(), (file as u64 + 100, content));
+            }
+        }
+        found
+    }
+
+    fn stories() -> Vec<Story> {
+        let found = (1..=2).flat_map(|n| all(n, false));
+        found
+            .enumerate()
+            .map(|(i, e)| Story::of(i + 1, &e))
+            .collect()
+    }
+
+    #[test]
+    fn what_was_done_passes_in_every_mode() {
+        for story in stories() {
+            for promise in Promise::ALL {
+                let end = story.events.len();
+                story
+                    .judge(end, promise, &left(&story, end))
+                    .expect("all there");
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_not_promised_may_be_missing() {
+        for story in stories() {
+            story
+                .judge(0, Promise::Posix, &left(&story, 0))
+                .expect("nothing acknowledged");
+            for events in 0..=story.events.len() {
+                story
+                    .judge(0, Promise::Posix, &left(&story, events))
+                    .expect("unseen progress");
+            }
+        }
+    }
+
+    #[test]
+    fn lost_work_is_noticed() {
+        let mut noticed = 0;
+        for story in stories() {
+            let end = story.events.len();
+            // Without the last operation and its sync.
+            let last = story
+                .events
+                .iter()
+                .rposition(|e| matches!(e, Event::Op(_)))
+                .expect("an operation");
+            let lost = left(&story, last);
+            // The sync of one directory promises nothing about the other, nor one of a new directory its name.
+            let judged = story.judge(end, Promise::Posix, &lost);
+            let elsewhere = matches!(story.events[end - 1], Event::SyncDir(MADE));
+            if !elsewhere && lost != left(&story, end) {
+                judged.expect_err("the last operation was synced");
+                noticed += 1;
+            }
+            let bare = Story::of(story.number, &story.events[..=last]);
+            if lost != left(&story, last + 1) {
+                bare.judge(last + 1, Promise::Strict, &lost)
+                    .expect_err("every call is durable");
+            }
+        }
+        assert!(noticed > 500, "{noticed}");
+    }
+
+    #[test]
+    fn foreign_bytes_are_noticed() {
+        for story in stories() {
+            let end = story.events.len();
+            let mut found = left(&story, end);
+            let Some((name, (_, content))) = found.files.iter_mut().find(|f| !f.1.1.is_empty())
+            else {
+                continue;
+            };
+            let (name, middle) = (name.clone(), content.len() / 2);
+            content[middle] ^= 2;
+            for promise in Promise::ALL {
+                let judged = story.judge(0, promise, &found);
+                judged.expect_err(&format!("nobody wrote this into {name}"));
+            }
+        }
+    }
+
+    #[test]
+    fn sequences_are_many_and_all_are_reached() {
+        let order = Order::new(3, Promise::Posix);
+        let count = order.count();
+        assert!(count > 10_000, "{count}");
+        assert!(order.story(count).is_some());
+        assert!(order.story(count + 1).is_none());
+        let again = Order::new(3, Promise::Posix);
+        assert_eq!(
+            order.story(77).map(|s| s.events),
+            again.story(77).map(|s| s.events)
+        );
+    }
+}

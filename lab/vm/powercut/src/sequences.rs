@@ -1,0 +1,230 @@
+//! Runs the short sequences of `ace.rs`, and looks at what a cut left of them.
+
+use crate::ace::{self, DIRS, Event, Found, NAMES, Op, Order, Story, Tree};
+use crate::promise::Promise;
+use crate::write::{How, send};
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// After its last acknowledgement a sequence keeps its files open and waits for the cut.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Directories of older sequences are removed.
+const KEPT: usize = 24;
+
+/// One series of sequences in a directory.
+pub(crate) struct Series {
+    pub(crate) dir: PathBuf,
+    pub(crate) seed: u64,
+    pub(crate) promise: Promise,
+}
+
+impl Series {
+    fn home(&self, number: usize) -> PathBuf {
+        self.dir.join(format!("s{number}"))
+    }
+
+    /// Runs sequences from the first on until there are no more, or so many.
+    pub(crate) fn run(
+        &self,
+        count: usize,
+        port: &str,
+        tag: &str,
+        plant: Option<How>,
+    ) -> Result<String, String> {
+        let port = OpenOptions::new()
+            .write(true)
+            .open(port)
+            .map_err(|e| format!("{port}: {e}"))?;
+        let order = Order::new(self.seed, self.promise);
+        let count = count.min(order.count());
+        for number in 1..=count {
+            let story = order.story(number).ok_or("no such sequence")?;
+            let failed = |what: &str| {
+                let what = format!("{tag}: sequence {number} {:?}: {what}", story.events);
+                move |e: std::io::Error| format!("{what}: {e}")
+            };
+            self.prepare(number).map_err(failed("preparing"))?;
+            let end = story.events.len();
+            // The runner wants to know where a sequence ends: that is where it cuts.
+            let say = |events: usize| {
+                let last = if events == end { " last" } else { "" };
+                send(&port, &format!("{tag} {number} {events}{last}"))
+            };
+            say(0).map_err(failed("acknowledging"))?;
+            let home = self.home(number);
+            let mut hands = Hands::new(&home, &story, plant);
+            for event in 1..=end {
+                hands
+                    .event(event)
+                    .map_err(failed(&format!("event {event}")))?;
+                say(event).map_err(failed("acknowledging"))?;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        send(&port, &format!("{tag} {} 0 end", count + 1)).map_err(|e| e.to_string())?;
+        Ok(format!("{count} sequences"))
+    }
+
+    /// What every sequence starts from, durable.
+    fn prepare(&self, number: usize) -> std::io::Result<()> {
+        if number > KEPT {
+            std::fs::remove_dir_all(self.home(number - KEPT))?;
+        }
+        let home = self.home(number);
+        std::fs::create_dir_all(home.join(DIRS[1]))?;
+        let mut file = File::create(home.join(NAMES[0]))?;
+        file.write_all(&ace::bytes(number, 0, 0, ace::BASE))?;
+        file.sync_all()?;
+        for dir in [&home.join(DIRS[1]), &home, &self.dir] {
+            File::open(dir)?.sync_all()?;
+        }
+        Ok(())
+    }
+
+    /// Judges the newest sequence, of which so many events were acknowledged, and some before it.
+    pub(crate) fn check(
+        &self,
+        number: usize,
+        events: usize,
+        back: usize,
+    ) -> Result<String, String> {
+        let order = Order::new(self.seed, self.promise);
+        let first = number.saturating_sub(back.min(KEPT - 2)).max(1);
+        for n in first..=number {
+            let story = order.story(n).ok_or("no such sequence")?;
+            let done = if n == number {
+                events
+            } else {
+                story.events.len()
+            };
+            let found = look(&self.home(n)).map_err(|e| format!("sequence {n}: {e}"))?;
+            story.judge(done, self.promise, &found)?;
+        }
+        Ok(format!(
+            "sequences {first} to {number}, of the last {events} events"
+        ))
+    }
+}
+
+/// Reads a directory as it is.
+fn look(home: &Path) -> std::io::Result<Found> {
+    let mut found = Found::default();
+    for dir in DIRS {
+        let entries = match std::fs::read_dir(home.join(dir)) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && dir == DIRS[2] => continue,
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            let name = Path::new(dir)
+                .join(entry.file_name())
+                .to_string_lossy()
+                .into_owned();
+            if entry.file_type()?.is_dir() {
+                found.dirs.insert(name);
+            } else {
+                let content = std::fs::read(entry.path())?;
+                found.files.insert(name, (entry.metadata()?.ino(), content));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Does what a story says, through at most one description for each file.
+struct Hands<'a> {
+    home: &'a Path,
+    story: &'a Story,
+    open: BTreeMap<usize, File>,
+    /// Half of the sequences close a file after each use.
+    keep: bool,
+    plant: Option<How>,
+}
+
+impl<'a> Hands<'a> {
+    fn new(home: &'a Path, story: &'a Story, plant: Option<How>) -> Self {
+        Self {
+            home,
+            story,
+            open: BTreeMap::new(),
+            keep: crate::kinds::mix(story.number as u64).is_multiple_of(2),
+            plant,
+        }
+    }
+
+    fn path(&self, name: usize) -> PathBuf {
+        self.home.join(NAMES[name])
+    }
+
+    /// The file of a name, open for both.
+    fn file(&mut self, tree: &Tree, name: usize) -> std::io::Result<&mut File> {
+        let id = tree.names[name].unwrap_or(usize::MAX);
+        if !self.open.contains_key(&id) {
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(self.path(name))?;
+            self.open.insert(id, file);
+        }
+        self.open
+            .get_mut(&id)
+            .ok_or(std::io::ErrorKind::NotFound.into())
+    }
+
+    fn event(&mut self, number: usize) -> std::io::Result<()> {
+        let story = self.story;
+        let before = &story.trees[number - 1];
+        match story.events[number - 1] {
+            Event::Op(op) => self.operate(number, op, before)?,
+            Event::SyncFile(_) | Event::SyncDir(_) if self.plant == Some(How::NoFsync) => {}
+            Event::SyncFile(name) => self.file(before, name)?.sync_all()?,
+            Event::SyncDir(dir) => File::open(self.home.join(DIRS[dir]))?.sync_all()?,
+        }
+        if !self.keep {
+            self.open.clear();
+        }
+        Ok(())
+    }
+
+    fn operate(&mut self, number: usize, op: Op, before: &Tree) -> std::io::Result<()> {
+        let sequence = self.story.number;
+        match op {
+            Op::Create(name) => {
+                let path = self.path(name);
+                let file = OpenOptions::new()
+                    .read(true)
+                    .write(true)
+                    .create_new(true)
+                    .open(path)?;
+                if let Some(id) = self.story.trees[number].names[name] {
+                    self.open.insert(id, file);
+                }
+                Ok(())
+            }
+            Op::Mkdir => std::fs::create_dir(self.home.join(DIRS[2])),
+            Op::Append(name) => {
+                let file = self.file(before, name)?;
+                let end = file.seek(SeekFrom::End(0))? as usize;
+                let (_, range) = op.written(|_| end);
+                file.write_all(&ace::bytes(sequence, number, range.start, range.len()))
+            }
+            Op::Overwrite(name) => {
+                let (_, range) = op.written(|_| 0);
+                let content = ace::bytes(sequence, number, range.start, range.len());
+                self.file(before, name)?
+                    .write_all_at(&content, range.start as u64)
+            }
+            Op::Cut(name) | Op::Extend(name) => {
+                let (_, range) = op.written(|_| 0);
+                self.file(before, name)?.set_len(range.end as u64)
+            }
+            Op::Rename(from, to) => std::fs::rename(self.path(from), self.path(to)),
+            Op::Link(from, to) => std::fs::hard_link(self.path(from), self.path(to)),
+            Op::Unlink(name) => std::fs::remove_file(self.path(name)),
+        }
+    }
+}
