@@ -24,13 +24,18 @@ use super::reserve::Reservations;
 use super::standby::Standby;
 use crate::pools::Places;
 use crate::registry::sys::{self, Fd};
-use crate::registry::wire::{self, Answer, Request, SOCKET};
+use crate::registry::wire::{self, Answer, Attention, Request, SOCKET};
 
 /// Processes that can be stayed for at a time.
 const MOST_LIVES: usize = 4096;
 
 /// Requests answered before the monitor looks after its other work.
 const MOST_AT_ONCE: usize = 64;
+
+/// Requests that come this soon after each other are the first of many: the next one is looked for without
+/// sleeping, for so long in all.
+const RUSH: Duration = Duration::from_micros(300);
+const LONGEST_RUSH: Duration = Duration::from_millis(2);
 
 /// How long a peer that has connected may take to say something, and how many such peers there may
 /// be: more mean that the oldest are hung up on.
@@ -45,6 +50,9 @@ pub(super) struct Server {
     lives: Vec<(Listed, Fd)>,
     /// Connected, and silent so far.
     silent: Vec<(Fd, Instant)>,
+    /// When the last request was answered.
+    answered_at: Instant,
+    attentive: Attention,
     pub(super) reservations: Reservations,
     pub(super) leases: Leases,
     dir: Fd,
@@ -66,6 +74,8 @@ impl Server {
             records,
             lives: Vec::new(),
             silent: Vec::new(),
+            answered_at: Instant::now(),
+            attentive: Attention::new(),
             reservations: Reservations::new(leases.signals.owner()),
             leases,
             dir: own,
@@ -128,14 +138,33 @@ impl Server {
         }
     }
 
-    /// Answers what has come in.
+    /// Answers what has come in, and in a rush what comes next.
     pub(super) fn answer(&mut self, dir: &Fd, ready: &Ready) {
         self.lives.retain(|(_, life)| !ready.has(life));
-        let coming = if ready.has(&self.listener) {
-            MOST_AT_ONCE
-        } else {
-            0
-        };
+        let begun = Instant::now();
+        let mut before = self.answered_at;
+        self.answer_those_here(dir, ready.has(&self.listener));
+        while self.answered_at > before
+            && self.answered_at - before < RUSH
+            && begun.elapsed() < LONGEST_RUSH
+        {
+            before = self.answered_at;
+            self.look_for_more(dir);
+        }
+    }
+
+    fn look_for_more(&mut self, dir: &Fd) {
+        let before = self.answered_at;
+        let attentive = core::mem::take(&mut self.attentive);
+        attentive.look(|| {
+            self.answer_those_here(dir, true);
+            (self.answered_at > before).then_some(())
+        });
+        self.attentive = attentive;
+    }
+
+    fn answer_those_here(&mut self, dir: &Fd, coming: bool) {
+        let coming = if coming { MOST_AT_ONCE } else { 0 };
         for _ in 0..coming {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let Ok(connection) = rustix::net::accept_with(self.listener.as_fd(), flags) else {
@@ -146,10 +175,16 @@ impl Server {
                 self.silent.push((connection, Instant::now()));
             }
         }
+        if self.silent.is_empty() {
+            return;
+        }
         let mut buffer = Box::new(wire::Buffer::new());
         for (connection, since) in core::mem::take(&mut self.silent) {
             match buffer.receive(&connection) {
-                Ok(Some((request, along))) => self.handle(dir, connection, &request, along),
+                Ok(Some((request, along))) => {
+                    self.handle(dir, connection, &request, along);
+                    self.answered_at = Instant::now();
+                }
                 Err(Errno::AGAIN | Errno::INTR) if since.elapsed() < SILENCE => {
                     self.silent.push((connection, since));
                 }
