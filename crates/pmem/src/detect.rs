@@ -159,6 +159,13 @@ pub fn kind_of_fd(fd: i32) -> MediumKind {
     medium_of(unsafe { BorrowedFd::borrow_raw(fd) }).kind
 }
 
+/// Whether the files in a directory lie in memory only, as far as its path alone can tell: one system call.
+pub fn is_directory_in_memory(path: &core::ffi::CStr) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|fs| {
+        known(magic_of(&fs)).is_some_and(|known| matches!(known.class, Class::Memory))
+    })
+}
+
 /// Whether the file behind a descriptor number is marked for direct mapping. Less than
 /// [`MediumKind::Dax`], and all that a descriptor tells which may not be read.
 pub fn is_marked_dax(fd: i32) -> bool {

@@ -135,12 +135,19 @@ fn moving(names: [Name; 2], call: impl FnOnce() -> c_int) -> c_int {
     change(names, call)
 }
 
-/// A directory that is open for as long as it takes to sync it. `None` where it cannot be opened.
-struct Directory(Option<c_int>);
+/// A directory that may have to be synced.
+enum Directory {
+    /// Open for as long as that takes.
+    Open(c_int),
+    /// Its file system is in memory, where no crash leaves anything.
+    InMemory,
+    /// It cannot be opened.
+    Closed,
+}
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        if let Some(fd) = self.0 {
+        if let Self::Open(fd) = *self {
             let _ = sys::close(fd as usize);
         }
     }
@@ -181,21 +188,36 @@ fn cut(bytes: &mut [u8], len: usize) -> &CStr {
 
 impl Directory {
     fn open(dir: c_int, path: &CStr) -> Self {
+        let by_path = dir == libc::AT_FDCWD || path.to_bytes().starts_with(b"/");
+        if by_path && adit_pmem::is_directory_in_memory(path) {
+            return Self::InMemory;
+        }
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-        let fd = sys::openat(dir as usize, path.as_ptr() as usize, flags as usize, 0);
-        Self(fd.ok().map(|fd| fd as c_int))
+        Self::opened(sys::openat(
+            dir as usize,
+            path.as_ptr() as usize,
+            flags as usize,
+            0,
+        ))
+    }
+
+    fn opened(result: sys::Result) -> Self {
+        match result {
+            Ok(fd) if adit_pmem::kind_of_fd(fd as c_int) == MediumKind::Ram => {
+                let _ = sys::close(fd);
+                Self::InMemory
+            }
+            Ok(fd) => Self::Open(fd as c_int),
+            Err(_) => Self::Closed,
+        }
     }
 
     /// Makes the names in it durable, unless it is the one that was `synced` before. One that may not
     /// be read, or for which there is no descriptor left, is synced together with everything else.
-    fn sync(self, synced: &mut Option<(u64, u64)>) -> Result<(), c_int> {
-        let Some(fd) = self.0 else {
-            let _ = sys::sync();
-            return Ok(());
+    fn sync(&self, synced: &mut Option<(u64, u64)>) -> Result<(), c_int> {
+        let Self::Open(fd) = *self else {
+            return self.sync_all();
         };
-        if adit_pmem::kind_of_fd(fd) == MediumKind::Ram {
-            return Ok(());
-        }
         let this = identity_of(fd);
         if this.is_some() && *synced == this {
             return Ok(());
@@ -205,10 +227,11 @@ impl Directory {
     }
 
     /// Makes everything on its file system durable.
-    fn sync_all(self) -> Result<(), c_int> {
-        match self.0 {
-            Some(fd) => lost(sys::syncfs(fd as usize)),
-            None => {
+    fn sync_all(&self) -> Result<(), c_int> {
+        match *self {
+            Self::Open(fd) => lost(sys::syncfs(fd as usize)),
+            Self::InMemory => Ok(()),
+            Self::Closed => {
                 let _ = sys::sync();
                 Ok(())
             }
@@ -395,13 +418,10 @@ pub(crate) extern "C" fn truncate(path: Path, size: libc::off_t) -> c_int {
 fn sync_file(path: Path) -> Result<(), c_int> {
     let flags = (libc::O_PATH | libc::O_CLOEXEC) as usize;
     let fd = sys::openat(libc::AT_FDCWD as usize, path as usize, flags, 0);
-    let there = Directory(fd.ok().map(|fd| fd as c_int));
-    let Some(fd) = there.0 else {
+    let there = Directory::opened(fd);
+    let Directory::Open(fd) = there else {
         return there.sync_all();
     };
-    if adit_pmem::kind_of_fd(fd) == MediumKind::Ram {
-        return Ok(());
-    }
     let this = identity_of(fd);
     let known = |fd: &c_int| fds::word(*fd).is_some_and(|word| word.load(Ordering::SeqCst) != 0);
     let mut ours = fds::all().filter(known);
@@ -425,7 +445,7 @@ fn parent_of(fd: c_int) -> Directory {
         .then(|| sys::readlink(link.as_ptr() as usize, path.as_mut_ptr() as usize, LONGEST));
     match read {
         Some(Ok(len)) => Directory::open(libc::AT_FDCWD, cut(&mut path, len)),
-        _ => Directory(None),
+        _ => Directory::Closed,
     }
 }
 
