@@ -86,7 +86,7 @@ impl<'a> Shown<'a> {
     fn of(listing: &'a Listing, pools: &PoolList) -> Self {
         let process = |stat: &'a ProcessStat| Process {
             stat,
-            mode: stat.alive.then(|| mode_of(stat.pid)).flatten(),
+            mode: Mode::ALL.into_iter().find(|mode| mode.name() == stat.mode),
         };
         let processes: Vec<Process<'a>> = listing.processes.iter().map(process).collect();
         Self {
@@ -120,16 +120,6 @@ fn weaker<'a>(process: &Process<'a>) -> Vec<Weaker<'a>> {
             passed: &file.counts.passed,
         })
         .collect()
-}
-
-/// The mode that a process was started in, if the kernel lets us look.
-fn mode_of(pid: u32) -> Option<Mode> {
-    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
-    let mut variables = environment.split(|byte| *byte == 0);
-    let named = variables.find_map(|variable| variable.strip_prefix(b"ADIT_MODE="))?;
-    Mode::ALL
-        .into_iter()
-        .find(|mode| mode.name().as_bytes() == named)
 }
 
 /// What is staged in a pool now.

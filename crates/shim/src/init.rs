@@ -186,6 +186,7 @@ extern "C" fn start() {
         signal::engine::start();
         names::start(mode);
     }
+    REGISTRY.has_mode(name.to_bytes());
     REGISTRY.configure(&env);
     if let Some(bytes) = number(c"ADIT_ADOPT_BYTES") {
         CREDIT.store(bytes.min(1 << 40), Ordering::Relaxed);

@@ -62,6 +62,8 @@ pub struct Registry {
     failures: AtomicU32,
     attachment: AtomicU32,
     base: AtomicPtr<u8>,
+    /// As the header has it.
+    mode: AtomicU64,
     config: UnsafeCell<Config>,
     file: UnsafeCell<Text<LONGEST>>,
 }
@@ -79,6 +81,7 @@ impl Registry {
             failures: AtomicU32::new(0),
             attachment: AtomicU32::new(0),
             base: AtomicPtr::new(ptr::null_mut()),
+            mode: AtomicU64::new(0),
             config: UnsafeCell::new(Config {
                 adit: Text::new(),
                 xdg: Text::new(),
@@ -99,6 +102,16 @@ impl Registry {
         config.adit.push(env.adit_runtime_dir.unwrap_or_default());
         config.xdg.push(env.xdg_runtime_dir.unwrap_or_default());
         self.phase.store(phase::DETACHED, Ordering::Release);
+    }
+
+    /// Says in which mode the process is, by its name of up to eight bytes; before it registers a file.
+    pub fn has_mode(&self, name: &[u8]) {
+        let mut padded = [0; 8];
+        for (to, from) in padded.iter_mut().zip(name) {
+            *to = *from;
+        }
+        self.mode
+            .store(u64::from_ne_bytes(padded), Ordering::Relaxed);
     }
 
     /// Registers an open file, attaching the process first if need be. `None` when there is no
@@ -281,7 +294,8 @@ impl Registry {
         })?;
         let dir_fd = dir.open_or_create()?;
         let (name, data) = create(&dir_fd).map_err(DirError::Kernel)?;
-        let made = prepare(&dir_fd, &name, &data);
+        let mode = self.mode.load(Ordering::Relaxed);
+        let made = prepare(&dir_fd, &name, &data, mode);
         if made.is_err()
             && let Some(name) = name.as_c_str()
         {
@@ -486,7 +500,7 @@ fn create(dir: &Fd) -> Result<(Text<64>, Fd), Errno> {
 }
 
 /// Sizes, locks and maps a new file and fills in its header.
-fn prepare(dir: &Fd, name: &Text<64>, data: &Fd) -> Result<*mut c_void, Errno> {
+fn prepare(dir: &Fd, name: &Text<64>, data: &Fd, mode: u64) -> Result<*mut c_void, Errno> {
     rustix::fs::ftruncate(data.as_fd(), SIZE as u64)?;
     let name = name.as_c_str().ok_or(Errno::NAMETOOLONG)?;
     let lock = sys::open_at(dir, name, OFlags::RDONLY, Mode::empty())?;
@@ -503,6 +517,7 @@ fn prepare(dir: &Fd, name: &Text<64>, data: &Fd) -> Result<*mut c_void, Errno> {
     // SAFETY: the mapping has SIZE bytes, is page aligned, zero filled, and all fields are atomics.
     let header = unsafe { &*base.cast::<Header>() };
     describe(header);
+    header.mode.store(mode, Ordering::Relaxed);
     header.ready.store(1, Ordering::Release);
     Ok(base)
 }

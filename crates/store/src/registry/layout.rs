@@ -31,7 +31,7 @@ pub const SLOT: usize = 2048;
 pub const SIZE: usize = HEADER + SLOTS * SLOT;
 
 /// Version of the meaning of the fields.
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 
 /// Second word of a registry file: meaning, geometry and byte order.
 pub const ABI: u64 = VERSION
@@ -67,6 +67,8 @@ pub struct Header {
     pub used: AtomicU32,
     /// Files that found no free slot.
     pub refused: AtomicU32,
+    /// Name of the process's mode, zero padded. Programs write over their environment.
+    pub mode: AtomicU64,
     /// Counters of slots that were given to another file.
     pub retired: Counters,
     /// Per slot: 1 while mapped stores have not advanced the kernel's modification time. Kept

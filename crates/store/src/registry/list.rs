@@ -40,6 +40,8 @@ pub struct ProcessStat {
     pub start_time: u64,
     /// Name of the program.
     pub comm: String,
+    /// Name of its mode, if it said so.
+    pub mode: String,
     /// When it attached, nanoseconds since 1970.
     pub attached_at: u64,
     /// Whether it still lives.
@@ -166,6 +168,7 @@ fn process(name: &Name, snapshot: &Snapshot, alive: bool) -> ProcessStat {
         pid: snapshot.pid(),
         start_time: snapshot.start_time(),
         comm: snapshot.comm(),
+        mode: snapshot.mode(),
         attached_at: snapshot.attached_at(),
         alive,
         refused: snapshot.refused(),

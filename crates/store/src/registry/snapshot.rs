@@ -157,10 +157,18 @@ impl Snapshot {
 
     /// Name of the program.
     pub(crate) fn comm(&self) -> String {
-        let start = offset_of!(Header, comm);
-        let bytes = self.header.get(start..start + 16).unwrap_or_default();
+        self.text(offset_of!(Header, comm), 16)
+    }
+
+    /// Name of its mode.
+    pub(crate) fn mode(&self) -> String {
+        self.text(offset_of!(Header, mode), 8)
+    }
+
+    fn text(&self, start: usize, most: usize) -> String {
+        let bytes = self.header.get(start..start + most).unwrap_or_default();
         let len = bytes.iter().position(|byte| *byte == 0);
-        String::from_utf8_lossy(bytes.get(..len.unwrap_or(16)).unwrap_or_default()).into_owned()
+        String::from_utf8_lossy(bytes.get(..len.unwrap_or(most)).unwrap_or_default()).into_owned()
     }
 
     /// Counters of slots that were given away.
