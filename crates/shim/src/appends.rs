@@ -10,6 +10,7 @@
 //! kernel and the call. The kernel keeps the offset until the file is staged.
 
 use crate::ofd::{self, Backing, Ofd};
+use crate::process::With;
 use crate::writer::Writer;
 use crate::{descriptors, fds, init, process, signal, sys};
 use adit_pmem::MediumKind;
@@ -142,7 +143,7 @@ pub(crate) fn note_open(fd: c_int, flags: c_int, appends: Appends) {
         fds::set_promoted(fd, ofd);
         if process::sharing() {
             // Nothing is staged yet that could fail.
-            let _ = process::share(fd);
+            let _ = process::share(fd, With::Anybody);
         }
     }
 }

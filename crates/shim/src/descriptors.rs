@@ -7,6 +7,7 @@
 
 use crate::fds::{self, Kind};
 use crate::ofd::{self, Backing, Ofd};
+use crate::process::With;
 use crate::real::call_real;
 use crate::writer::Writer;
 use crate::{appends, data, init, process, signal, stdio, sys, table};
@@ -79,7 +80,7 @@ pub(crate) fn note_open(fd: c_int, flags: c_int) -> c_int {
     let shared = flags & libc::O_APPEND != 0;
     fds::set_candidate(fd, credit, shared || process::sharing());
     if process::sharing() {
-        let _ = process::share(fd);
+        let _ = process::share(fd, With::Anybody);
     }
     fd
 }
@@ -102,7 +103,7 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode) -> Option<c_int> {
         fds::set_promoted(fd, ofd);
         if process::sharing() {
             // Nothing is staged yet that could fail.
-            let _ = process::share(fd);
+            let _ = process::share(fd, With::Anybody);
         }
     }
     if init::required() {
@@ -193,7 +194,7 @@ pub(crate) extern "C" fn consider(fd: c_int) {
             ofd.hand_over_offset(fd);
             ofd.drop_name(fd);
         } else if process::sharing() {
-            let _ = process::share(fd);
+            let _ = process::share(fd, With::Anybody);
         }
     }
 }
@@ -565,7 +566,7 @@ fn alias(old: c_int, fd: c_int, of_stream: bool) {
     forget_stale(fd);
     if of_stream || fd <= fds::LAST_STANDARD {
         // What is staged has become the kernel's before it got this name.
-        let _ = process::share(old);
+        let _ = process::share(old, With::Anybody);
         return;
     }
     let Some(word) = fds::word(old) else { return };

@@ -17,6 +17,7 @@
 //! initialised (all zero is a valid `Ofd`) before their address leaves [`allocate`].
 #![allow(unsafe_code)]
 
+use crate::process::With;
 use crate::signal::engine;
 use crate::writer::Writer;
 use crate::{fds, sys, times};
@@ -220,9 +221,12 @@ impl Ofd {
     }
 
     /// Notes that another process is about to have the description.
-    pub(crate) fn share(&self, fd: i32) -> Result<(), i32> {
+    pub(crate) fn share(&self, fd: i32, with: With) -> Result<(), i32> {
         self.shared.store(1, Ordering::SeqCst);
-        self.hand_over(fd)
+        match self.writer() {
+            Some(writer) if with == With::Child => writer.share_with_child(self, fd),
+            _ => self.hand_over(fd),
+        }
     }
 
     /// Whether another process has made positional writes append, too. Our own `fcntl` releases the

@@ -15,7 +15,9 @@
 
 use crate::fds::{self, Kind};
 use crate::real::call_real;
-use crate::{alloc, appends, data, descriptors, init, ofd, signal, stage, sys, table, times};
+use crate::{
+    alloc, appends, children, data, descriptors, init, ofd, signal, stage, sys, table, times,
+};
 use adit_pmem::copy::guarded_copy;
 use core::arch::naked_asm;
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
@@ -24,13 +26,30 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 /// How many threads are between marking everything shared and having created the sharer.
 static SHARING: AtomicU32 = AtomicU32::new(0);
 
+/// Set when what is counted there will never end.
+static FOR_GOOD: AtomicBool = AtomicBool::new(false);
+
+/// Whether descriptors are the kernel's from now on, whoever has them.
+pub(crate) fn shares_for_good() -> bool {
+    FOR_GOOD.load(Ordering::SeqCst)
+}
+
 /// Whether descriptors opened or promoted just now may be shared already.
 pub(crate) fn sharing() -> bool {
     SHARING.load(Ordering::SeqCst) != 0
 }
 
+/// With whom descriptions are shared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum With {
+    /// A forked child, which will end.
+    Child,
+    /// Anybody.
+    Anybody,
+}
+
 /// Gives the offset of `fd` to the kernel because somebody else is about to have the description.
-pub(crate) fn share(fd: c_int) -> Result<(), c_int> {
+pub(crate) fn share(fd: c_int, with: With) -> Result<(), c_int> {
     let Some(word) = fds::word(fd) else {
         return Ok(());
     };
@@ -38,7 +57,7 @@ pub(crate) fn share(fd: c_int) -> Result<(), c_int> {
         let seen = word.load(Ordering::SeqCst);
         match fds::kind(seen) {
             Kind::Foreign => return Ok(()),
-            Kind::Promoted(ofd) => return ofd.share(fd),
+            Kind::Promoted(ofd) => return ofd.share(fd, with),
             // A store would copy the page once more after every fork.
             Kind::Candidate if seen & fds::SHARED != 0 => return Ok(()),
             Kind::Candidate => {
@@ -58,11 +77,16 @@ pub(crate) fn share(fd: c_int) -> Result<(), c_int> {
 /// cannot be published the new process must not come to be: it would find a description without
 /// `O_APPEND`, whose offset and size are old.
 pub(crate) fn share_all() -> Result<(), c_int> {
+    share_all_with(With::Anybody)
+}
+
+fn share_all_with(with: With) -> Result<(), c_int> {
     if in_vfork_child() {
         return Ok(());
     }
+    children::pass_on();
     times::settle_all();
-    fds::all().try_for_each(share)
+    fds::all().try_for_each(|fd| share(fd, with))
 }
 
 /// Before another program takes this one's place, or `system` and `wordexp` start one inside libc.
@@ -108,7 +132,18 @@ fn fork_by(create: impl FnOnce() -> c_int) -> c_int {
         return create();
     }
     resolve_for_children();
-    let child = while_sharing(create);
+    let with = if children::prepare() {
+        With::Child
+    } else {
+        With::Anybody
+    };
+    let child = while_sharing(with, || {
+        let child = create();
+        if child > 0 {
+            children::born(child);
+        }
+        child
+    });
     match child {
         Ok(0) => in_new_process(),
         Ok(_) => {}
@@ -119,9 +154,9 @@ fn fork_by(create: impl FnOnce() -> c_int) -> c_int {
 
 /// Shares every description, then creates a process. Meanwhile no other thread stages anything, which
 /// the new process would have as well.
-fn while_sharing<T>(create: impl FnOnce() -> T) -> Result<T, c_int> {
+fn while_sharing<T>(with: With, create: impl FnOnce() -> T) -> Result<T, c_int> {
     SHARING.fetch_add(1, Ordering::SeqCst);
-    let created = share_all().map(|()| create());
+    let created = share_all_with(with).map(|()| create());
     SHARING.fetch_sub(1, Ordering::SeqCst);
     created
 }
@@ -170,7 +205,7 @@ fn spawn_by<T>(create: impl FnOnce() -> T) -> Result<T, c_int> {
     if in_vfork_child() {
         return Ok(create());
     }
-    while_sharing(create)
+    while_sharing(With::Anybody, create)
 }
 
 /// Looks up, once, what children call that their parent seldom does. Each child would do it anew, and
@@ -189,6 +224,8 @@ fn resolve_for_children() {
 /// In the child of a `fork`: only this thread came along.
 fn in_new_process() {
     SHARING.store(0, Ordering::SeqCst);
+    FOR_GOOD.store(false, Ordering::SeqCst);
+    children::in_new_process();
     if VFORKS.swap(0, Ordering::SeqCst) != 0 {
         for slot in &VFORKING {
             slot.store(0, Ordering::SeqCst);
@@ -511,6 +548,7 @@ fn share_all_for_good() -> Result<(), c_int> {
     if in_vfork_child() {
         return Ok(());
     }
+    FOR_GOOD.store(true, Ordering::SeqCst);
     SHARING.fetch_add(1, Ordering::SeqCst);
     share_all()
 }

@@ -187,12 +187,22 @@ fn attach(path: PoolPath) -> Option<Pool> {
 /// Why a file is not staged, as the number by which `open` says it under `ADIT_REQUIRE`.
 pub(crate) type Refusal = i32;
 
+/// Another thread is creating a process: a moment later the file may be staged.
+pub(crate) const FORKING: Refusal = libc::EAGAIN;
+
 /// Stages the file of `fd`, if it may be. `named` says that its name is known to be durable.
 pub(crate) fn take(fd: i32, mode: Mode, appends: bool, named: bool) -> Result<Staged, Refusal> {
     if data::KERNEL_WRITES.load(Ordering::Relaxed) || init::memory_limited() {
         return Err(libc::ENOMEM);
     }
-    if process::sharing() || init::credit().is_none() || !signal::ready() || !alloc::puts_by() {
+    if process::sharing() {
+        return Err(if process::shares_for_good() {
+            libc::EOPNOTSUPP
+        } else {
+            FORKING
+        });
+    }
+    if init::credit().is_none() || !signal::ready() || !alloc::puts_by() {
         return Err(libc::EOPNOTSUPP);
     }
     let stat = eligible(fd)?;

@@ -78,6 +78,7 @@ calls! {
     prlimit = SYS_prlimit64(pid, resource, new, old);
     rt_sigprocmask = SYS_rt_sigprocmask(how, set, old, size);
     rt_tgsigqueueinfo = SYS_rt_tgsigqueueinfo(process, thread, signal, info);
+    kill = SYS_kill(process, signal);
     tgkill = SYS_tgkill(process, thread, signal);
     getpid = SYS_getpid();
     gettid = SYS_gettid();

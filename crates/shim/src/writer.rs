@@ -11,6 +11,9 @@
 //! offset, under the state's lock, until enough was appended; a staged one goes back to that, and one that
 //! is the kernel's becomes foreign.
 //!
+//! Likewise a description that this process has shared with forked children is *lent*: fresh, but the kernel
+//! writes and has the offset, until the children have ended ([`crate::children`]).
+//!
 //! The first write stages the file if it may be ([`crate::stage`]). Whatever needs the kernel to know
 //! the file, or somebody else to have the description, first *unstages* it: all is published, the
 //! lease is given back, and the kernel has the description for good. When the monitor takes the file
@@ -29,13 +32,14 @@
 
 use crate::account::Account;
 use crate::appends::Trial;
+use crate::children::{Loan, Others};
 use crate::data::{self, Vector};
 use crate::fresh::Fresh;
 use crate::ofd::{Ofd, Offset};
 use crate::signal::engine;
 use crate::stage::{self, Refusal, Staged};
 use crate::stat::Logical;
-use crate::{appends, descriptors, init, sys, together};
+use crate::{appends, children, descriptors, init, process, sys, together};
 use adit_store::registry::Reason;
 use adit_store::staged::{AppendsOnly, Error, Mode, Place, Where};
 use core::cell::UnsafeCell;
@@ -67,6 +71,8 @@ pub(crate) struct Writer {
     losses: AtomicU32,
     /// In mode `posix`.
     trial: Option<Trial>,
+    /// Only a fresh description is lent.
+    loan: Loan,
     /// Set while a mapping serves reads: asked before the lock is taken.
     mapped: AtomicBool,
     account: UnsafeCell<Account>,
@@ -148,20 +154,23 @@ impl Buffers {
 }
 
 /// A description's state, held still while the engine is asked about several files at once.
-pub(crate) struct Held<'a>(RwLockReadGuard<'a, State>);
+pub(crate) struct Held<'a> {
+    state: RwLockReadGuard<'a, State>,
+    lent: bool,
+}
 
 impl Held<'_> {
     /// The file, if it is staged.
     pub(crate) fn staged(&self) -> Option<&Staged> {
-        match &*self.0 {
+        match &*self.state {
             State::Staged(staged) => Some(staged),
             State::Fresh(_) | State::Kernel => None,
         }
     }
 
-    /// Whether the kernel has the description for good.
+    /// Whether the kernel has the description, for good or until forked children have ended.
     pub(crate) fn is_kernels(&self) -> bool {
-        matches!(*self.0, State::Kernel)
+        self.lent || matches!(*self.state, State::Kernel)
     }
 }
 
@@ -178,6 +187,14 @@ impl From<Error> for Doubt {
     fn from(error: Error) -> Self {
         Self::Engine(error)
     }
+}
+
+/// Why a file is not staged now.
+enum Unstaged {
+    /// It will be asked again when it comes back. The offset is not ours to use.
+    Lent,
+    /// As [`stage::take`] says it; from then on the kernel has it for good, unless it must be staged.
+    Refused(Refusal),
 }
 
 /// What became of a call.
@@ -205,6 +222,7 @@ impl Writer {
             named: AtomicBool::new(false),
             losses: AtomicU32::new(0),
             trial: None,
+            loan: Loan::new(),
             mapped: AtomicBool::new(false),
             account: UnsafeCell::new(Account::new()),
         }
@@ -240,7 +258,11 @@ impl Writer {
     /// Holds the state still. Who holds several takes them in the order of the descriptions' addresses,
     /// and nothing else of a writer's meanwhile.
     pub(crate) fn hold(&self) -> Held<'_> {
-        Held(self.look())
+        let state = self.look();
+        Held {
+            state,
+            lent: self.loan.is_out(),
+        }
     }
 
     fn change(&self) -> RwLockWriteGuard<'_, State> {
@@ -262,6 +284,7 @@ impl Writer {
             ));
             mem::forget(mem::replace(&mut *self.account.get(), Account::new()));
         }
+        self.loan.end();
         self.account().because(Reason::SharedOffset);
     }
 
@@ -372,25 +395,40 @@ impl Writer {
     fn forget(&self, state: &mut State, ofd: &Ofd, fd: i32) {
         self.begin_anew(state, ofd, fd);
         let losses = self.losses.fetch_add(1, Ordering::Relaxed);
-        if losses >= MOST_LOSSES && !self.must_stage() {
-            ofd.hand_over_offset(fd);
-            *state = State::Kernel;
+        if losses < MOST_LOSSES || self.must_stage() {
+            return;
+        }
+        match &self.trial {
+            None => self.lend_out(ofd, fd),
+            Some(_) => *state = State::Kernel,
         }
     }
 
     /// Stages the file if nothing was written yet; says why it is not staged. Where it must be, it is tried again at
     /// the next write.
     pub(crate) fn stage(&self, ofd: &Ofd, fd: i32) -> Result<(), Refusal> {
+        self.stage_now(ofd, fd).map_err(|why| match why {
+            Unstaged::Lent => libc::EOPNOTSUPP,
+            Unstaged::Refused(refusal) => refusal,
+        })
+    }
+
+    fn stage_now(&self, ofd: &Ofd, fd: i32) -> Result<(), Unstaged> {
+        let refused = Err(Unstaged::Refused(libc::EOPNOTSUPP));
         let _inside = engine::enter();
         if matches!(*self.look(), State::Kernel) {
-            return Err(libc::EOPNOTSUPP);
+            return refused;
         }
         let mut state = self.change();
+        if self.loan.is_out() {
+            return Err(Unstaged::Lent);
+        }
         if matches!(*state, State::Fresh(_)) {
             self.mapped.store(false, Ordering::Relaxed);
             match self.take(ofd, fd) {
                 Ok(staged) => *state = State::Staged(Box::new(staged)),
-                Err(refusal) if self.must_stage() => return Err(refusal),
+                Err(stage::FORKING) if self.trial.is_none() => self.lend_out(ofd, fd),
+                Err(refusal) if self.must_stage() => return Err(Unstaged::Refused(refusal)),
                 Err(refusal) => {
                     ofd.hand_over_offset(fd);
                     self.account().because(stage::reason(refusal));
@@ -400,7 +438,8 @@ impl Writer {
         }
         match *state {
             State::Staged(_) => Ok(()),
-            State::Fresh(_) | State::Kernel => Err(libc::EOPNOTSUPP),
+            State::Fresh(_) => Err(Unstaged::Lent),
+            State::Kernel => refused,
         }
     }
 
@@ -413,7 +452,7 @@ impl Writer {
         let mut taken = take();
         // Who has just let go of the file, or only looks at it, is waited for before the program gets an error.
         for _ in 0..VISIT {
-            if !self.must_stage() || !matches!(taken, Err(libc::EBUSY)) {
+            if !self.must_stage() || !matches!(taken, Err(libc::EBUSY | stage::FORKING)) {
                 break;
             }
             std::thread::sleep(core::time::Duration::from_millis(5));
@@ -438,7 +477,76 @@ impl Writer {
         self.mapped.store(false, Ordering::Relaxed);
         self.account().because(Reason::SharedOffset);
         *state = State::Kernel;
+        self.loan.end();
         Ok(())
+    }
+
+    /// Publishes everything and lends the description to a child that is about to be forked. After an error
+    /// the file is staged as before.
+    pub(crate) fn share_with_child(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        if self.trial.is_some() {
+            return self.unstage(ofd, fd);
+        }
+        let _inside = engine::enter();
+        if matches!(*self.look(), State::Kernel) {
+            return Ok(());
+        }
+        together::before_publishing(ofd);
+        let mut state = self.change();
+        match &*state {
+            State::Kernel => return Ok(()),
+            State::Staged(staged) => staged.give_up(fd)?,
+            State::Fresh(_) => {}
+        }
+        *state = State::Fresh(Fresh::new());
+        self.lend_out(ofd, fd);
+        Ok(())
+    }
+
+    /// Of a fresh description, with its state held.
+    fn lend_out(&self, ofd: &Ofd, fd: i32) {
+        self.loan.begin(fd);
+        ofd.hand_over_offset(fd);
+        self.mapped.store(false, Ordering::Relaxed);
+        self.account().because(Reason::SharedOffset);
+    }
+
+    /// Whether the children that a description was lent to have ended; from then on it is fresh.
+    fn is_back(&self, ofd: &Ofd, fd: i32) -> bool {
+        let _inside = engine::enter();
+        let mut state = self.change();
+        if !self.loan.is_out() {
+            return true;
+        }
+        // Asked first: who forks later lends it once more, and waits for the state.
+        let sharing = process::sharing();
+        let others = children::others();
+        if sharing || others == Others::Children {
+            self.loan.goes_on();
+            return false;
+        }
+        let ours = others == Others::None && self.loan.is_unchanged(fd) && ofd.take_offset(fd);
+        if !ours {
+            *state = State::Kernel;
+        }
+        self.loan.end();
+        true
+    }
+
+    /// Does a call in the kernel while the description is lent; `None` when it is not any more.
+    fn while_lent<T>(
+        &self,
+        ofd: &Ofd,
+        fd: i32,
+        call: impl FnOnce() -> Result<T, i32>,
+    ) -> Option<Result<T, i32>> {
+        if (self.must_stage() || self.loan.is_due()) && self.is_back(ofd, fd) {
+            return None;
+        }
+        if self.must_stage() {
+            return Some(Err(libc::EOPNOTSUPP));
+        }
+        self.with_kernels_offset(ofd, call)
     }
 
     /// Publishes everything and gives the lease back, because this process opens the file again. As
@@ -502,7 +610,7 @@ impl Writer {
                 Answer::NotStaged => {}
             }
         }
-        if self.trial.is_some() {
+        if self.trial.is_some() || self.loan.is_out() {
             let read = || into.kernel_read(fd, at.unwrap_or(-1));
             return match self.with_kernels_offset(ofd, read) {
                 Some(read) => read,
@@ -516,9 +624,19 @@ impl Writer {
             None => data::sequential_read(
                 ofd,
                 |at| self.paid_read(fd, into, at),
-                || into.kernel_read(fd, -1),
+                || self.read_at_kernels_offset(ofd, fd, into),
             ),
         }
+    }
+
+    /// A read by somebody who has found the offset to be the kernel's. One that was lent may be back.
+    fn read_at_kernels_offset(&self, ofd: &Ofd, fd: i32, into: Buffers) -> sys::Result {
+        let read = || into.kernel_read(fd, -1);
+        if !self.loan.has_ever_been() {
+            return read();
+        }
+        let read = self.with_kernels_offset(ofd, read);
+        read.unwrap_or_else(|| self.read(ofd, fd, into, None))
     }
 
     /// A read of a file of which nothing is staged, from its mapping; `None` where the kernel is asked.
@@ -640,15 +758,27 @@ impl Writer {
                         None => continue,
                     }
                 }
-                match self.stage(ofd, fd) {
-                    Ok(()) => {}
-                    Err(refusal) if self.must_stage() => return Err(refusal),
-                    Err(_) => break,
+                if self.loan.is_out() {
+                    let at = at.or(claimed.map(|(start, _)| start as i64)).unwrap_or(-1);
+                    match self.while_lent(ofd, fd, || self.write_in_kernel(fd, from, at)) {
+                        Some(written) => return written,
+                        None => continue,
+                    }
+                }
+                match self.stage_now(ofd, fd) {
+                    Ok(()) | Err(Unstaged::Lent) => {}
+                    Err(Unstaged::Refused(refusal)) if self.must_stage() => return Err(refusal),
+                    Err(Unstaged::Refused(_)) => break,
                 }
             }
         }
-        self.account().passed(fd, self.mode);
         let at = at.or(claimed.map(|(start, _)| start as i64)).unwrap_or(-1);
+        self.write_in_kernel(fd, from, at)
+    }
+
+    /// The kernel's write, with what the mode adds to its promise; at its own offset where `at` is -1.
+    fn write_in_kernel(&self, fd: i32, from: Buffers, at: i64) -> sys::Result {
+        self.account().passed(fd, self.mode);
         match from.kernel_write(fd, at, self.durable()) {
             // Files of the kernel's own (`/proc`) know no such promise.
             Err(libc::EOPNOTSUPP) => from.kernel_write(fd, at, false),
@@ -710,6 +840,13 @@ impl Writer {
             return self.truncate_whole(ofd, fd, size);
         }
         let served = u64::try_from(size).ok().filter(|&size| size <= FARTHEST);
+        let cut = || {
+            let done = sys::ftruncate(fd as usize, size as usize)?;
+            if self.durable() {
+                sys::fsync(fd as usize)?;
+            }
+            Ok(done)
+        };
         loop {
             let staged = self.ask(ofd, fd, |staged| {
                 Ok(staged.file().truncate(served.ok_or(Doubt::Unserved)?)?)
@@ -718,18 +855,19 @@ impl Writer {
                 Answer::Done(()) => return Ok(0),
                 Answer::Failed(errno) => return Err(errno),
                 Answer::NotStaged if served.is_none() => break,
-                Answer::NotStaged => match self.stage(ofd, fd) {
-                    Ok(()) => {}
-                    Err(refusal) if self.must_stage() => return Err(refusal),
-                    Err(_) => break,
+                Answer::NotStaged if self.loan.is_out() => {
+                    if let Some(done) = self.while_lent(ofd, fd, cut) {
+                        return done;
+                    }
+                }
+                Answer::NotStaged => match self.stage_now(ofd, fd) {
+                    Ok(()) | Err(Unstaged::Lent) => {}
+                    Err(Unstaged::Refused(refusal)) if self.must_stage() => return Err(refusal),
+                    Err(Unstaged::Refused(_)) => break,
                 },
             }
         }
-        let done = sys::ftruncate(fd as usize, size as usize)?;
-        if self.durable() {
-            sys::fsync(fd as usize)?;
-        }
-        Ok(done)
+        cut()
     }
 
     /// `ftruncate` where cuts are not staged.

@@ -8,6 +8,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
+#[path = "staged/children.rs"]
+mod children;
 #[path = "staged/crowd.rs"]
 mod crowd;
 #[path = "staged/early.rs"]

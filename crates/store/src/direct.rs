@@ -156,13 +156,22 @@ impl Drop for Chunks {
 
 /// A private anonymous mapping of zero pages; `None` when the kernel has none to give.
 pub fn anonymous(len: usize) -> Option<*mut c_void> {
+    mapped(len, MapFlags::PRIVATE | MapFlags::NORESERVE)
+}
+
+/// As [`anonymous`], and forked children have it in common with this process.
+pub fn shared(len: usize) -> Option<*mut c_void> {
+    mapped(len, MapFlags::SHARED)
+}
+
+fn mapped(len: usize, flags: MapFlags) -> Option<*mut c_void> {
     // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
     unsafe {
         rustix::mm::mmap_anonymous(
             core::ptr::null_mut(),
             len,
             ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::PRIVATE | MapFlags::NORESERVE,
+            flags,
         )
     }
     .ok()

@@ -1,0 +1,220 @@
+//! Forked children that may have this process's descriptions, and when nobody has them any more.
+//!
+//! A server that forks to save itself shares all its descriptions with the child, so what is staged goes
+//! to the kernel first. It comes back when every child that may have it has ended: the parent knows its
+//! children by number (one that has ended and was not waited for still counts), and a child that gives
+//! descriptions to anybody else, by fork, exec, spawn, a socket or a ring, says so before it does, in a page
+//! that it shares with its parent. From then on nothing comes back to that parent.
+//!
+//! What a description is worth to its child (offset, flags) is the kernel's meanwhile; see [`Loan`].
+//!
+//! # Safety
+//! The pages are never unmapped, so pointers to them stay good; all zero is a value of theirs.
+#![allow(unsafe_code)]
+
+use crate::{init, sys};
+use adit_store::direct::shared;
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+
+/// What a parent and its children have in common.
+#[repr(C)]
+struct Page {
+    /// Set before a child passes descriptions on.
+    passed_on: AtomicU32,
+}
+
+/// Children that are looked after at a time; with more nothing comes back.
+const MOST: usize = 64;
+
+/// For this process's children, with the process that it was made for.
+static OWN: AtomicPtr<Page> = AtomicPtr::new(ptr::null_mut());
+static OWNER: AtomicI32 = AtomicI32::new(0);
+/// The one that this process was forked with.
+static PARENTS: AtomicPtr<Page> = AtomicPtr::new(ptr::null_mut());
+/// Numbers of children; zero is free.
+static ALIVE: [AtomicI32; MOST] = [const { AtomicI32::new(0) }; MOST];
+/// Some child is not in the list.
+static TOO_MANY: AtomicBool = AtomicBool::new(false);
+
+fn page(pointer: &AtomicPtr<Page>) -> Option<&'static Page> {
+    // SAFETY: null, or a page that stays; see the module.
+    unsafe { pointer.load(Ordering::SeqCst).as_ref() }
+}
+
+fn this_process() -> i32 {
+    sys::getpid().map_or(0, |pid| pid as i32)
+}
+
+/// Before a fork, by one thread or several: whether what the child gets can come back.
+pub(crate) fn prepare() -> bool {
+    if init::mode().is_none() {
+        return false;
+    }
+    if page(&OWN).is_none() {
+        let Some(fresh) = shared(size_of::<Page>()) else {
+            return false;
+        };
+        OWNER.store(this_process(), Ordering::SeqCst);
+        // Of two threads one page is enough: either has it before it forks.
+        let (none, one) = (ptr::null_mut(), fresh.cast());
+        let _ = OWN.compare_exchange(none, one, Ordering::SeqCst, Ordering::SeqCst);
+    }
+    true
+}
+
+/// A child was forked, while nothing is taken back.
+pub(crate) fn born(pid: i32) {
+    let enter = |slot: &AtomicI32| {
+        slot.compare_exchange(0, pid, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+    };
+    forget_the_dead();
+    if !ALIVE.iter().any(enter) {
+        TOO_MANY.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Before this process gives descriptions to anybody.
+pub(crate) fn pass_on() {
+    if let Some(page) = page(&PARENTS) {
+        page.passed_on.store(1, Ordering::SeqCst);
+    }
+    // A handler in a child that does not know yet that it is one.
+    if let Some(page) = page(&OWN)
+        && OWNER.load(Ordering::SeqCst) != this_process()
+    {
+        page.passed_on.store(1, Ordering::SeqCst);
+    }
+}
+
+/// In the child of a fork.
+pub(crate) fn in_new_process() {
+    PARENTS.store(
+        OWN.swap(ptr::null_mut(), Ordering::SeqCst),
+        Ordering::SeqCst,
+    );
+    for slot in &ALIVE {
+        slot.store(0, Ordering::SeqCst);
+    }
+    TOO_MANY.store(false, Ordering::SeqCst);
+}
+
+/// Who else has descriptions that children were forked with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Others {
+    /// Nobody.
+    None,
+    /// Children that have not ended.
+    Children,
+    /// That will never be known.
+    Unknown,
+}
+
+/// Who else there is.
+pub(crate) fn others() -> Others {
+    forget_the_dead();
+    let alive = ALIVE.iter().any(|slot| slot.load(Ordering::SeqCst) != 0);
+    // Asked after the children: who has ended says no more.
+    let kept = page(&OWN).is_none_or(|page| page.passed_on.load(Ordering::SeqCst) == 0);
+    if !kept || TOO_MANY.load(Ordering::SeqCst) {
+        Others::Unknown
+    } else if alive {
+        Others::Children
+    } else {
+        Others::None
+    }
+}
+
+/// A number that is in use again belongs to somebody who is waited for in vain: that keeps what is safe.
+fn forget_the_dead() {
+    for slot in &ALIVE {
+        let pid = slot.load(Ordering::SeqCst);
+        if pid != 0 && sys::kill(pid as usize, 0) == Err(libc::ESRCH) {
+            let _ = slot.compare_exchange(pid, 0, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Writes through the kernel between two looks for the children: the first time, and at most. To stage a
+/// file and to take it away again costs as much as a hundred writes.
+const FIRST: u32 = 16;
+const LONGEST: u32 = 4096;
+
+/// A description that forked children have as well.
+pub(crate) struct Loan {
+    /// Writes until the next look; zero when it is not lent.
+    left: AtomicU32,
+    /// Writes between two looks.
+    between: AtomicU32,
+    /// Its status flags when it was lent.
+    flags: AtomicU32,
+}
+
+impl Loan {
+    pub(crate) const fn new() -> Self {
+        Self {
+            left: AtomicU32::new(0),
+            between: AtomicU32::new(0),
+            flags: AtomicU32::new(0),
+        }
+    }
+
+    /// Begins. Before the offset goes to the kernel: who finds it there must see that it may come back.
+    pub(crate) fn begin(&self, fd: i32) {
+        let between = match (init::credit(), self.between.load(Ordering::Relaxed)) {
+            (Some(0), _) => 1,
+            (_, 0) => FIRST,
+            (_, between) => (2 * between).min(LONGEST),
+        };
+        self.between.store(between, Ordering::SeqCst);
+        self.flags.store(status_flags(fd), Ordering::Relaxed);
+        self.left.store(between, Ordering::SeqCst);
+    }
+
+    /// It is not lent, or will never come back.
+    pub(crate) fn end(&self) {
+        self.left.store(0, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_out(&self) -> bool {
+        self.left.load(Ordering::SeqCst) != 0
+    }
+
+    /// Whether it was lent at any time.
+    pub(crate) fn has_ever_been(&self) -> bool {
+        self.between.load(Ordering::SeqCst) != 0
+    }
+
+    /// Counts a write; whether it is time to look. Of threads that race some go free.
+    pub(crate) fn is_due(&self) -> bool {
+        let left = self.left.load(Ordering::Relaxed);
+        if left > 1 {
+            let _ =
+                self.left
+                    .compare_exchange(left, left - 1, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        left == 1
+    }
+
+    /// The next look comes later.
+    pub(crate) fn goes_on(&self) {
+        let between = self.between.load(Ordering::Relaxed);
+        self.left.store(between, Ordering::SeqCst);
+    }
+
+    /// Whether the children have left its flags as they were, and have asked for no signals.
+    pub(crate) fn is_unchanged(&self, fd: i32) -> bool {
+        const F_GETSIG: i32 = 11;
+        let none = |command: i32| sys::fcntl(fd as usize, command as usize, 0) == Ok(0);
+        status_flags(fd) == self.flags.load(Ordering::Relaxed)
+            && none(libc::F_GETOWN)
+            && none(F_GETSIG)
+    }
+}
+
+/// The status flags of a description, but for that of a lease; one that is not open has none like them.
+fn status_flags(fd: i32) -> u32 {
+    let flags = sys::fcntl(fd as usize, libc::F_GETFL as usize, 0);
+    flags.map_or(u32::MAX, |flags| flags as u32 & !(libc::O_ASYNC as u32))
+}
