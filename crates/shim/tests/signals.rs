@@ -116,7 +116,15 @@ impl Monitor {
 }
 
 impl Drop for Monitor {
+    /// Told to end it ends its standby, too, which would go on with what it finds.
     fn drop(&mut self) {
+        let _ = Command::new("kill").arg(self.0.id().to_string()).status();
+        for _ in 0..500 {
+            if !matches!(self.0.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
