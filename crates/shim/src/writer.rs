@@ -66,7 +66,7 @@ pub(crate) struct Writer {
     readable: bool,
     /// Whether the program opened it with `O_APPEND`.
     appends: bool,
-    /// Set when the file and its name are known to be durable.
+    /// Set while the file, as the kernel has it, and its name are known to be durable.
     named: AtomicBool,
     losses: AtomicU32,
     /// In mode `posix`.
@@ -375,6 +375,8 @@ impl Writer {
     /// The file is not staged any more.
     fn begin_anew(&self, state: &mut State, ofd: &Ofd, fd: i32) {
         *state = State::Fresh(Fresh::new());
+        // Others may write to it now, and an `fsync` is about their bytes as well.
+        self.named.store(false, Ordering::Relaxed);
         if let Some(trial) = &self.trial {
             ofd.hand_over_offset(fd);
             trial.begin_anew(fd);
@@ -506,6 +508,7 @@ impl Writer {
     /// Of a fresh description, with its state held.
     fn lend_out(&self, ofd: &Ofd, fd: i32) {
         self.loan.begin(fd);
+        self.named.store(false, Ordering::Relaxed);
         ofd.hand_over_offset(fd);
         self.mapped.store(false, Ordering::Relaxed);
         self.account().because(Reason::SharedOffset);
