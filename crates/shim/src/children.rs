@@ -1,8 +1,8 @@
 //! Forked children that may have this process's descriptions, and when nobody has them any more.
 //!
 //! A server that forks to save itself shares all its descriptions with the child, so what is staged goes
-//! to the kernel first. It comes back when every child that may have it has ended: the parent knows its
-//! children by number (one that has ended and was not waited for still counts), and a child that gives
+//! to the kernel first. It comes back when every child that may have it has ended: the parent asks for its
+//! children by number, as it may ask for nobody else's, without waiting for them, and a child that gives
 //! descriptions to anybody else, by fork, exec, spawn, a socket or a ring, says so before it does, in a page
 //! that it shares with its parent. From then on nothing comes back to that parent.
 //!
@@ -14,6 +14,7 @@
 
 use crate::{init, sys};
 use adit_store::direct::shared;
+use core::mem::MaybeUninit;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
@@ -126,13 +127,33 @@ pub(crate) fn others() -> Others {
     }
 }
 
-/// A number that is in use again belongs to somebody who is waited for in vain: that keeps what is safe.
 fn forget_the_dead() {
     for slot in &ALIVE {
         let pid = slot.load(Ordering::SeqCst);
-        if pid != 0 && sys::kill(pid as usize, 0) == Err(libc::ESRCH) {
+        if pid != 0 && has_ended(pid) {
             let _ = slot.compare_exchange(pid, 0, Ordering::SeqCst, Ordering::SeqCst);
         }
+    }
+}
+
+/// Whether a child has ended: it has no descriptors any more then, waited for or not. A number that another
+/// child has by now speaks of that one, which has a slot of its own.
+fn has_ended(pid: i32) -> bool {
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    let asked = sys::waitid(
+        libc::P_PID as usize,
+        pid as usize,
+        info.as_mut_ptr() as usize,
+        options as usize,
+        0,
+    );
+    // SAFETY: all zero is a value of it, and the kernel has filled it or left it; of an ended child it tells
+    // the number.
+    let about = unsafe { info.assume_init().si_pid() };
+    match asked {
+        Ok(_) => about == pid,
+        Err(errno) => errno == libc::ECHILD,
     }
 }
 

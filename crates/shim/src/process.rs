@@ -137,19 +137,19 @@ fn fork_by(create: impl FnOnce() -> c_int) -> c_int {
     } else {
         With::Anybody
     };
-    let child = while_sharing(with, || {
+    let forked = || {
         let child = create();
-        if child > 0 {
-            children::born(child);
+        match child {
+            0 => in_new_process(),
+            1.. => children::born(child),
+            _ => {}
         }
         child
-    });
-    match child {
-        Ok(0) => in_new_process(),
-        Ok(_) => {}
-        Err(errno) => return sys::to_libc(Err(errno)) as c_int,
+    };
+    match while_sharing(with, forked) {
+        Ok(child) => child,
+        Err(errno) => sys::to_libc(Err(errno)) as c_int,
     }
-    child.unwrap_or(-1)
 }
 
 /// Shares every description, then creates a process. Meanwhile no other thread stages anything, which
@@ -221,9 +221,10 @@ fn resolve_for_children() {
     DONE.store(true, Ordering::Relaxed);
 }
 
-/// In the child of a `fork`: only this thread came along.
+/// In the child of a `fork`: only this thread came along. A signal handler that runs before finds descriptors
+/// that are being shared.
 fn in_new_process() {
-    SHARING.store(0, Ordering::SeqCst);
+    SHARING.store(1, Ordering::SeqCst);
     FOR_GOOD.store(false, Ordering::SeqCst);
     children::in_new_process();
     if VFORKS.swap(0, Ordering::SeqCst) != 0 {

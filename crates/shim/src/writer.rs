@@ -521,10 +521,14 @@ impl Writer {
         if !self.loan.is_out() {
             return true;
         }
-        // Asked first: who forks later lends it once more, and waits for the state.
-        let sharing = process::sharing();
-        let others = children::others();
-        if sharing || others == Others::Children {
+        // Asked first: who forks later lends it once more, and waits for the state. And nothing else is asked
+        // meanwhile, when this may be a child already, whose children are others.
+        let others = if process::sharing() {
+            Others::Children
+        } else {
+            children::others()
+        };
+        if others == Others::Children {
             self.loan.goes_on();
             return false;
         }
