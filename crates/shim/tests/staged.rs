@@ -187,21 +187,25 @@ impl Place {
         program
     }
 
-    /// Ends the monitor, which timeout passes a signal on to.
+    /// Ends the monitor, which `timeout` runs and ends with.
     fn end_monitor(&mut self) {
         if self.monitor.try_wait().expect("wait").is_none() {
-            let id = self.monitor.id().to_string();
-            let _ = Command::new("kill").arg(id).status();
+            let _ = Command::new("kill").arg(self.monitors_pid()).status();
             let _ = self.monitor.wait();
         }
     }
 
-    /// Kills the monitor, which `timeout` runs.
-    fn kill_monitor(&mut self) {
+    fn monitors_pid(&self) -> String {
         let id = self.monitor.id();
         let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
-        let monitor = children.expect("children").trim().to_owned();
-        let status = Command::new("kill").args(["-9", &monitor]).status();
+        children.expect("children").trim().to_owned()
+    }
+
+    /// Kills the monitor, which `timeout` runs.
+    fn kill_monitor(&mut self) {
+        let status = Command::new("kill")
+            .args(["-9", &self.monitors_pid()])
+            .status();
         assert!(status.expect("kill").success());
         let _ = self.monitor.wait();
     }
