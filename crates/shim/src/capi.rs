@@ -51,6 +51,11 @@ fn commit_group(fds: Vec<i32>) -> Result<(), i32> {
             }
         }
     }
+    for Used { fd, ofd } in &used {
+        if let Some(writer) = ofd.writer() {
+            writer.look_for_children(ofd, *fd);
+        }
+    }
     together::in_order(&mut used);
     let held = together::hold(&used);
     if held.iter().any(|held| held.is_kernels()) {

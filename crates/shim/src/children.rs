@@ -43,10 +43,6 @@ fn page(pointer: &AtomicPtr<Page>) -> Option<&'static Page> {
     unsafe { pointer.load(Ordering::SeqCst).as_ref() }
 }
 
-fn this_process() -> i32 {
-    sys::getpid().map_or(0, |pid| pid as i32)
-}
-
 /// Before a fork, by one thread or several: whether what the child gets can come back.
 pub(crate) fn prepare() -> bool {
     if init::mode().is_none() {
@@ -89,12 +85,16 @@ pub(crate) fn pass_on() {
     }
 }
 
+/// The number of this process.
+pub(crate) fn this_process() -> i32 {
+    sys::getpid().map_or(0, |pid| pid as i32)
+}
+
 /// In the child of a fork.
 pub(crate) fn in_new_process() {
-    PARENTS.store(
-        OWN.swap(ptr::null_mut(), Ordering::SeqCst),
-        Ordering::SeqCst,
-    );
+    // In this order: whoever passes something on in between finds one of them.
+    PARENTS.store(OWN.load(Ordering::SeqCst), Ordering::SeqCst);
+    OWN.store(ptr::null_mut(), Ordering::SeqCst);
     for slot in &ALIVE {
         slot.store(0, Ordering::SeqCst);
     }
@@ -189,7 +189,10 @@ impl Loan {
             (_, between) => (2 * between).min(LONGEST),
         };
         self.between.store(between, Ordering::SeqCst);
-        self.flags.store(status_flags(fd), Ordering::Relaxed);
+        // Those of one that is lent already may be a child's doing.
+        if !self.is_out() {
+            self.flags.store(status_flags(fd), Ordering::Relaxed);
+        }
         self.left.store(between, Ordering::SeqCst);
     }
 

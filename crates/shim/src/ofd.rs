@@ -165,12 +165,8 @@ impl Ofd {
             .is_ok()
     }
 
-    /// Moves the offset from `from`, to where a write had moved it, back to `to`, as far as it came;
-    /// unless someone moved it meanwhile.
-    pub(crate) fn give_back(&self, fd: i32, from: u64, to: u64) {
-        if self.advance(from, to) || !matches!(self.offset(), Offset::Handed) {
-            return;
-        }
+    /// Moves the kernel's offset from `from` back to `to`, unless someone moved it meanwhile.
+    pub(crate) fn give_back_in_kernel(&self, fd: i32, from: u64, to: u64) {
         let seek = |to: u64, whence: i32| sys::lseek(fd as usize, to as usize, whence as usize);
         if seek(0, libc::SEEK_CUR) == Ok(from as usize) {
             let _ = seek(to, libc::SEEK_SET);

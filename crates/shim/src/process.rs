@@ -137,26 +137,49 @@ fn fork_by(create: impl FnOnce() -> c_int) -> c_int {
     } else {
         With::Anybody
     };
-    let forked = || {
-        let child = create();
-        match child {
-            0 => in_new_process(),
-            1.. => children::born(child),
-            _ => {}
+    let this = children::this_process();
+    SHARING.fetch_add(1, Ordering::SeqCst);
+    RENEWED.store(false, Ordering::SeqCst);
+    let child = share_all_with(with).map(|()| create());
+    if child == Ok(0) {
+        // `_Fork` runs no handlers.
+        if !RENEWED.load(Ordering::SeqCst) {
+            in_new_process();
         }
-        child
-    };
-    match while_sharing(with, forked) {
-        Ok(child) => child,
-        Err(errno) => sys::to_libc(Err(errno)) as c_int,
+    } else if children::this_process() != this {
+        // A child that a handler forked meanwhile has gone on with the fork of its parent, which does not know
+        // of the child's own.
+        children::pass_on();
+    } else {
+        if let Ok(child @ 1..) = child
+            && with == With::Child
+        {
+            children::born(child);
+        }
+        SHARING.fetch_sub(1, Ordering::SeqCst);
     }
+    child.unwrap_or_else(|errno| sys::to_libc(Err(errno)) as c_int)
+}
+
+/// Set in a child whose handlers have run.
+static RENEWED: AtomicBool = AtomicBool::new(false);
+
+/// Has children know that they are some before the program's own handlers run in them: these may write. For the
+/// library's constructor.
+pub(crate) fn register_fork_handler() {
+    extern "C" fn in_child() {
+        in_new_process();
+        RENEWED.store(true, Ordering::SeqCst);
+    }
+    // SAFETY: the handler lives as long as the library.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 
 /// Shares every description, then creates a process. Meanwhile no other thread stages anything, which
 /// the new process would have as well.
-fn while_sharing<T>(with: With, create: impl FnOnce() -> T) -> Result<T, c_int> {
+fn while_sharing<T>(create: impl FnOnce() -> T) -> Result<T, c_int> {
     SHARING.fetch_add(1, Ordering::SeqCst);
-    let created = share_all_with(with).map(|()| create());
+    let created = share_all().map(|()| create());
     SHARING.fetch_sub(1, Ordering::SeqCst);
     created
 }
@@ -205,7 +228,7 @@ fn spawn_by<T>(create: impl FnOnce() -> T) -> Result<T, c_int> {
     if in_vfork_child() {
         return Ok(create());
     }
-    while_sharing(With::Anybody, create)
+    while_sharing(create)
 }
 
 /// Looks up, once, what children call that their parent seldom does. Each child would do it anew, and
@@ -221,11 +244,9 @@ fn resolve_for_children() {
     DONE.store(true, Ordering::Relaxed);
 }
 
-/// In the child of a `fork`: only this thread came along. A signal handler that runs before finds descriptors
-/// that are being shared.
+/// In the child of a fork: only this thread came along. A signal handler that runs before the end finds
+/// descriptors that are being shared.
 fn in_new_process() {
-    SHARING.store(1, Ordering::SeqCst);
-    FOR_GOOD.store(false, Ordering::SeqCst);
     children::in_new_process();
     if VFORKS.swap(0, Ordering::SeqCst) != 0 {
         for slot in &VFORKING {
@@ -236,6 +257,8 @@ fn in_new_process() {
     ofd::each_promoted(|_, ofd| ofd.in_new_process());
     // SAFETY: only this thread came along.
     unsafe { stage::in_new_process() };
+    FOR_GOOD.store(false, Ordering::SeqCst);
+    SHARING.store(0, Ordering::SeqCst);
 }
 
 /// Before `clone(function, stack, flags, …)`. Threads share everything as before; a new process

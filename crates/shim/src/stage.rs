@@ -187,8 +187,8 @@ fn attach(path: PoolPath) -> Option<Pool> {
 /// Why a file is not staged, as the number by which `open` says it under `ADIT_REQUIRE`.
 pub(crate) type Refusal = i32;
 
-/// Another thread is creating a process: a moment later the file may be staged.
-pub(crate) const FORKING: Refusal = libc::EAGAIN;
+/// Another thread is creating a process: a moment later the file may be staged. No error of the kernel's.
+pub(crate) const FORKING: Refusal = -1;
 
 /// Stages the file of `fd`, if it may be. `named` says that its name is known to be durable.
 pub(crate) fn take(fd: i32, mode: Mode, appends: bool, named: bool) -> Result<Staged, Refusal> {

@@ -454,7 +454,7 @@ impl Writer {
         let mut taken = take();
         // Who has just let go of the file, or only looks at it, is waited for before the program gets an error.
         for _ in 0..VISIT {
-            if !self.must_stage() || !matches!(taken, Err(libc::EBUSY | stage::FORKING)) {
+            if !self.must_stage() || !matches!(taken, Err(libc::EBUSY)) {
                 break;
             }
             std::thread::sleep(core::time::Duration::from_millis(5));
@@ -538,6 +538,13 @@ impl Writer {
         }
         self.loan.end();
         true
+    }
+
+    /// Takes a lent description back, if it may be.
+    pub(crate) fn look_for_children(&self, ofd: &Ofd, fd: i32) {
+        if self.loan.is_out() {
+            self.is_back(ofd, fd);
+        }
     }
 
     /// Does a call in the kernel while the description is lent; `None` when it is not any more.
@@ -729,10 +736,21 @@ impl Writer {
         if let Some((start, end)) = claimed {
             let reached = start + *result.as_ref().unwrap_or(&0) as u64;
             if reached < end {
-                ofd.give_back(fd, end, reached);
+                self.give_back(ofd, fd, end, reached);
             }
         }
         result
+    }
+
+    /// Moves the offset back from where a write had moved it to how far it came, unless someone moved it
+    /// meanwhile. Who forks takes it to the kernel with all that is not done.
+    fn give_back(&self, ofd: &Ofd, fd: i32, from: u64, to: u64) {
+        let seek = || ofd.give_back_in_kernel(fd, from, to);
+        while !ofd.advance(from, to) && self.with_kernels_offset(ofd, seek).is_none() {
+            if !matches!(ofd.offset(), Offset::At(at) if at == from) {
+                return;
+            }
+        }
     }
 
     fn write_somehow(

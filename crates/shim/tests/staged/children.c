@@ -160,6 +160,55 @@ static void flags(void) {
     dprintf(1, "flags %x\n", fcntl(fd, F_GETFL));
 }
 
+// And another one is forked before anybody looks.
+static void flags_twice(void) {
+    lines("parent", 20);
+    pid_t child = forked();
+    if (child == 0) _exit(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) ^ O_APPEND) != 0);
+    wait_for(child);
+    child = forked();
+    if (child == 0) _exit(0);
+    wait_for(child);
+    if (lseek(fd, 5, SEEK_SET) != 5) die("lseek");
+    lines("after", 100);
+    tell("flags_twice");
+    say_at();
+    dprintf(1, "flags %x\n", fcntl(fd, F_GETFL));
+}
+
+// A handler forks, and its child goes on with the fork that it was called for.
+static pid_t between = -1;
+
+static void fork_between(void) {
+    if (between == -1) {
+        between = 0;
+        between = forked();
+    }
+}
+
+static void nested(void) {
+    int done[2];
+    pid_t own = getpid();
+    if (pipe(done) || pthread_atfork(fork_between, NULL, NULL)) die("pthread_atfork");
+    lines("parent", 20);
+    pid_t child = forked();
+    if (getpid() != own) {
+        if (between || child) _exit(0);
+        told();
+        lines("grandchild", 5);
+        if (write(done[1], "x", 1) != 1) die("write");
+        _exit(0);
+    }
+    wait_for(child);
+    wait_for(between);
+    lines("after", 100);
+    tell("nested");
+    let_go();
+    char byte;
+    if (read(done[0], &byte, 1) != 1) die("read");
+    say_at();
+}
+
 // More than are looked after.
 static void many(void) {
     lines("parent", 20);
@@ -193,6 +242,7 @@ static void visited(void) {
 // Threads write through one description while another forks children that do so too. Of few threads and few
 // children a write that is made while the offset comes back is seldom among them.
 enum { WRITERS = 6, ROUNDS = 150, LINES = 5 };
+static int round_now;
 static atomic_int over, numbers;
 
 static void one_line(const char *who, int nth) {
@@ -206,18 +256,23 @@ static void *writer(void *nothing) {
     return nothing;
 }
 
+// The children write before anybody has told Adit's own code that they are some, unless it looks itself.
+static void in_child(void) {
+    alarm(20);
+    for (int nth = 0; nth < LINES; nth++) one_line("child", LINES * round_now + nth);
+}
+
 static void crowd(void) {
     pthread_t writers[WRITERS];
     for (int nth = 0; nth < WRITERS; nth++)
         if (pthread_create(&writers[nth], NULL, writer, NULL)) die("pthread_create");
-    int staged = 0, kernels = 0;
+    int staged = 0, kernels = 0, status;
+    if (pthread_atfork(NULL, NULL, in_child)) die("pthread_atfork");
     for (int round = 0; round < ROUNDS; round++) {
+        round_now = round;
         pid_t child = forked();
-        if (child == 0) {
-            for (int nth = 0; nth < LINES; nth++) one_line("child", LINES * round + nth);
-            _exit(0);
-        }
-        if (waitpid(child, NULL, 0) != child) die("waitpid");
+        if (child == 0) _exit(0);
+        if (waitpid(child, &status, 0) != child || status) die("waitpid");
         usleep((unsigned)(round % 3 * 100));
         if (is_staged()) staged++;
         else kernels++;
@@ -233,7 +288,8 @@ int main(int count, char **words) {
         const char *name;
         void (*run)(void);
     } cases[] = {{"returns", returns}, {"unwaited", unwaited}, {"grandchild", grandchild}, {"program", program},
-                 {"spawned", spawned}, {"flags", flags},       {"many", many},             {"crowd", crowd}, {"visited", visited}};
+                 {"spawned", spawned}, {"flags", flags}, {"flags_twice", flags_twice}, {"nested", nested},
+                 {"many", many}, {"visited", visited}, {"crowd", crowd}};
     if (count < 4) return 2;
     path = words[2];
     fd = open(path, O_RDWR | O_CREAT | O_TRUNC | (words[3][0] == 'a' ? O_APPEND : 0), 0600);

@@ -62,6 +62,8 @@ fn what_a_child_passed_on_never_comes_back() {
             kernels("program", &["program"]);
             kernels("spawned", &["spawned"]);
             kernels("flags", &["flags"]);
+            kernels("flags_twice", &["flags_twice"]);
+            kernels("nested", &["nested"]);
             kernels("many", &["many"]);
         }
     }

@@ -284,6 +284,7 @@ impl Monitor {
     fn serve(&mut self) -> Result<Work, MonitorError> {
         // Who died before our time is known to be dead before any of his files is touched.
         self.wait(Duration::ZERO)?;
+        self.server.leases.tick(Instant::now(), &self.ready);
         let mut next_look = Instant::now();
         loop {
             let now = Instant::now();
@@ -300,12 +301,13 @@ impl Monitor {
                 next_look = now + self.interval(&look);
             }
             self.server.reservations.tick(Instant::now());
-            self.server.leases.tick(Instant::now(), &self.ready);
             if self.server.leases.is_ending() && self.server.leases.is_empty() {
                 return Ok(self.work);
             }
             let pause = next_look.saturating_duration_since(Instant::now());
             self.wait(pause.min(self.server.interval()))?;
+            // Before anything is opened under the number of a descriptor that was found readable and is closed.
+            self.server.leases.tick(Instant::now(), &self.ready);
             self.server.answer(&self.dir, &self.ready);
         }
     }
