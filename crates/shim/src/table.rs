@@ -24,9 +24,11 @@ macro_rules! interpose {
 interpose! {
     // Data. The literal says where the number of bytes is that a call pays for.
     data read (data::read, "rdx");
+    data __read (data::read, "rdx");
     data __read_chk (data::read_chk, "rdx");
     data pread (data::pread, "rdx");
     data pread64 (data::pread, "rdx");
+    data __pread64 (data::pread, "rdx");
     data __pread_chk (data::pread_chk, "rdx");
     data __pread64_chk (data::pread64_chk, "rdx");
     data readv (data::readv, "4096");
@@ -35,8 +37,10 @@ interpose! {
     data preadv2 (data::preadv2, "4096");
     data preadv64v2 (data::preadv2, "4096");
     data write (data::write, "rdx");
+    data __write (data::write, "rdx");
     data pwrite (data::pwrite, "rdx");
     data pwrite64 (data::pwrite, "rdx");
+    data __pwrite64 (data::pwrite, "rdx");
     data writev (data::writev, "4096");
     data pwritev (data::pwritev, "4096");
     data pwritev64 (data::pwritev, "4096");
@@ -44,6 +48,7 @@ interpose! {
     data pwritev64v2 (data::pwritev2, "4096");
     served lseek (data::lseek);
     served lseek64 (data::lseek);
+    served __lseek (data::lseek);
 
     // The kernel uses the description's offset.
     asks sendfile (descriptors::before_pair, descriptors::minus_one);
@@ -62,6 +67,8 @@ interpose! {
     // Descriptors.
     opens open (names::before_open, descriptors::opened);
     opens open64 (names::before_open, descriptors::opened);
+    opens __open (names::before_open, descriptors::opened);
+    opens __open64 (names::before_open, descriptors::opened);
     opens __open_2 (names::before_open, descriptors::opened);
     opens __open64_2 (names::before_open, descriptors::opened);
     opens openat (names::before_open_at, descriptors::opened_at);
@@ -79,11 +86,13 @@ interpose! {
     opens mkostemps (names::before_temporary, descriptors::opened_temporary);
     opens mkostemps64 (names::before_temporary, descriptors::opened_temporary);
     live close (descriptors::close);
+    live __close (descriptors::close);
     before close_range (descriptors::close_range);
     before closefrom (descriptors::closefrom);
     replace dup (descriptors::dup);
     replace dup2 (descriptors::dup2);
     replace dup3 (descriptors::dup3);
+    alias __dup2 (descriptors::dup2);
     // Descriptors that are no files, or that are only written: an old word must not stick to them.
     after socket (descriptors::returned);
     after accept (descriptors::returned);
@@ -104,9 +113,11 @@ interpose! {
     after pidfd_open (descriptors::returned);
     replace pipe (descriptors::pipe);
     replace pipe2 (descriptors::pipe2);
+    alias __pipe (descriptors::pipe);
     replace socketpair (descriptors::socketpair);
     around fcntl (descriptors::before_fcntl, descriptors::after_fcntl);
     around fcntl64 (descriptors::before_fcntl, descriptors::after_fcntl);
+    around __fcntl (descriptors::before_fcntl, descriptors::after_fcntl);
 
     // Streams: libc opens, reads, writes and closes inside itself.
     stream fopen (stdio::before_open, stdio::opened);
@@ -216,8 +227,11 @@ interpose! {
     // Other processes.
     replace fork (process::fork);
     replace _Fork (process::fork_raw);
+    alias __fork (process::fork);
     alias vfork (process::vfork);
+    alias __vfork (process::vfork);
     asks clone (process::before_clone, descriptors::minus_one);
+    asks __clone (process::before_clone, descriptors::minus_one);
     replace posix_spawn (process::posix_spawn);
     replace posix_spawnp (process::posix_spawnp);
     asks system (process::before_program, descriptors::minus_one);
