@@ -159,6 +159,12 @@ pub fn kind_of_fd(fd: i32) -> MediumKind {
     medium_of(unsafe { BorrowedFd::borrow_raw(fd) }).kind
 }
 
+/// Whether the file behind a descriptor number is of those that the kernel makes on the fly: no place for data.
+pub fn is_synthetic_fd(fd: i32) -> bool {
+    // SAFETY: as in `kind_of_fd`; a negative number is none that is open.
+    fd >= 0 && medium_of(unsafe { BorrowedFd::borrow_raw(fd) }).reason == Reason::Synthetic
+}
+
 /// Whether the files in a directory lie in memory only, as far as its path alone can tell: one system call.
 pub fn is_directory_in_memory(path: &core::ffi::CStr) -> bool {
     rustix::fs::statfs(path).is_ok_and(|fs| {

@@ -90,9 +90,12 @@ pub(crate) fn note_open(fd: c_int, flags: c_int) -> c_int {
 /// threads, too. `None` where the mode has nothing to add to what the kernel does.
 fn note_writer(fd: c_int, flags: c_int, mode: Mode) -> Option<c_int> {
     let stat = regular_file(fd)?;
-    let stageable = flags & KERNEL_ONLY == 0
-        && stat.st_nlink > 0
-        && adit_pmem::kind_of_fd(fd) != MediumKind::Other;
+    let kind = adit_pmem::kind_of_fd(fd);
+    if kind == MediumKind::Other && adit_pmem::is_synthetic_fd(fd) {
+        // A switch of the kernel's, of which no mode promises anything.
+        return None;
+    }
+    let stageable = flags & KERNEL_ONLY == 0 && stat.st_nlink > 0 && kind != MediumKind::Other;
     // What is durable by its own flags, and in mode `atomic` what only the kernel writes.
     let plain = flags & libc::O_DSYNC != 0 || mode == Mode::Atomic;
     let offset = stageable.then_some(0);

@@ -47,6 +47,11 @@ int main(int count, char **args) {
                 result = *fd = stream ? fileno(stream) : -1;
             } else if (strchr(line, 't')) {
                 result = *fd = open(dirname(strdup(args[1])), flags | O_TMPFILE, 0600);
+            } else if (strchr(line, 'k')) {
+                result = *fd = open("/proc/self/comm", flags);
+            } else if (strchr(line, 'K')) {
+                FILE *stream = fopen("/proc/self/comm", "w");
+                result = *fd = stream ? fileno(stream) : -1;
             } else {
                 result = *fd = open(args[1], flags | (flags & O_ACCMODE ? O_CREAT : 0), 0600);
             }

@@ -78,6 +78,11 @@ fn what_cannot_be_staged_is_refused_with_a_reason() {
             program.answers(&[(&format!("o0 {flags}"), refused("EOPNOTSUPP"))]);
             program.tell("c0");
         }
+        // What the kernel makes on the fly is no place for data.
+        for flags in ["k", "K"] {
+            program.answers(&[(&format!("o0 {flags}"), "done"), ("w0 name", "done")]);
+            program.tell("c0");
+        }
         // Somebody else has it open.
         let reader = fs::File::open(&file).expect("the file");
         program.answers(&[("o0 a", refused("EBUSY"))]);
