@@ -6,66 +6,17 @@
 )]
 
 mod common;
+mod place;
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use adit_pool::layout::{ChunkKind, Geometry};
 use adit_pool::{Error, FileName, PoolFile, When};
 use common::*;
-
-/// A directory of the test's own in memory, removed at the end.
-struct Place(PathBuf);
-
-impl Place {
-    fn new(test: &str) -> Self {
-        let place = scratch().join(format!("adit-pool-{test}-{}", std::process::id()));
-        fs::create_dir_all(&place).unwrap();
-        Self(place)
-    }
-
-    fn pool(&self) -> PathBuf {
-        self.0.join("pool")
-    }
-}
-
-/// Where pools are made: on tmpfs, unless [`on_cached_media_too`] says otherwise.
-fn scratch() -> PathBuf {
-    std::env::var_os("ADIT_POOL_SCRATCH").map_or_else(|| "/dev/shm".into(), PathBuf::from)
-}
-
-/// All of it once more where stores go through the page cache, if the build lies on such a medium.
-#[test]
-fn on_cached_media_too() {
-    let dir = env!("CARGO_TARGET_TMPDIR");
-    let open = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::RDONLY;
-    let fd = rustix::fs::open(dir, open, rustix::fs::Mode::empty()).unwrap();
-    let found = adit_pmem::detect::medium_of(fd);
-    if found.kind != adit_pmem::MediumKind::Cached
-        || std::env::var_os("ADIT_POOL_SCRATCH").is_some()
-    {
-        return;
-    }
-    let again = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--skip", "on_cached_media_too"])
-        .env("ADIT_POOL_SCRATCH", dir)
-        .output()
-        .unwrap();
-    assert!(
-        again.status.success(),
-        "{}{}",
-        String::from_utf8_lossy(&again.stdout),
-        String::from_utf8_lossy(&again.stderr)
-    );
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
+use place::*;
 
 const MB: u64 = 1 << 20;
 

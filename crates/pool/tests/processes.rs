@@ -9,6 +9,7 @@
 )]
 
 mod common;
+mod place;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,62 +20,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use adit_pool::layout::Geometry;
 use adit_pool::{Attachment, Error, FileMedium, FileRef, Op, PoolFile, When};
 use adit_sim::Rng;
 use common::*;
+use place::*;
 
 const MB: u64 = 1 << 20;
-
-struct Place(PathBuf);
-
-impl Place {
-    fn new(test: &str) -> Self {
-        let place = scratch().join(format!("adit-pool-{test}-{}", std::process::id()));
-        fs::create_dir_all(&place).unwrap();
-        Self(place)
-    }
-
-    fn create(&self, size: u64) -> PoolFile {
-        PoolFile::create(&self.0.join("pool"), size, Geometry::default()).unwrap()
-    }
-}
-
-/// Where pools are made: on tmpfs, unless [`on_cached_media_too`] says otherwise.
-fn scratch() -> PathBuf {
-    std::env::var_os("ADIT_POOL_SCRATCH").map_or_else(|| "/dev/shm".into(), PathBuf::from)
-}
-
-/// All of it once more where stores go through the page cache, if the build lies on such a medium.
-#[test]
-fn on_cached_media_too() {
-    let dir = env!("CARGO_TARGET_TMPDIR");
-    let open = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::RDONLY;
-    let fd = rustix::fs::open(dir, open, rustix::fs::Mode::empty()).unwrap();
-    let found = adit_pmem::detect::medium_of(fd);
-    if found.kind != adit_pmem::MediumKind::Cached
-        || std::env::var_os("ADIT_POOL_SCRATCH").is_some()
-    {
-        return;
-    }
-    let again = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--skip", "on_cached_media_too"])
-        .env("ADIT_POOL_SCRATCH", dir)
-        .output()
-        .unwrap();
-    assert!(
-        again.status.success(),
-        "{}{}",
-        String::from_utf8_lossy(&again.stdout),
-        String::from_utf8_lossy(&again.stderr)
-    );
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Another process: killed when the test ends.
 struct Part {

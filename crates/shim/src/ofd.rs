@@ -4,7 +4,8 @@
 //! in a process with one thread; it goes back to the kernel for ever (it is *handed over*) before
 //! anyone else could use it: fork, vfork, spawn, exec, a duplicate passed over a socket, a call that
 //! moves the kernel's offset. From then on sequential calls go to the kernel and positional ones may
-//! still be served, because mapping and page cache are one.
+//! still be served, because mapping and page cache are one. Only in modes other than `posix` it comes back, when
+//! forked children were all who could use it ([`crate::children`]).
 //!
 //! Modes other than `posix` promote at open what the program may write; such a description is backed by
 //! a [`Writer`] in the place of a mapping.

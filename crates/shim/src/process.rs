@@ -1,8 +1,9 @@
 //! Calls that give other processes this one's open file descriptions.
 //!
-//! Before any of them, every description's offset goes back to the kernel for ever and every
-//! candidate is marked as shared. So parent and child, and whatever either executes, share offsets
-//! exactly as the kernel shares them, whoever dies when (PROTOCOLS, design section 6).
+//! Before any of them, every description's offset goes back to the kernel (for ever, but for what forked
+//! children alone can have: [`crate::children`]) and every candidate is marked as shared. So parent and
+//! child, and whatever either executes, share offsets exactly as the kernel shares them, whoever dies when
+//! (PROTOCOLS, design section 6).
 //!
 //! A `vfork` child runs on its parent's memory: until it executes or exits, it must not change the
 //! parent's table (F2: Python's child calls `close_range` on everything). The parent thread is

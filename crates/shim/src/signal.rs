@@ -24,13 +24,46 @@
 //! the kernel's fixed layout. It runs nothing that allocates, locks or faults.
 #![allow(unsafe_code)]
 
+/// Defines a kernel's action for signals: what `decide` returns is the address of the program's handler, which is
+/// entered as the kernel entered us, or 0, to go back where the signal came from.
+macro_rules! enters_where_told {
+    ($name:ident, $decide:ident) => {
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                "push rdi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rsi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rdx",
+                ".cfi_adjust_cfa_offset 8",
+                "call {decide}",
+                "pop rdx",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rsi",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -8",
+                "test rax, rax",
+                "je 2f",
+                "jmp rax",
+                "2:",
+                "ret",
+                ".cfi_endproc",
+                decide = sym $decide,
+            )
+        }
+    };
+}
+use enters_where_told;
+
 pub(crate) mod actions;
 pub(crate) mod engine;
 pub(crate) mod mask;
 
 use crate::real::call_real;
 use crate::{descriptors, process, stage, sys, table};
-use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -237,34 +270,8 @@ pub(crate) fn before_program() {
     }
 }
 
-/// The kernel's action for both signals. [`decide`] says where to go on: at the program's handler,
-/// entered as the kernel entered us, or back where the signal came from.
-#[unsafe(naked)]
-unsafe extern "C" fn on_fault() {
-    naked_asm!(
-        ".cfi_startproc",
-        "push rdi",
-        ".cfi_adjust_cfa_offset 8",
-        "push rsi",
-        ".cfi_adjust_cfa_offset 8",
-        "push rdx",
-        ".cfi_adjust_cfa_offset 8",
-        "call {decide}",
-        "pop rdx",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rsi",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rdi",
-        ".cfi_adjust_cfa_offset -8",
-        "test rax, rax",
-        "je 2f",
-        "jmp rax",
-        "2:",
-        "ret",
-        ".cfi_endproc",
-        decide = sym decide,
-    )
-}
+// The kernel's action for both signals.
+enters_where_told!(on_fault, decide);
 
 /// Returns the address of the handler to jump to, or 0 to return from the signal.
 unsafe extern "C" fn decide(

@@ -229,6 +229,17 @@ impl Place {
         command
     }
 
+    /// A program in a mode under `strace`, which traces these calls alone, with the paths of descriptors.
+    fn tracing(&self, program: &Path, mode: &str, calls: &str) -> Command {
+        let inner = self.traced(program, mode, None);
+        let mut arguments = inner.get_args();
+        let mut command = Command::new(inner.get_program());
+        command.args(arguments.by_ref().take(4));
+        command.args(["-y", "-e", &format!("trace={calls}")]);
+        command.args(arguments);
+        command
+    }
+
     /// What a program says and leaves in an empty directory of its own.
     fn leaves(
         &self,
@@ -1070,12 +1081,9 @@ fn names_are_durable_when_the_call_returns() {
     for mode in ["sync", "strict", "atomic", "posix"] {
         let work = dir.join(mode);
         fs::create_dir(&work).expect("a directory");
-        let command = place.traced(&program, mode, None);
-        let strace = ["-y", "-e", "trace=write,fsync,fdatasync,syncfs,sync"];
-        let arguments: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
-        let mut traced = Command::new(command.get_program());
-        traced.args(&arguments[..4]).args(strace);
-        run(traced.args(&arguments[4..]).arg(&work));
+        run(place
+            .tracing(&program, mode, "write,fsync,fdatasync,syncfs,sync")
+            .arg(&work));
         let synced = synced(&place.trace(), &work);
         let expected: &[(&str, &str)] = match mode {
             "sync" | "strict" => &[

@@ -30,7 +30,7 @@
 
 use super::{Wish, die, exchange};
 use crate::{init, sys};
-use core::arch::{asm, global_asm, naked_asm};
+use core::arch::{asm, global_asm};
 use core::ffi::c_int;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, compiler_fence};
@@ -294,34 +294,8 @@ pub(crate) fn start() {
     }
 }
 
-/// The kernel's action for every handler. [`decide`] says where to go on: at the program's handler,
-/// entered as the kernel entered us, or back where the signal came from.
-#[unsafe(naked)]
-unsafe extern "C" fn on_signal() {
-    naked_asm!(
-        ".cfi_startproc",
-        "push rdi",
-        ".cfi_adjust_cfa_offset 8",
-        "push rsi",
-        ".cfi_adjust_cfa_offset 8",
-        "push rdx",
-        ".cfi_adjust_cfa_offset 8",
-        "call {decide}",
-        "pop rdx",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rsi",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rdi",
-        ".cfi_adjust_cfa_offset -8",
-        "test rax, rax",
-        "je 2f",
-        "jmp rax",
-        "2:",
-        "ret",
-        ".cfi_endproc",
-        decide = sym decide,
-    )
-}
+// The kernel's action for every handler.
+super::enters_where_told!(on_signal, decide);
 
 /// Returns the address of the handler to jump to, or 0 to return from the signal.
 unsafe extern "C" fn decide(

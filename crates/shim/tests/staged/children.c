@@ -239,6 +239,14 @@ static void visited(void) {
     say_at();
 }
 
+// Somebody has the file open for a moment, who may have written to it.
+static void reopened(void) {
+    lines("line", 3);
+    if (close(open(path, O_RDONLY))) die("close");
+    lines("more", 3);
+    tell("reopened");
+}
+
 // Threads write through one description while another forks children that do so too. Of few threads and few
 // children a write that is made while the offset comes back is seldom among them.
 enum { WRITERS = 6, ROUNDS = 150, LINES = 5 };
@@ -289,7 +297,7 @@ int main(int count, char **words) {
         void (*run)(void);
     } cases[] = {{"returns", returns}, {"unwaited", unwaited}, {"grandchild", grandchild}, {"program", program},
                  {"spawned", spawned}, {"flags", flags}, {"flags_twice", flags_twice}, {"nested", nested},
-                 {"many", many}, {"visited", visited}, {"crowd", crowd}};
+                 {"many", many}, {"visited", visited}, {"reopened", reopened}, {"crowd", crowd}};
     if (count < 4) return 2;
     path = words[2];
     fd = open(path, O_RDWR | O_CREAT | O_TRUNC | (words[3][0] == 'a' ? O_APPEND : 0), 0600);

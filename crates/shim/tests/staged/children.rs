@@ -69,6 +69,38 @@ fn what_a_child_passed_on_never_comes_back() {
     }
 }
 
+/// What others have written to a file meanwhile is durable with the next bytes that are staged of it: no `fsync` of
+/// the program's reaches the kernel any more.
+#[test]
+fn a_file_that_others_had_is_synced_before_it_is_staged_again() {
+    if !has_strace() {
+        return;
+    }
+    let Some(place) = Place::on_disk("reopened") else {
+        return;
+    };
+    let program = place.compile("children");
+    for mode in MODES {
+        let _ = fs::remove_file(place.file());
+        let mut command = place.tracing(&program, mode, "openat,fsync,pwrite64");
+        let output = run(command.arg("reopened").arg(place.file()).arg("-"));
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(told, "reopened: staged\n", "mode {mode}");
+        let trace = place.trace();
+        let file = format!("<{}>", place.file().display());
+        let (_, since) = trace
+            .rsplit_once("file\", O_RDONLY)")
+            .expect("the second open");
+        let does = |call: &str| {
+            let mut lines = since.lines().skip(1);
+            let place = lines.position(|line| line.contains(call) && line.contains(&file));
+            place.unwrap_or_else(|| panic!("mode {mode}: no {call} in {since}"))
+        };
+        // Publishing writes, and syncs what it wrote.
+        assert!(does("fsync(") < does("pwrite64("), "mode {mode}: {since}");
+    }
+}
+
 /// Threads write, children come and go, and the file with them: each line is there once, and nothing else.
 #[test]
 fn threads_and_children_leave_no_hole() {

@@ -23,8 +23,9 @@ use super::records::{Listed, Record, Records};
 use super::reserve::Reservations;
 use super::standby::Standby;
 use crate::pools::Places;
+use crate::registry::attention::Attention;
 use crate::registry::sys::{self, Fd};
-use crate::registry::wire::{self, Answer, Attention, Request, SOCKET};
+use crate::registry::wire::{self, Answer, Request, SOCKET};
 
 /// Processes that can be stayed for at a time.
 const MOST_LIVES: usize = 4096;

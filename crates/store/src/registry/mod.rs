@@ -9,6 +9,7 @@
 //! promotes a file pays nothing. Nothing on the I/O path makes a system call, allocates or waits.
 
 mod attach;
+pub(crate) mod attention;
 mod dir;
 pub mod layout;
 mod list;
