@@ -196,6 +196,11 @@ impl Loan {
         self.left.store(between, Ordering::SeqCst);
     }
 
+    /// Nobody looks before the next write: what keeps the file from being staged would be asked for ever.
+    pub(crate) fn lasts_for_a_write(&self) {
+        self.left.fetch_max(2, Ordering::SeqCst);
+    }
+
     /// It is not lent, or will never come back.
     pub(crate) fn end(&self) {
         self.left.store(0, Ordering::SeqCst);

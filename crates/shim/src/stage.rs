@@ -20,6 +20,7 @@ use adit_store::staged::{self, AppendsOnly, Error, KernelFile, Mode, Relink, Sta
 use core::cell::UnsafeCell;
 use core::mem;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::time::Duration;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, OFlags, Stat};
 use rustix::io::Errno;
@@ -27,6 +28,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// How often a file is tried whose entry somebody takes away before it is opened.
 const ATTEMPTS: usize = 3;
@@ -87,10 +89,20 @@ impl Drop for Staged {
     }
 }
 
-/// This process's attachment to the pool of a device, or why there is none to be had.
+/// This process's attachment to the pool of a device, or why there was none to be had.
 struct Seat {
     device: u64,
     pool: Result<Pool, Refusal>,
+    asked: Instant,
+}
+
+/// How long a refusal is remembered. What forbids a pool mostly lasts, and to ask costs the monitor a thread.
+const REMEMBERED: Duration = Duration::from_secs(5);
+
+impl Seat {
+    fn is_current(&self) -> bool {
+        self.pool.is_ok() || self.asked.elapsed() < REMEMBERED
+    }
 }
 
 #[derive(Clone)]
@@ -140,10 +152,11 @@ pub(crate) fn leave() {
 /// The pool of a device.
 fn pool_of(fd: BorrowedFd<'_>, device: u64) -> Result<Pool, Refusal> {
     let mut seats = seats();
+    seats.retain(Seat::is_current);
     if let Some(seat) = seats.iter().find(|seat| seat.device == device) {
         return seat.pool.clone();
     }
-    let dir = init::runtime_dir().ok_or(libc::ECONNREFUSED)?;
+    let dir = init::runtime_dir().ok_or(NO_MONITOR)?;
     let pool = client::pool_for(dir, fd, init::asked_pool())
         .map_err(refusal_of)
         .and_then(|path| {
@@ -152,17 +165,21 @@ fn pool_of(fd: BorrowedFd<'_>, device: u64) -> Result<Pool, Refusal> {
             let open = known.into_iter().find(same).cloned();
             open.or_else(|| attach(path)).ok_or(libc::ENXIO)
         });
-    seats.push(Seat {
-        device,
-        pool: pool.clone(),
-    });
+    // A monitor may be about to start: whether one answers is found out at each file.
+    if !matches!(pool, Err(NO_MONITOR)) {
+        seats.push(Seat {
+            device,
+            pool: pool.clone(),
+            asked: Instant::now(),
+        });
+    }
     pool
 }
 
 /// What the monitor does not do, as [`take`] says it.
 fn refusal_of(refused: Refused) -> Refusal {
     match refused {
-        Refused::NoMonitor(_) | Refused::NotUnderstood => libc::ECONNREFUSED,
+        Refused::NoMonitor(_) | Refused::NotUnderstood => NO_MONITOR,
         Refused::Pool(Errno::NOSPC) | Refused::TooMany => libc::ENOSPC,
         // No place for one, or one that cannot be used: `adit run` and `adit pool check` say more.
         Refused::Pool(_) | Refused::NoPlace(_) => libc::ENXIO,
@@ -186,6 +203,9 @@ fn attach(path: PoolPath) -> Option<Pool> {
 
 /// Why a file is not staged, as the number by which `open` says it under `ADIT_REQUIRE`.
 pub(crate) type Refusal = i32;
+
+/// No monitor answers: one that is about to start, or that a killed one leaves its work to, will.
+pub(crate) const NO_MONITOR: Refusal = libc::ECONNREFUSED;
 
 /// Another thread is creating a process: a moment later the file may be staged. No error of the kernel's.
 pub(crate) const FORKING: Refusal = -1;

@@ -401,7 +401,7 @@ impl Writer {
             return;
         }
         match &self.trial {
-            None => self.lend_out(ofd, fd),
+            None => self.lend_out(ofd, fd, Reason::SharedOffset),
             Some(_) => *state = State::Kernel,
         }
     }
@@ -429,8 +429,11 @@ impl Writer {
             self.mapped.store(false, Ordering::Relaxed);
             match self.take(ofd, fd) {
                 Ok(staged) => *state = State::Staged(Box::new(staged)),
-                Err(stage::FORKING) if self.trial.is_none() => self.lend_out(ofd, fd),
+                Err(stage::FORKING) if self.trial.is_none() => {
+                    self.lend_out(ofd, fd, Reason::SharedOffset);
+                }
                 Err(refusal) if self.must_stage() => return Err(Unstaged::Refused(refusal)),
+                Err(stage::NO_MONITOR) => self.put_off(&mut state, ofd, fd),
                 Err(refusal) => {
                     ofd.hand_over_offset(fd);
                     self.account().because(stage::reason(refusal));
@@ -442,6 +445,17 @@ impl Writer {
             State::Staged(_) => Ok(()),
             State::Fresh(_) => Err(Unstaged::Lent),
             State::Kernel => refused,
+        }
+    }
+
+    /// Of a description that may be staged later: until then the kernel has it.
+    fn put_off(&self, state: &mut State, ofd: &Ofd, fd: i32) {
+        if self.trial.is_some() {
+            self.begin_anew(state, ofd, fd);
+            self.account().because(Reason::Other);
+        } else {
+            self.lend_out(ofd, fd, Reason::Other);
+            self.loan.lasts_for_a_write();
         }
     }
 
@@ -501,17 +515,17 @@ impl Writer {
             State::Fresh(_) => {}
         }
         *state = State::Fresh(Fresh::new());
-        self.lend_out(ofd, fd);
+        self.lend_out(ofd, fd, Reason::SharedOffset);
         Ok(())
     }
 
-    /// Of a fresh description, with its state held.
-    fn lend_out(&self, ofd: &Ofd, fd: i32) {
+    /// Leaves a fresh description, whose state is held, to the kernel for a while.
+    fn lend_out(&self, ofd: &Ofd, fd: i32, why: Reason) {
         self.loan.begin(fd);
         self.named.store(false, Ordering::Relaxed);
         ofd.hand_over_offset(fd);
         self.mapped.store(false, Ordering::Relaxed);
-        self.account().because(Reason::SharedOffset);
+        self.account().because(why);
     }
 
     /// Whether the children that a description was lent to have ended; from then on it is fresh.
@@ -600,11 +614,15 @@ impl Writer {
 
     /// After a write of the kernel's on trial: stages the file if that will pay, and lets go of it if not.
     fn judge(&self, ofd: &Ofd, fd: i32, trial: &Trial, written: u64) {
-        let kernels = self.is_kernels()
-            || (trial.wrote(written) && !(trial.is_appender(fd) && self.stage(ofd, fd).is_ok()));
-        if kernels {
-            let _ = descriptors::release(fd);
+        if !self.is_kernels() {
+            if !trial.wrote(written) {
+                return;
+            }
+            if trial.is_appender(fd) && (self.stage(ofd, fd).is_ok() || !self.is_kernels()) {
+                return;
+            }
         }
+        let _ = descriptors::release(fd);
     }
 
     /// A read, at a position of its own or at the description's.

@@ -175,6 +175,16 @@ impl Place {
         self.dir.join("run/pool")
     }
 
+    /// Whether somebody stages the file: the kernel lists its leases.
+    fn is_leased(&self) -> bool {
+        let inode =
+            std::os::unix::fs::MetadataExt::ino(&fs::metadata(self.file()).expect("the file"));
+        let locks = fs::read_to_string("/proc/locks").expect("the kernel's list");
+        let named = format!(":{inode} ");
+        let mut lines = locks.lines();
+        lines.any(|line| line.contains(" LEASE ") && line.contains(&named))
+    }
+
     fn compile(&self, name: &str) -> PathBuf {
         let source = format!("{}/tests/staged/{name}.c", env!("CARGO_MANIFEST_DIR"));
         let program = self.dir.join(name);
@@ -540,6 +550,30 @@ fn without_a_monitor_the_kernel_does_it() {
     program.go_on();
     program.end();
     assert_eq!(place.content(), lines("line", 20));
+}
+
+/// A monitor that a program has to do without for a while is found again: a restarted one, or one that `adit run`
+/// has only begun to start.
+#[test]
+fn a_monitor_that_comes_later_is_found() {
+    let Some(mut place) = Place::new("late") else {
+        return;
+    };
+    place.compile("lines");
+    for mode in ALL {
+        let _ = fs::remove_file(place.file());
+        place.end_monitor();
+        let mut program = Lines::start(&place, mode, "aw", "line", &["30", "300"]);
+        assert_eq!(program.batch(), 30, "mode {mode}");
+        assert!(!place.is_leased(), "mode {mode}");
+        place.monitor = Place::watch(&place.dir, "run", None).expect("a monitor");
+        program.go_on();
+        assert_eq!(program.batch(), 330, "mode {mode}");
+        assert!(place.is_leased(), "mode {mode}");
+        program.go_on();
+        program.end();
+        assert_eq!(place.content(), lines("line", 330), "mode {mode}");
+    }
 }
 
 /// The monitor dies: the program publishes at its close.

@@ -176,6 +176,25 @@ fn without_a_monitor_nothing_is_opened() {
     assert_eq!(place.content(), "one\ntwo\n");
 }
 
+/// A pool that can be used again is, by programs that were refused before: after some seconds.
+#[test]
+fn a_pool_that_was_repaired_is_found() {
+    let Some(place) = Place::new("repaired") else {
+        return;
+    };
+    place.compile("required");
+    fs::write(place.pool(), "no pool").expect("a file");
+    let mut program = Told::start(&place, "strict", &place.file());
+    program.answers(&[("o0 a", "ENXIO"), ("o0 a", "ENXIO")]);
+    fs::remove_file(place.pool()).expect("remove");
+    wait_for("the pool", || {
+        std::thread::sleep(Duration::from_millis(500));
+        program.tell("o0 a") == "done"
+    });
+    program.answers(&[("w0 one", "done"), ("c0", "done")]);
+    assert_eq!(place.content(), "one\n");
+}
+
 /// Files on what Adit does not serve: a union of directories stands for all of these, as it needs no server.
 #[test]
 fn media_that_are_not_served_are_refused() {
