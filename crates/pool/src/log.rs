@@ -327,6 +327,20 @@ impl<M: Medium> Attachment<M> {
         self.leased().filter(|(_, map)| map.is(Role::Log)).count() as u32
     }
 
+    /// Positions of the log that may hold a record [`Attachment::reclaim`] has not settled yet.
+    #[must_use]
+    pub fn waiting_records(&self) -> u64 {
+        let capacity = self.pool.geometry().records_per_chunk();
+        let tail = self.state.log.load(Ordering::Acquire);
+        let logs = self.leased().filter(|(_, map)| map.is(Role::Log));
+        let waiting = logs.map(|(chunk, map)| {
+            let is_current = chunk == (tail >> 32) as u32;
+            let taken = if is_current { tail as u32 } else { capacity };
+            u64::from(taken.saturating_sub(map.settled.load(Ordering::Acquire)))
+        });
+        waiting.sum()
+    }
+
     /// Takes the next position of the log. The last positions of each chunk are kept for commit records:
     /// when no chunk is left, for whatever reason, all that is logged can still be committed, and so
     /// published, and so make room.

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use adit_pmem::Medium as _;
 use adit_pool::{FileMedium, FileRef, PoolFile};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, OFlags};
@@ -58,6 +59,11 @@ impl OpenPool {
     /// Slots whose processes live.
     pub(super) fn living_slots(&self) -> Vec<u32> {
         self.file.pool().living_slots()
+    }
+
+    /// Whether publishing syncs a device.
+    pub(super) fn is_slow(&self) -> bool {
+        self.file.pool().medium().fence_is_slow()
     }
 
     pub(super) fn stage(&self) -> &Arc<Stage<FileMedium>> {
@@ -214,28 +220,24 @@ impl Held {
         let _ = self.release.set(connection);
     }
 
-    /// Publishes what may be published while the program goes on: in `atomic` mode what is committed,
-    /// else everything. Entry and lease stay. `false` when the entry is gone already: then nobody needs
-    /// the lease.
-    pub(super) fn publish(&self) -> Result<bool> {
-        let scope = if self.terms.mode == Mode::Atomic && !self.is_orphaned() {
+    /// What may be published while the program goes on: in `atomic` mode what is committed, else everything.
+    fn scope(&self) -> Scope {
+        if self.terms.mode == Mode::Atomic && !self.is_orphaned() {
             Scope::Committed
         } else {
             Scope::Everything
-        };
-        match self.staged() {
-            Err(error) if is_gone(&error) => Ok(false),
-            Err(error) => Err(error),
-            Ok(staged) => match staged.publish(scope) {
-                Err(error) if is_gone(&error) => Ok(false),
-                done => done.map(|_| true),
-            },
         }
     }
 
     /// Publishes what may be published, and makes everything that is in the file durable.
     pub(super) fn flush(&self) -> Result<()> {
-        self.publish()?;
+        let published = self
+            .staged()
+            .and_then(|staged| staged.publish(self.scope()));
+        match published {
+            Err(error) if !is_gone(&error) => return Err(error),
+            _ => {}
+        }
         let fd = self.fd.as_ref().ok_or(Errno::BADF)?;
         Ok(fs::fsync(fd.as_fd())?)
     }
@@ -339,7 +341,7 @@ impl Held {
         let base = KernelFile::new(Duplicate(Arc::clone(fd)))?;
         let terms = &self.terms;
         let stage = self.pool.stage();
-        let staged = StagedFile::open_entry(stage, terms.file, base, terms.mode)?
+        let staged = StagedFile::open_unread(stage, terms.file, base, terms.mode)?
             .with_relink(Relink::from_pool(&self.pool.file, stage));
         Ok(Arc::clone(cell.insert(Arc::new(staged))))
     }
@@ -375,13 +377,42 @@ pub(super) fn commit_together(files: &[Arc<Held>]) {
     }
     // In the other modes nothing waits for a commit.
     let waiting = |held: &&Arc<Held>| matches!(held.terms.mode, Mode::Posix | Mode::Atomic);
-    let mut rest: Vec<&Arc<Held>> = files.iter().filter(waiting).collect();
-    while let Some(pool) = rest.first().map(|held| Arc::as_ptr(&held.pool)) {
-        let here = rest.extract_if(.., |held| Arc::as_ptr(&held.pool) == pool);
-        // One that cannot be opened is gone, or will not be published either.
-        let staged: Vec<Arc<Staged>> = here.filter_map(|held| held.staged().ok()).collect();
-        let files: Vec<&Staged> = staged.iter().map(|staged| &**staged).collect();
+    by_pool(files.iter().filter(waiting), |files| {
+        let files: Vec<&Staged> = files.iter().map(|(_, staged)| &**staged).collect();
         let _ = StagedFile::commit_group(&files);
+    });
+}
+
+/// Looks at what the dead have logged, with one walk over the logs of each pool: to take their files away one by
+/// one takes none afterwards.
+pub(super) fn look_together(files: &[Arc<Held>]) {
+    by_pool(files.iter(), |files| {
+        let files: Vec<&Staged> = files.iter().map(|(_, staged)| &**staged).collect();
+        // Whoever takes one of them away looks at it again.
+        let _ = StagedFile::follow_together(&files);
+    });
+}
+
+/// Publishes what may be published while the programs go on, with one walk over the logs of each pool. Entries
+/// and leases stay. What cannot be published now is tried again at the next look, and at the break.
+pub(super) fn publish_together(files: &[Arc<Held>]) {
+    by_pool(files.iter(), |files| {
+        let scopes = files.iter().map(|(held, staged)| (&**staged, held.scope()));
+        drop(StagedFile::publish_together(&scopes.collect::<Vec<_>>()));
+    });
+}
+
+/// Does something to our views of files, pool by pool. A file that cannot be opened is gone, or will not be
+/// published either.
+fn by_pool<'a>(
+    files: impl Iterator<Item = &'a Arc<Held>>,
+    mut work: impl FnMut(&[(&'a Arc<Held>, Arc<Staged>)]),
+) {
+    let open = |held: &'a Arc<Held>| Some((held, held.staged().ok()?));
+    let mut rest: Vec<_> = files.filter_map(open).collect();
+    while let Some(pool) = rest.first().map(|(held, _)| Arc::as_ptr(&held.pool)) {
+        let here = rest.extract_if(.., |(held, _)| Arc::as_ptr(&held.pool) == pool);
+        work(&here.collect::<Vec<_>>());
     }
 }
 

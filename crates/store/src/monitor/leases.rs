@@ -53,6 +53,11 @@ const MOST: usize = 1 << 16;
 /// Leases being taken back at a time. Each has a thread, most of which wait for a disk.
 const MOST_BREAKS: usize = 64;
 
+/// Files that are published with one walk over the logs. Who wants one of them for himself waits until all of them
+/// are published; where each is synced to a device, that takes longer.
+const MANY: usize = 128;
+const FEW: usize = 4;
+
 /// How often what has aged is published, and leases are looked at without a signal.
 const AGE: Duration = Duration::from_millis(500);
 
@@ -356,6 +361,7 @@ impl Leases {
             _ => {
                 self.committing = self.workers.start(move || {
                     held::commit_together(&files);
+                    held::look_together(&files);
                     Report::Committed(numbers)
                 });
             }
@@ -737,6 +743,7 @@ fn age(all: &[Aging]) -> Aged {
     let mut living: Vec<(*const OpenPool, Vec<u32>)> = Vec::new();
     let mut open: BTreeMap<i32, Option<OpenFiles>> = BTreeMap::new();
     let mut aged = Aged::default();
+    let mut due = Vec::new();
     for (number, held, pid) in all {
         let Some(held) = held.upgrade() else {
             continue;
@@ -759,9 +766,23 @@ fn age(all: &[Aging]) -> Aged {
             aged.left.push(*number);
         } else if held.is_left(&mut open_files) {
             aged.lost.push(*number);
-        } else if matches!(held.publish(), Ok(false)) {
-            aged.ended.push(*number);
+        } else {
+            due.push((held.pool.is_slow(), *number, Arc::downgrade(&held)));
         }
+    }
+    while let Some((slow, ..)) = due.first() {
+        let at_once = if *slow { FEW } else { MANY };
+        let here: Vec<_> = due.drain(..at_once.min(due.len())).collect();
+        let here = here
+            .iter()
+            .filter_map(|(_, n, held)| Some((*n, held.upgrade()?)));
+        let (numbers, files): (Vec<u64>, Vec<Arc<Held>>) = here.unzip();
+        held::publish_together(&files);
+        let ended = numbers
+            .iter()
+            .zip(&files)
+            .filter(|(_, held)| held.is_over());
+        aged.ended.extend(ended.map(|(number, _)| number));
     }
     aged
 }

@@ -8,7 +8,7 @@ use std::sync::{
 use std::time::Duration;
 
 use adit_pmem::{BaseFile, Medium};
-use adit_pool::{Attachment, Extent, FileGuard, FileName, FileRef, ReplayOp, When};
+use adit_pool::{Attachment, Extent, FileGuard, FileName, FileRef, Pool, Recovery, ReplayOp, When};
 use rustix::time::Timespec;
 
 use super::board::Board;
@@ -84,7 +84,14 @@ pub struct Stage<M: Medium> {
     relinks: Arc<Relinks>,
     /// Whether another process has published something of ours since space was last collected.
     pub(super) left_out: AtomicBool,
+    /// Records retired since then, and how many make it worth to look at all that wait.
+    retired: AtomicU64,
+    worth: AtomicU64,
 }
+
+/// Collecting looks at every record that waits: it is worth it when one in so many was retired. With many
+/// files open, each of which is published by itself, all of them would be looked at each time.
+const WORTH: u64 = 8;
 
 /// How a full pool is made larger; whether it was.
 pub type Grow<M> = Box<dyn Fn(&Attachment<M>) -> bool + Send + Sync>;
@@ -107,7 +114,28 @@ impl<M: Medium> Stage<M> {
             grow,
             relinks: Arc::default(),
             left_out: AtomicBool::new(false),
+            retired: AtomicU64::new(0),
+            worth: AtomicU64::new(0),
         })
+    }
+
+    /// Notes that so many records are retired.
+    pub(super) fn retired(&self, records: usize) {
+        self.retired.fetch_add(records as u64, Ordering::Relaxed);
+    }
+
+    /// Whether so much was retired that it is worth to collect the space.
+    fn is_worth_it(&self) -> bool {
+        let worth = self.worth.load(Ordering::Relaxed);
+        self.retired.load(Ordering::Relaxed) >= worth.max(1)
+    }
+
+    /// Makes the space of retired records free again, if there is enough of it.
+    pub(super) fn tidy(&self) -> Result<()> {
+        if self.is_worth_it() {
+            self.reclaim()?;
+        }
+        Ok(())
     }
 
     /// Makes the pool larger, one thread at a time.
@@ -204,10 +232,14 @@ impl<M: Medium> Stage<M> {
                 .filter_map(|(file, open)| Some((*file, open.upgrade()?)))
                 .collect()
         };
-        Ok(self.attachment.reclaim(|file, seq| {
+        self.retired.store(0, Ordering::Relaxed);
+        let reclaimed = self.attachment.reclaim(|file, seq| {
             open.get(&file)
                 .is_none_or(|settled| settled.load(Ordering::Acquire) >= seq)
-        })?)
+        })?;
+        let waiting = self.attachment.waiting_records();
+        self.worth.store(waiting / WORTH, Ordering::Relaxed);
+        Ok(reclaimed)
     }
 }
 
@@ -328,9 +360,26 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         Self::locked(stage, stage.attachment.lock_file(file)?, base, mode)
     }
 
+    /// The same for who only commits and publishes, which look at the log before anything else: a reader would
+    /// find nothing of what is staged.
+    pub fn open_unread(stage: &Arc<Stage<M>>, file: FileRef, base: B, mode: Mode) -> Result<Self> {
+        Self::unread(stage, &stage.attachment.lock_file(file)?, base, mode)
+    }
+
     fn locked(
         stage: &Arc<Stage<M>>,
         mut guard: FileGuard<'_, M>,
+        base: B,
+        mode: Mode,
+    ) -> Result<Self> {
+        let staged = Self::unread(stage, &guard, base, mode)?;
+        staged.follow(&mut guard)?;
+        Ok(staged)
+    }
+
+    fn unread(
+        stage: &Arc<Stage<M>>,
+        guard: &FileGuard<'_, M>,
         base: B,
         mode: Mode,
     ) -> Result<Self> {
@@ -344,7 +393,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             }
             open.insert(file, Arc::downgrade(&settled));
         }
-        let staged = Self {
+        Ok(Self {
             stage: Arc::clone(stage),
             file,
             mode,
@@ -368,9 +417,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             settled,
             publishing: Mutex::new(()),
             room: Room::default(),
-        };
-        staged.follow(&mut guard)?;
-        Ok(staged)
+        })
     }
 
     /// Lets the publisher relink long runs instead of copying them, where the file system can.
@@ -447,13 +494,19 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// records of another process, or an operation of ours that failed halfway, make the sequence
     /// numbers differ; and only publishing moves the publishing word.
     pub(super) fn follow(&self, guard: &mut FileGuard<'_, M>) -> Result<()> {
+        self.follow_by(guard, &mut Walk::default())
+    }
+
+    /// The same, with a walk over the logs that was made, or will be made, for other files as well, all of which
+    /// are locked.
+    pub(super) fn follow_by(&self, guard: &mut FileGuard<'_, M>, walk: &mut Walk) -> Result<()> {
         if is_relinking(guard.version()?) {
             self.finish_relink(guard)?;
         }
         let next_seq = guard.next_seq()?;
         let version = guard.version()?;
         if self.known_seq.load(Ordering::Relaxed) != next_seq {
-            self.rebuild(guard, next_seq)?;
+            self.rebuild_by(guard, next_seq, walk)?;
         } else if self.followed.load(Ordering::Relaxed) != version {
             self.leave_out(self.stage.attachment.pool().seen_retired(self.file)?)?;
         } else if guard.end()?.is_none() {
@@ -465,11 +518,13 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 
     /// Makes the overlay anew, from the log alone.
     pub(super) fn rebuild(&self, guard: &FileGuard<'_, M>, next_seq: u64) -> Result<()> {
+        self.rebuild_by(guard, next_seq, &mut Walk::default())
+    }
+
+    fn rebuild_by(&self, guard: &FileGuard<'_, M>, next_seq: u64, walk: &mut Walk) -> Result<()> {
         let pool = self.stage.attachment.pool();
         let retired = pool.seen_retired(self.file)?;
-        let found = pool.scan()?;
-        // Others may have logged what they still wait for: from here on all of it is durable.
-        pool.settle()?;
+        let found = walk.over(pool)?;
         let mut ops = VecDeque::new();
         let mut committed = 0;
         for replay in found.records(pool, self.file) {
@@ -556,6 +611,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// The operation before is done, so a failure has to wait for the next one to be told.
     fn collect(&self) {
         if self.stage.left_out.load(Ordering::Relaxed)
+            && self.stage.is_worth_it()
             && self.stage.left_out.swap(false, Ordering::Relaxed)
         {
             let _ = self.stage.make_room();
@@ -582,6 +638,44 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             (0, false) => Relief::Nothing,
             _ => Relief::Room,
         })
+    }
+}
+
+/// A walk over the logs of a pool, made when the first file needs it. Of a file that was locked before, and is
+/// still, it has seen every record.
+#[derive(Default)]
+pub(super) struct Walk(Option<Recovery>);
+
+impl Walk {
+    fn over<M: Medium>(&mut self, pool: &Pool<M>) -> Result<&Recovery> {
+        let found = match self.0.take() {
+            Some(found) => found,
+            None => {
+                #[cfg(test)]
+                walks::count();
+                let found = pool.scan()?;
+                // Others may have logged what they still wait for: from here on all of it is durable.
+                pool.settle()?;
+                found
+            }
+        };
+        Ok(self.0.insert(found))
+    }
+}
+
+/// How many walks a test has made.
+#[cfg(test)]
+pub(super) mod walks {
+    use std::cell::Cell;
+
+    thread_local!(static WALKS: Cell<u32> = const { Cell::new(0) });
+
+    pub(super) fn count() {
+        WALKS.set(WALKS.get() + 1);
+    }
+
+    pub(in crate::staged) fn so_far() -> u32 {
+        WALKS.get()
     }
 }
 

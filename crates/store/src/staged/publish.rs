@@ -18,7 +18,7 @@ use adit_pool::FileGuard;
 
 use super::claim::{Claim, is_relinking};
 use super::error::{Error, Result};
-use super::file::{StagedFile, lock};
+use super::file::{StagedFile, Walk, lock};
 use super::fold::Fold;
 use super::overlay::Overlay;
 use super::relink::{Linking, Relink};
@@ -64,7 +64,58 @@ pub(super) struct Target {
     pub(super) modified: u64,
 }
 
+/// A publication that has begun. Not to be dropped under the file's lock, which the claim takes to go.
+struct Begun<'a, M: Medium> {
+    claim: Claim<'a, M>,
+    target: Result<Option<Target>>,
+}
+
 impl<M: Medium, B: BaseFile> StagedFile<M, B> {
+    /// Publishes several files of one pool, with one walk over its logs for what others have logged of them.
+    /// The results are in the order of the files. One that this process publishes already is left out.
+    pub fn publish_together(files: &[(&Self, Scope)]) -> Vec<Result<Published>> {
+        // In the order in which everybody locks several.
+        let mut order: Vec<usize> = (0..files.len()).collect();
+        order.sort_unstable_by_key(|&nth| files[nth].0.file);
+        let mut done: Vec<Result<Published>> = Vec::new();
+        done.resize_with(files.len(), || Ok(Published::default()));
+        let mut begun = Vec::with_capacity(files.len());
+        let mut guards = Vec::with_capacity(files.len());
+        let mut walk = Walk::default();
+        for nth in order {
+            let (file, _) = files[nth];
+            let Ok(one) = file.publishing.try_lock() else {
+                continue;
+            };
+            match file.stage.attachment().lock_file(file.file) {
+                Ok(guard) => guards.push((nth, one, guard)),
+                Err(error) => done[nth] = Err(error.into()),
+            }
+        }
+        for (nth, one, mut guard) in guards {
+            let (file, scope) = files[nth];
+            let begin = file.follow_by(&mut guard, &mut walk);
+            match begin.and_then(|()| file.begin(&mut guard, scope)) {
+                Ok(begin) => begun.extend(begin.map(|begin| (nth, one, begin))),
+                Err(error) => done[nth] = Err(error),
+            }
+        }
+        for (nth, _one, begin) in begun {
+            let mut published = Published::default();
+            done[nth] = match files[nth].0.end(begin, &mut published) {
+                Ok(true) => Ok(published),
+                Ok(false) => Err(Error::Contended),
+                Err(error) => Err(error),
+            };
+        }
+        if let Some((file, _)) = files.first()
+            && let Err(error) = file.stage.tidy()
+        {
+            done[0] = Err(error);
+        }
+        done
+    }
+
     /// Publishes. Appends, overwrites and reads go on meanwhile.
     pub fn publish(&self, scope: Scope) -> Result<Published> {
         self.stage.attachment().ensure_current()?;
@@ -72,7 +123,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let mut done = Published::default();
         for _ in 0..ATTEMPTS {
             if self.publish_once(scope, &mut done)? {
-                self.stage.reclaim()?;
+                self.stage.tidy()?;
                 return Ok(done);
             }
         }
@@ -104,7 +155,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         drop(claim);
         ended?;
         // The file is whole and its staging has ended, whatever becomes of the space.
-        let _ = self.stage.reclaim();
+        let _ = self.stage.tidy();
         Ok(done)
     }
 
@@ -114,11 +165,10 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         self.stage.attachment().ensure_current()?;
         let _one = lock(&self.publishing);
         let (guard, claim) = self.claim_patiently()?;
-        let ended = guard.forget();
+        let ended = self.forget(guard);
         drop(claim);
         ended?;
-        self.settle(u64::MAX);
-        let _ = self.stage.reclaim();
+        let _ = self.stage.tidy();
         Ok(())
     }
 
@@ -170,36 +220,57 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         if let Some(last) = waiting {
             self.settle_up_to(last)?;
         }
-        if let Some(target) = self.begin(&mut guard, Scope::Everything)? {
+        if let Some(target) = self.aim(&mut guard, Scope::Everything)? {
             match self.fold(&target, self.relink.as_ref(), done)? {
                 None => done.records += self.look().ops_up_to(target.last) as u64,
                 linking => self.complete(&mut guard, claim, &target, linking, done)?,
             }
         }
         before_forgetting();
+        self.forget(guard)
+    }
+
+    /// Ends the staging: the entry goes, and all records with it.
+    fn forget(&self, guard: FileGuard<'_, M>) -> Result<()> {
         guard.forget()?;
+        self.stage.retired(self.look().ops.len());
         self.settle(u64::MAX);
         Ok(())
     }
 
     fn publish_once(&self, scope: Scope, done: &mut Published) -> Result<bool> {
-        let attachment = self.stage.attachment();
-        let mut guard = attachment.lock_file(self.file)?;
-        if self.look().ops.is_empty() {
-            self.follow(&mut guard)?;
-            if self.look().ops.is_empty() {
-                return Ok(true);
-            }
-        }
-        let mut claim = self.claim(&mut guard)?;
-        let target = self.begin(&mut guard, scope);
+        let mut guard = self.stage.attachment().lock_file(self.file)?;
+        let begun = self.begin(&mut guard, scope);
         // Before the claim may be given up, which takes the lock again.
         drop(guard);
+        match begun? {
+            None => Ok(true),
+            Some(begun) => self.end(begun, done),
+        }
+    }
+
+    /// Claims the file, if there is anything to publish.
+    fn begin(&self, guard: &mut FileGuard<'_, M>, scope: Scope) -> Result<Option<Begun<'_, M>>> {
+        if self.look().ops.is_empty() {
+            self.follow(guard)?;
+            if self.look().ops.is_empty() {
+                return Ok(None);
+            }
+        }
+        let claim = self.claim(guard)?;
+        let target = self.aim(guard, scope);
+        Ok(Some(Begun { claim, target }))
+    }
+
+    /// Publishes what was begun, with the file's lock given up; `false` when somebody else has claimed the file
+    /// meanwhile.
+    fn end(&self, begun: Begun<'_, M>, done: &mut Published) -> Result<bool> {
+        let Begun { mut claim, target } = begun;
         let Some(target) = target? else {
             return Ok(true);
         };
         let linking = self.fold(&target, self.relink.as_ref(), done)?;
-        let mut guard = attachment.lock_file(self.file)?;
+        let mut guard = self.stage.attachment().lock_file(self.file)?;
         if !claim.stands(&guard)? {
             return Ok(false);
         }
@@ -231,7 +302,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     ///
     /// The claim has moved the publishing word under the same lock. So a reader that does not see the
     /// move looked at the overlay before, or sees all of these records in it.
-    fn begin(&self, guard: &mut FileGuard<'_, M>, scope: Scope) -> Result<Option<Target>> {
+    fn aim(&self, guard: &mut FileGuard<'_, M>, scope: Scope) -> Result<Option<Target>> {
         self.follow(guard)?;
         if scope == Scope::Everything {
             let commit = self.log_commit(guard)?;
@@ -297,6 +368,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let gone = view.ops_up_to(last);
         self.room.is_old();
         view.ops.drain(..gone);
+        self.stage.retired(gone);
         view.base_size = base_size;
         view.overlay = Overlay::of(base_size, view.ops.iter().map(|(_, op)| *op));
         gone as u64

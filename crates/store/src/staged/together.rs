@@ -11,7 +11,7 @@ use adit_pmem::{BaseFile, Medium};
 use adit_pool::{Attachment, FileGuard, RecoveredFile};
 
 use super::error::{Error, Result, is_pressure};
-use super::file::StagedFile;
+use super::file::{StagedFile, Walk};
 
 impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Whether a crash of the system would take back anything of the file, as far as this process knows.
@@ -26,6 +26,12 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         Arc::ptr_eq(&self.stage, &other.stage)
     }
 
+    /// Looks at what others have logged of several files of one pool, with one walk over its logs. Whoever publishes
+    /// or commits them one by one afterwards makes none for a file that nobody has written meanwhile.
+    pub fn follow_together(files: &[&Self]) -> Result<()> {
+        lock_together(&in_order(files)).map(drop)
+    }
+
     /// Makes everything so far of several files durable, at one instant: after a crash of the system
     /// either all of it has happened or nothing that was not committed before. A file that somebody has
     /// published and taken away meanwhile is durable already. [`Error::Apart`] when they lie in
@@ -37,9 +43,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         if files.iter().any(|file| !file.is_beside(first)) {
             return Err(Error::Apart);
         }
-        let mut files = files.to_vec();
-        files.sort_unstable_by_key(|file| file.file);
-        files.dedup_by_key(|file| file.file);
+        let files = in_order(files);
         files[0].with_room(|| {
             let committed = commit_locked(&files);
             if matches!(&committed, Err(Error::Pool(error)) if is_pressure(error)) {
@@ -52,17 +56,44 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     }
 }
 
+/// The order in which everybody locks them.
+fn in_order<'a, M: Medium, B: BaseFile>(
+    files: &[&'a StagedFile<M, B>],
+) -> Vec<&'a StagedFile<M, B>> {
+    let mut files = files.to_vec();
+    files.sort_unstable_by_key(|file| file.file);
+    files.dedup_by_key(|file| file.file);
+    files
+}
+
+/// Files that are locked, with their overlays up to date.
+type Locked<'a, M, B> = Vec<(&'a StagedFile<M, B>, FileGuard<'a, M>)>;
+
+/// Locks the files that nobody has taken away.
+fn lock_together<'a, M: Medium, B: BaseFile>(
+    files: &[&'a StagedFile<M, B>],
+) -> Result<Locked<'a, M, B>> {
+    let mut locked = Vec::with_capacity(files.len());
+    for &file in files {
+        match file.stage.attachment().lock_file(file.file) {
+            Err(adit_pool::Error::Forgotten) => {}
+            guard => locked.push((file, guard?)),
+        }
+    }
+    let mut walk = Walk::default();
+    for (file, guard) in &mut locked {
+        file.follow_by(guard, &mut walk)?;
+    }
+    Ok(locked)
+}
+
 fn commit_locked<M: Medium, B: BaseFile>(files: &[&StagedFile<M, B>]) -> Result<()> {
     let mut guards = Vec::with_capacity(files.len());
     // Held as well where there is nothing to commit: otherwise a write to one of these and then to
     // another file could be committed by half.
     let mut idle = Vec::new();
     let mut waiting = Vec::with_capacity(files.len());
-    for file in files {
-        let guard = match file.lock() {
-            Err(Error::Taken) => continue,
-            guard => guard?,
-        };
+    for (file, guard) in lock_together(files)? {
         // A commit of this file alone may be on its way, for another thread. Then there is nothing left
         // for one of ours to cover.
         let on_its_way = {

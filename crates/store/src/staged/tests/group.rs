@@ -30,13 +30,17 @@ enum Act {
     Death,
     /// The planted bug: without committing all of them first.
     DeathOneByOne,
+    /// Another attachment, which looks after them, publishes what is committed of all files.
+    Aged,
+    /// The planted bug: everything.
+    AgedTooFar,
     /// A file loses its name.
     Unlink(usize),
     /// What is staged of it goes with it. The last step.
     Discard(usize),
 }
 
-use Act::{Death, DeathOneByOne, Discard, Group, On, Unlink};
+use Act::{Aged, AgedTooFar, Death, DeathOneByOne, Discard, Group, On, Unlink};
 use Step::{Append, Fsync, Publish, PublishCommitted, TakeAway, Truncate, Write};
 
 type Contents = Vec<Vec<u8>>;
@@ -60,7 +64,7 @@ fn histories(acts: &[Act]) -> (Vec<Contents>, Vec<Contents>) {
                 files[file].clear();
                 kept[file].clear();
             }
-            Discard(_) => {}
+            Discard(_) | Aged | AgedTooFar => {}
             _ => kept.clone_from(&files),
         }
         seen.push(files);
@@ -94,6 +98,8 @@ fn tell<M: Medium>(world: &World, acts: &[Act], medium: M) {
     };
     let open = |file: &SimFile| open_at(&stage, file);
     let mut staged: Vec<_> = files.iter().map(open).collect();
+    // What the other one knows of them from one time to the next.
+    let mut watched: Vec<Option<StagedFile<M, SimFile>>> = files.iter().map(|_| None).collect();
     for (nth, act) in acts.iter().enumerate() {
         let nth = nth + 1;
         world.begin(nth as u64);
@@ -105,6 +111,7 @@ fn tell<M: Medium>(world: &World, acts: &[Act], medium: M) {
             Death | DeathOneByOne => {
                 drop(all);
                 staged.clear();
+                watched.clear();
                 let left: Vec<_> = files.iter().map(|file| open_at(&other, file)).collect();
                 if *act == Death {
                     let all: Vec<_> = left.iter().collect();
@@ -113,6 +120,18 @@ fn tell<M: Medium>(world: &World, acts: &[Act], medium: M) {
                 for file in left {
                     file.close().expect("take away");
                 }
+            }
+            Aged | AgedTooFar => {
+                for ((watched, staged), file) in watched.iter_mut().zip(&staged).zip(&files) {
+                    watched.get_or_insert_with(|| {
+                        let (entry, base) = (staged.file(), file.clone());
+                        StagedFile::open_unread(&other, entry, base, Mode::Atomic).expect("look")
+                    });
+                }
+                let scope = [Scope::Committed, Scope::Everything][usize::from(*act == AgedTooFar)];
+                let all: Vec<_> = watched.iter().flatten().map(|file| (file, scope)).collect();
+                let done = StagedFile::publish_together(&all);
+                assert!(done.iter().all(Result::is_ok), "{done:?}");
             }
             Unlink(file) => {
                 world.unlink(&path(file)).expect("unlink");
@@ -127,6 +146,7 @@ fn tell<M: Medium>(world: &World, acts: &[Act], medium: M) {
         }
         world.acknowledge(nth as u64);
         if let On(file, TakeAway) = *act {
+            watched[file] = None;
             drop(staged.remove(file));
             staged.insert(file, open(&files[file]));
         }
@@ -297,6 +317,37 @@ fn files_are_published_one_by_one_and_stay_together() {
         On(0, Append(5)),
     ];
     survives("publish", &acts, 6_000);
+}
+
+/// The monitor publishes what has aged, of all files with one walk, while their program goes on.
+#[test]
+fn files_are_published_by_another_and_stay_together() {
+    let acts = [
+        On(0, Append(100)),
+        On(1, Append(700)),
+        Aged,
+        On(2, Append(30)),
+        Group,
+        On(1, Append(60)),
+        Aged,
+        On(0, Append(400)),
+        On(2, Write(0, 20)),
+        Group,
+        On(0, Write(0, 20)),
+        On(0, TakeAway),
+        On(1, Truncate(80)),
+        Aged,
+        Group,
+        Aged,
+        On(0, Append(5)),
+    ];
+    survives("aged", &acts, 8_000);
+}
+
+#[test]
+fn publishing_what_is_not_committed_is_found() {
+    let acts = [On(0, Append(100)), On(2, Append(70)), AgedTooFar];
+    is_found("aged-too-far", &acts, World::medium, World::medium);
 }
 
 /// A commit of one file lies between commits of all, and a group meets files with nothing to commit.

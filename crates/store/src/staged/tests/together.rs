@@ -14,6 +14,8 @@ use rustix::fs::{Mode as FileMode, OFlags};
 
 use super::reads::{Middle, SlowBase, is_whole};
 use super::*;
+use crate::staged::claim::Claim;
+use crate::staged::file::walks;
 use crate::testing::{Helper, Scratch, argument, is_helper};
 
 /// What a planted writer or reader does not look at.
@@ -614,4 +616,143 @@ fn relink_ends_after(events: u64, can: Can) -> bool {
         "{can:?}, dead after {events}"
     );
     ended.is_none()
+}
+
+/// A program with some files, and somebody who looks after them.
+struct Watched {
+    own: Vec<StagedFile<SimMedium, SimFile>>,
+    other: Vec<StagedFile<SimMedium, SimFile>>,
+    bases: Vec<SimFile>,
+    stage: Arc<Stage<SimMedium>>,
+}
+
+impl Watched {
+    fn of(files: usize) -> Self {
+        let geometry = Geometry {
+            file_count: 64,
+            ..TINY
+        };
+        let world = World::new(geometry.chunk(60));
+        let options = CreateOptions {
+            geometry,
+            uuid: [9; 16],
+            boot: boot(1),
+        };
+        Pool::create(&world.medium(), &options).expect("create");
+        let pool = open_pool(world.medium(), boot(1)).expect("open");
+        let [stage, other] = [(); 2].map(|()| Stage::new(pool.attach().expect("attach")));
+        let create = |nth| world.create(&format!("dir/{nth}")).expect("create");
+        let bases: Vec<SimFile> = (0..files).map(create).collect();
+        let open = |base: &SimFile| {
+            StagedFile::open(&stage, &name_of(base), base.clone(), Mode::Strict).expect("stage")
+        };
+        let own: Vec<_> = bases.iter().map(open).collect();
+        let look = |(own, base): (&StagedFile<_, _>, &SimFile)| {
+            StagedFile::open_unread(&other, own.file(), base.clone(), Mode::Strict).expect("look")
+        };
+        let other = own.iter().zip(&bases).map(look).collect();
+        Self {
+            own,
+            other,
+            bases,
+            stage,
+        }
+    }
+
+    /// Publishes all, the last file first; how many walks that took.
+    fn publish(&self) -> (Vec<Result<Published>>, u32) {
+        let before = walks::so_far();
+        let all: Vec<_> = self
+            .other
+            .iter()
+            .rev()
+            .map(|f| (f, Scope::Everything))
+            .collect();
+        let mut done = StagedFile::publish_together(&all);
+        done.reverse();
+        (done, walks::so_far() - before)
+    }
+}
+
+#[test]
+fn many_files_are_published_with_one_walk() {
+    let watched = Watched::of(5);
+    for file in &watched.own {
+        file.append(b"one").expect("append");
+    }
+    let (done, walks) = watched.publish();
+    assert!(
+        done.iter()
+            .all(|done| done.as_ref().is_ok_and(|done| done.records == 1))
+    );
+    assert_eq!(walks, 1);
+    assert_eq!(watched.publish().1, 0, "nothing was written since");
+    watched.own[3].append(b"two").expect("append");
+    let (done, walks) = watched.publish();
+    let records: Vec<u64> = done.iter().flatten().map(|done| done.records).collect();
+    assert_eq!((records, walks), (vec![0, 0, 0, 1, 0], 1));
+    for (nth, base) in watched.bases.iter().enumerate() {
+        let expected: &[u8] = if nth == 3 { b"onetwo" } else { b"one" };
+        assert_eq!(contents(base).expect("read"), expected);
+    }
+}
+
+/// A file that cannot be published now keeps nobody from the others.
+#[test]
+fn files_that_others_have_are_left_out() {
+    let watched = Watched::of(4);
+    for file in &watched.own {
+        file.append(b"one").expect("append");
+    }
+    watched.own[0].take_away(|| {}).expect("take away");
+    let attachment = watched.stage.attachment();
+    let guard = attachment.lock_file(watched.own[1].file()).expect("lock");
+    let claim = Claim::take(attachment, &guard).expect("claim");
+    drop(guard);
+    let publishing = watched.other[2].publishing.lock().expect("lock");
+    let (done, _) = watched.publish();
+    assert!(matches!(done[0], Err(Error::Taken)), "{done:?}");
+    assert!(matches!(done[1], Err(Error::Publishing { .. })), "{done:?}");
+    let records = |nth: usize| done[nth].as_ref().map_or(u64::MAX, |done| done.records);
+    assert_eq!([records(2), records(3)], [0, 1]);
+    drop(claim);
+    drop(publishing);
+    let (done, _) = watched.publish();
+    let records: Vec<u64> = done.iter().flatten().map(|done| done.records).collect();
+    assert_eq!(records, [1, 1, 0], "the first has no entry any more");
+    for base in &watched.bases {
+        assert_eq!(contents(base).expect("read"), b"one");
+    }
+}
+
+/// Space is collected when that is worth a look at all records that wait, and all of it in the end.
+#[test]
+fn closing_many_files_collects_everything_in_few_turns() {
+    let Watched {
+        own, other, stage, ..
+    } = Watched::of(40);
+    drop(other);
+    for file in &own {
+        for _ in 0..8 {
+            file.append(b"one").expect("append");
+        }
+    }
+    let files = own.len();
+    let mut looked_at = 0;
+    for (nth, file) in own.into_iter().enumerate() {
+        let waiting = stage.attachment().waiting_records();
+        assert_eq!(file.close().expect("close").records, 8);
+        let collected = stage.attachment().waiting_records() < waiting;
+        looked_at += if collected { waiting } else { 0 };
+        assert!(
+            collected || nth + 1 < files,
+            "the last one collects what is left"
+        );
+    }
+    assert_eq!(stage.attachment().waiting_records(), 0);
+    let each = 8 * files as u64;
+    assert!(
+        looked_at <= 12 * each,
+        "{looked_at} looks for {each} records"
+    );
 }
