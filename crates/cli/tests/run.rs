@@ -152,6 +152,28 @@ fn the_library_is_preloaded_behind_what_is_there() {
     }
 }
 
+/// AddressSanitizer refuses to start behind another library, unless it is told not to.
+#[test]
+fn what_the_address_sanitizer_watches_starts_anywhere() {
+    let scratch = Scratch::new();
+    let source = scratch.file("program.c", b"int main(void) { return 7; }", 0o600);
+    let program = scratch.0.join("program");
+    let mut gcc = Command::new("gcc");
+    gcc.arg("-fsanitize=address")
+        .arg(source)
+        .arg("-o")
+        .arg(&program);
+    if !gcc.output().expect("gcc").status.success() {
+        println!("skipped: gcc has no AddressSanitizer here");
+        return;
+    }
+    let program = program.display().to_string();
+    for words in [["run", "--", &program], ["run", "env", &program]] {
+        let done = finish(&mut adit(words));
+        assert_eq!(done.code(), Some(7), "{words:?}: {done:?}");
+    }
+}
+
 #[test]
 fn the_library_is_really_loaded() {
     let done = finish(&mut adit(["run", "sh", "-c", "cat /proc/self/maps"]));

@@ -31,6 +31,7 @@ mod fds;
 mod fresh;
 mod init;
 mod names;
+mod numbers;
 mod ofd;
 mod process;
 mod real;

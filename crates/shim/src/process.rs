@@ -16,12 +16,10 @@
 
 use crate::fds::{self, Kind};
 use crate::real::call_real;
-use crate::{
-    alloc, appends, children, data, descriptors, init, ofd, signal, stage, sys, table, times,
-};
+use crate::{alloc, appends, children, descriptors, init, ofd, signal, stage, sys, table, times};
 use adit_pmem::copy::guarded_copy;
 use core::arch::naked_asm;
-use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
+use core::ffi::{c_char, c_int, c_long, c_uint};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// How many threads are between marking everything shared and having created the sharer.
@@ -431,112 +429,6 @@ pub(crate) extern "C" fn before_prlimit(_pid: c_int, resource: c_int, new: usize
     }
 }
 
-/// Before `syscall(number, …)`: whatever the kernel is about to do without us.
-pub(crate) extern "C" fn before_syscall(
-    number: c_long,
-    first: c_ulong,
-    second: c_ulong,
-    third: c_ulong,
-    _fourth: c_ulong,
-    fifth: c_ulong,
-) -> c_int {
-    let ready = ready_for_syscall(number, [first, second, third, fifth]);
-    descriptors::refusal(ready)
-}
-
-fn ready_for_syscall(
-    number: c_long,
-    [first, second, third, fifth]: [c_ulong; 4],
-) -> Result<(), c_int> {
-    let fd = first as c_int;
-    match number {
-        // Through a mapping these need nothing.
-        libc::SYS_pread64
-        | libc::SYS_pwrite64
-        | libc::SYS_preadv
-        | libc::SYS_pwritev
-        | libc::SYS_ftruncate
-        | libc::SYS_fallocate
-        | libc::SYS_vmsplice
-        | libc::SYS_tee => return descriptors::unstage(fd),
-        libc::SYS_mmap => return descriptors::unstage(fifth as c_int),
-        libc::SYS_io_setup if init::appends().is_some() => return appends::stop(),
-        libc::SYS_io_setup if init::staging() => return share_all_for_good(),
-        libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_sync_file_range => {
-            times::settle_all();
-            data::before_sync_range(fd);
-        }
-        libc::SYS_sync | libc::SYS_syncfs => data::before_sync(),
-        libc::SYS_read
-        | libc::SYS_write
-        | libc::SYS_readv
-        | libc::SYS_writev
-        | libc::SYS_lseek
-        | libc::SYS_preadv2
-        | libc::SYS_pwritev2
-        | libc::SYS_ioctl => return descriptors::hand_over(fd),
-        libc::SYS_sendfile => {
-            descriptors::hand_over(fd)?;
-            return descriptors::hand_over(second as c_int);
-        }
-        libc::SYS_splice | libc::SYS_copy_file_range => {
-            descriptors::hand_over(fd)?;
-            return descriptors::hand_over(third as c_int);
-        }
-        libc::SYS_fcntl | libc::SYS_close | libc::SYS_dup => return descriptors::release(fd),
-        libc::SYS_dup2 | libc::SYS_dup3 => {
-            descriptors::release(fd)?;
-            return descriptors::release(second as c_int);
-        }
-        libc::SYS_close_range => {
-            descriptors::close_range(first as u32, second as u32, third as c_int);
-        }
-        libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3 => {
-            share_all()?;
-            descriptors::release_all();
-        }
-        libc::SYS_execve
-        | libc::SYS_execveat
-        | libc::SYS_sendmsg
-        | libc::SYS_sendmmsg
-        | libc::SYS_io_uring_setup
-        | libc::SYS_pidfd_getfd => return share_all_for_good(),
-        libc::SYS_seccomp
-        | libc::SYS_landlock_restrict_self
-        | libc::SYS_setns
-        | libc::SYS_unshare
-        | libc::SYS_chroot
-        | libc::SYS_capset
-        | libc::SYS_setuid
-        | libc::SYS_setgid
-        | libc::SYS_setreuid
-        | libc::SYS_setregid
-        | libc::SYS_setresuid
-        | libc::SYS_setresgid
-        | libc::SYS_setfsuid
-        | libc::SYS_setfsgid => {
-            descriptors::release_all();
-        }
-        libc::SYS_rt_sigprocmask
-        | libc::SYS_rt_sigsuspend
-        | libc::SYS_ppoll
-        | libc::SYS_pselect6
-        | libc::SYS_epoll_pwait
-        | libc::SYS_epoll_pwait2 => signal::mask::mistrust(),
-        // The fault handlers may be about to be replaced.
-        libc::SYS_rt_sigaction => descriptors::release_all(),
-        libc::SYS_prctl => before_prctl(fd),
-        libc::SYS_fstat
-        | libc::SYS_stat
-        | libc::SYS_lstat
-        | libc::SYS_newfstatat
-        | libc::SYS_statx
-        | libc::SYS_utimensat => times::settle_all(),
-        _ => {}
-    }
-    Ok(())
-}
-
 /// Gives everything that is staged to the kernel.
 pub(crate) fn unstage_all() -> Result<(), c_int> {
     let mut unstaged = Ok(());
@@ -569,7 +461,7 @@ pub(crate) extern "C" fn before_ring() -> c_int {
     descriptors::refusal(share_all_for_good())
 }
 
-fn share_all_for_good() -> Result<(), c_int> {
+pub(crate) fn share_all_for_good() -> Result<(), c_int> {
     if in_vfork_child() {
         return Ok(());
     }

@@ -44,7 +44,7 @@ fn blocks(now: u64, kernel_size: u64, size: u64) -> u64 {
 }
 
 /// A program's buffer of either kind.
-trait Answer: Copy {
+pub(crate) trait Answer: Copy {
     fn identity(&self) -> (u64, u64);
     fn correct(&mut self, logical: Logical);
 }
@@ -97,7 +97,7 @@ impl Answer for libc::statx {
 
 /// Asks the kernel and corrects its answer. A file that was taken away after the kernel answered may
 /// have been published in between: it is asked again.
-fn look<A: Answer>(answer: *mut A, kernel: impl Fn() -> c_int) -> c_int {
+pub(crate) fn look<A: Answer>(answer: *mut A, kernel: impl Fn() -> c_int) -> c_int {
     if process::in_vfork_child() {
         return kernel();
     }

@@ -7,7 +7,9 @@
 #![allow(unsafe_code, non_upper_case_globals, non_snake_case)]
 
 use crate::stubs::stub;
-use crate::{data, descriptors, names, process, signal as signals, stat as looking, stdio};
+use crate::{
+    data, descriptors, names, numbers, process, signal as signals, stat as looking, stdio,
+};
 
 macro_rules! interpose {
     ($($shape:ident $name:ident ($($how:tt)*);)*) => {
@@ -317,5 +319,5 @@ interpose! {
     before setrlimit64 (process::before_setrlimit);
     before prlimit (process::before_prlimit);
     before prlimit64 (process::before_prlimit);
-    asks syscall (process::before_syscall, descriptors::minus_one);
+    asks syscall (numbers::before, numbers::answer);
 }

@@ -490,6 +490,35 @@ fn every_call_answers_as_the_kernel_does() {
     }
 }
 
+/// `syscall(2)` does what the entry of the name does, as Node.js expects of `statx`.
+#[test]
+fn calls_by_number_answer_as_the_kernel_does() {
+    let Some(place) = Place::new("numbers") else {
+        return;
+    };
+    let program = place.compile("numbers");
+    let said = |mode| {
+        let output = run(place.command(&program, mode).arg(place.file()));
+        let [said, told] = [&output.stdout, &output.stderr];
+        [said, told].map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+    };
+    let [plain, _] = said(None);
+    assert!(
+        plain.contains("sizes 25 25 25 25 25 25") && plain.contains("sizes 24 24"),
+        "{plain}"
+    );
+    for mode in ALL {
+        let [adit, told] = said(Some(mode));
+        assert_eq!(adit, plain, "mode {mode}");
+        for when in ["records", "synced", "more", "created"] {
+            assert!(
+                told.contains(&format!("{when}: staged")),
+                "mode {mode}: {told}"
+            );
+        }
+    }
+}
+
 /// Whoever opens the file finds everything that was written, while the program goes on.
 #[test]
 fn an_outsider_finds_everything() {
@@ -1111,9 +1140,13 @@ fn names_are_durable_when_the_call_returns() {
         println!("skipped: no strace, or nothing but memory to write to");
         return;
     }
-    let program = place.compile("durable");
-    for mode in ["sync", "strict", "atomic", "posix"] {
-        let work = dir.join(mode);
+    let programs = ["durable", "durable_numbers"];
+    for (name, mode) in programs.iter().flat_map(|name| {
+        let modes = ["sync", "strict", "atomic", "posix"];
+        modes.map(|mode| (*name, mode))
+    }) {
+        let program = place.compile(name);
+        let work = dir.join(format!("{name}-{mode}"));
         fs::create_dir(&work).expect("a directory");
         run(place
             .tracing(&program, mode, "write,fsync,fdatasync,syncfs,sync")
@@ -1156,7 +1189,7 @@ fn names_are_durable_when_the_call_returns() {
             .filter(|(_, paths)| !expected.is_empty() || !paths.is_empty())
             .map(|(call, paths)| (call.as_str(), paths.as_str()))
             .collect();
-        assert_eq!(said, expected, "mode {mode}");
+        assert_eq!(said, expected, "{name}, mode {mode}");
     }
     let _ = fs::remove_dir_all(&dir);
 }

@@ -19,8 +19,6 @@ pub(crate) struct Elf {
     pub(crate) machine: u16,
     /// The dynamic linker it asks for; none in a static program.
     pub(crate) interpreter: Option<Vec<u8>>,
-    /// The libraries it names.
-    pub(crate) needed: Vec<Vec<u8>>,
     /// Built by the Go tool chain.
     pub(crate) is_go: bool,
 }
@@ -35,18 +33,11 @@ pub(crate) const OUR_MACHINE: u16 = if cfg!(target_arch = "x86_64") {
 };
 
 const MAX_SEGMENTS: u16 = 512;
-const MAX_DYNAMIC: u64 = 4096;
-const MAX_NEEDED: usize = 1024;
 const MAX_NOTES: u64 = 64 << 10;
 const MAX_STRING: u64 = 4096;
 
-const PT_LOAD: u32 = 1;
-const PT_DYNAMIC: u32 = 2;
 const PT_INTERP: u32 = 3;
 const PT_NOTE: u32 = 4;
-const DT_NULL: u64 = 0;
-const DT_NEEDED: u64 = 1;
-const DT_STRTAB: u64 = 5;
 /// The type of the note that holds the Go build id; its owner is "Go".
 const GO_BUILD_ID: u32 = 4;
 
@@ -55,7 +46,6 @@ const GO_BUILD_ID: u32 = 4;
 struct Segment {
     kind: u32,
     offset: u64,
-    address: u64,
     len: u64,
 }
 
@@ -81,7 +71,6 @@ pub(crate) fn inspect(file: &impl Bytes) -> Option<Elf> {
         match segment.kind {
             PT_INTERP => elf.interpreter = Some(interpreter(file, segment)?),
             PT_NOTE => elf.is_go |= has_go_note(file, segment),
-            PT_DYNAMIC => elf.needed = needed(file, segment, &segments).unwrap_or_default(),
             _ => {}
         }
     }
@@ -105,7 +94,6 @@ fn segments(file: &impl Bytes) -> Option<Vec<Segment>> {
             Some(Segment {
                 kind: u32_at(&entry, 0)?,
                 offset: u64_at(&entry, 8)?,
-                address: u64_at(&entry, 16)?,
                 len: u64_at(&entry, 32)?,
             })
         })
@@ -151,55 +139,6 @@ fn has_go_note(file: &impl Bytes, segment: &Segment) -> bool {
     false
 }
 
-fn needed(file: &impl Bytes, dynamic: &Segment, segments: &[Segment]) -> Option<Vec<Vec<u8>>> {
-    let mut strings = None;
-    let mut names = Vec::new();
-    for index in 0..(dynamic.len / 16).min(MAX_DYNAMIC) {
-        let mut entry = [0u8; 16];
-        file.read_at(dynamic.offset.checked_add(index * 16)?, &mut entry)?;
-        let value = u64_at(&entry, 8)?;
-        match u64_at(&entry, 0)? {
-            DT_NULL => break,
-            DT_NEEDED if names.len() < MAX_NEEDED => names.push(value),
-            DT_STRTAB => strings = Some(value),
-            _ => {}
-        }
-    }
-    let strings = file_offset(strings?, segments)?;
-    Some(
-        names
-            .iter()
-            .filter_map(|name| string(file, strings.checked_add(*name)?))
-            .collect(),
-    )
-}
-
-/// Where the byte that will be mapped at `address` lies in the file.
-fn file_offset(address: u64, segments: &[Segment]) -> Option<u64> {
-    segments.iter().filter(|s| s.kind == PT_LOAD).find_map(|s| {
-        let inside = address.checked_sub(s.address)?;
-        if inside < s.len {
-            s.offset.checked_add(inside)
-        } else {
-            None
-        }
-    })
-}
-
-/// A string of the string table. Names of libraries are short: a longer one is cut.
-fn string(file: &impl Bytes, offset: u64) -> Option<Vec<u8>> {
-    let mut text = Vec::new();
-    while text.len() < 256 {
-        let mut byte = [0u8; 1];
-        file.read_at(offset.checked_add(text.len() as u64)?, &mut byte)?;
-        if byte[0] == 0 {
-            break;
-        }
-        text.push(byte[0]);
-    }
-    Some(text)
-}
-
 fn until_zero(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().copied().take_while(|b| *b != 0).collect()
 }
@@ -239,11 +178,6 @@ mod tests {
         assert!(elf.is_64 && !elf.is_go);
         assert_eq!(elf.machine, OUR_MACHINE);
         assert!(elf.interpreter.unwrap().starts_with(b"/lib"));
-        assert!(
-            elf.needed.iter().any(|name| name.starts_with(b"libc.so")),
-            "{:?}",
-            elf.needed
-        );
     }
 
     #[test]
@@ -282,7 +216,6 @@ mod tests {
         let segment = Segment {
             kind: PT_NOTE,
             offset: 0,
-            address: 0,
             len,
         };
         assert!(has_go_note(&notes, &segment));

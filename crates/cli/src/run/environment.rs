@@ -110,8 +110,8 @@ impl Environment {
         }
     }
 
-    /// The AddressSanitizer refuses to start behind another library; tell it not to, unless the
-    /// user has already decided.
+    /// The AddressSanitizer refuses to start behind another library; tells it not to, unless the
+    /// user has already decided. Whatever is started: programs start others, which nobody looks at.
     pub(crate) fn allow_before_sanitizer(&mut self) {
         let before = self.get(ASAN_OPTIONS).unwrap_or_default().to_owned();
         if before

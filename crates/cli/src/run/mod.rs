@@ -190,9 +190,7 @@ fn prepare(
     let library = library::find().map_err(|failure| failure.code(RUN_FAILED))?;
     environment.describe(args);
     environment.preload(&library);
-    if judgement.sanitized {
-        environment.allow_before_sanitizer();
-    }
+    environment.allow_before_sanitizer();
     say(args, || {
         format!(
             "preloading {} in mode {}",

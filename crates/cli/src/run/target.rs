@@ -63,8 +63,6 @@ pub(crate) struct Judgement {
     pub(crate) decided_by: OsString,
     /// Why not to preload; `None` when nothing speaks against it.
     pub(crate) without: Option<Why>,
-    /// Linked with the AddressSanitizer, which insists on being the first library.
-    pub(crate) sanitized: bool,
 }
 
 /// The files `execvp` would try for `name`, in order.
@@ -109,11 +107,10 @@ pub(crate) fn judge(file: &OsStr) -> Judgement {
     let mut file = file.to_owned();
     for _ in 0..MAX_SCRIPTS {
         match look(&file) {
-            Look::Decided(without, sanitized) => {
+            Look::Decided(without) => {
                 return Judgement {
                     decided_by: file,
                     without,
-                    sanitized,
                 };
             }
             Look::Script(interpreter) => file = interpreter,
@@ -122,12 +119,11 @@ pub(crate) fn judge(file: &OsStr) -> Judgement {
     Judgement {
         decided_by: file,
         without: Some(Why::UnknownFormat),
-        sanitized: false,
     }
 }
 
 enum Look {
-    Decided(Option<Why>, bool),
+    Decided(Option<Why>),
     Script(OsString),
 }
 
@@ -153,7 +149,7 @@ fn look(file: &OsStr) -> Look {
     // O_NONBLOCK: the open of a FIFO must not wait for its writer.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let Ok(opened) = open(file.as_bytes(), flags, Mode::empty()).map(Opened) else {
-        return Look::Decided(Some(rights(file).unwrap_or(Why::Unreadable)), false);
+        return Look::Decided(Some(rights(file).unwrap_or(Why::Unreadable)));
     };
     let mut line = [0u8; SCRIPT_LINE];
     let len = rustix::io::pread(&opened.0, &mut line, 0).unwrap_or(0);
@@ -165,12 +161,12 @@ fn look(file: &OsStr) -> Look {
         return Look::Script(OsString::from("/bin/sh"));
     }
     let Some(elf) = elf::inspect(&opened) else {
-        return Look::Decided(Some(Why::UnknownFormat), false);
+        return Look::Decided(Some(Why::UnknownFormat));
     };
     if let Some(why) = rights(file) {
-        return Look::Decided(Some(why), false);
+        return Look::Decided(Some(why));
     }
-    Look::Decided(against(&elf), is_sanitized(&elf))
+    Look::Decided(against(&elf))
 }
 
 /// The interpreter a `#!` line names.
@@ -215,12 +211,6 @@ fn is_glibc_linker(path: &[u8]) -> bool {
     name.starts_with(b"ld-linux") || name.starts_with(b"ld-2.")
 }
 
-fn is_sanitized(elf: &elf::Elf) -> bool {
-    elf.needed
-        .iter()
-        .any(|name| name.starts_with(b"libasan.so") || name.starts_with(b"libclang_rt.asan"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -250,7 +240,7 @@ mod tests {
     #[test]
     fn the_shell_is_preloaded() {
         let judged = judge(OsStr::new("/bin/sh"));
-        assert_eq!((judged.without, judged.sanitized), (None, false));
+        assert_eq!(judged.without, None);
     }
 
     #[test]

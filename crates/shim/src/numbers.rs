@@ -1,0 +1,271 @@
+//! `syscall(2)`: a program may ask for any call by its number, and gets what the entry of that name does.
+//!
+//! What only has to come before the kernel's work is done, and libc goes on. Where the answer depends on what is
+//! staged, or something is to be done after the call, the call is made here: none of these has anything that a
+//! cancelled thread would have to undo. Node.js asks for the size of its files in this way.
+//!
+//! # Safety
+//! System calls are made with the program's own arguments, as it would have made them itself, and its buffers
+//! are read through guarded copies or filled by the kernel.
+#![allow(unsafe_code)]
+
+use adit_pmem::copy::guarded_copy;
+
+use crate::{appends, data, descriptors, init, names, process, signal, stage, stat, sys, times};
+use core::ffi::{c_int, c_long, c_uint, c_ulong};
+use core::mem::MaybeUninit;
+use core::sync::atomic::Ordering;
+
+/// What is to become of a call: made by libc, or made already, with this answer; or its error.
+type Fate = Result<Option<c_int>, c_int>;
+
+/// Before `syscall(number, …)`: 0 if libc is to make the call, an error, or what [`answer`] makes the answer.
+pub(crate) extern "C" fn before(
+    number: c_long,
+    first: c_ulong,
+    second: c_ulong,
+    third: c_ulong,
+    fourth: c_ulong,
+    fifth: c_ulong,
+) -> c_int {
+    let arguments = [first, second, third, fourth, fifth].map(|word| word as usize);
+    match fate(number, arguments) {
+        Ok(None) => 0,
+        Ok(Some(answer)) => -answer - 1,
+        Err(errno) => errno,
+    }
+}
+
+/// What the program is told of a call that libc does not make.
+pub(crate) extern "C" fn answer(code: c_int) -> i64 {
+    match code {
+        ..0 => i64::from(-(code + 1)),
+        errno => descriptors::minus_one(errno),
+    }
+}
+
+fn fate(number: c_long, arguments: [usize; 5]) -> Fate {
+    look(number, arguments)
+        .or_else(|| sync(number, arguments))
+        .or_else(|| change_name(number, arguments))
+        .or_else(|| open(number, arguments))
+        .unwrap_or_else(|| prepare(number, arguments).map(|()| None))
+}
+
+/// What a function of libc's kind has answered.
+fn told(result: c_int) -> Fate {
+    if result < 0 {
+        return Err(sys::errno());
+    }
+    Ok(Some(result))
+}
+
+/// Makes the call.
+fn make(number: c_long, [a, b, c, d, e]: [usize; 5]) -> sys::Result {
+    // SAFETY: the program's own call.
+    unsafe { sys::call(number, [a, b, c, d, e, 0]) }
+}
+
+/// The `stat` family.
+fn look(number: c_long, arguments: [usize; 5]) -> Option<Fate> {
+    let unpublished =
+        stage::STAGED.load(Ordering::Relaxed) | times::PENDING.load(Ordering::Relaxed);
+    if unpublished == 0 {
+        return None;
+    }
+    let [_, second, third, _, fifth] = arguments;
+    let make = || sys::to_libc(make(number, arguments)) as c_int;
+    let looked = match number {
+        libc::SYS_stat | libc::SYS_lstat | libc::SYS_fstat => {
+            stat::look(second as *mut libc::stat, make)
+        }
+        libc::SYS_newfstatat => stat::look(third as *mut libc::stat, make),
+        libc::SYS_statx => stat::look(fifth as *mut libc::statx, make),
+        _ => return None,
+    };
+    Some(told(looked))
+}
+
+/// `fsync` and `fdatasync`.
+fn sync(number: c_long, [fd, ..]: [usize; 5]) -> Option<Fate> {
+    if !matches!(number, libc::SYS_fsync | libc::SYS_fdatasync) {
+        return None;
+    }
+    match data::fsync(fd as c_int) {
+        data::PASS => None,
+        answer => Some(told(answer as c_int)),
+    }
+}
+
+/// What names a file, or takes a name away, in the modes that stage.
+fn change_name(number: c_long, [first, second, third, fourth, fifth]: [usize; 5]) -> Option<Fate> {
+    use core::ffi::c_char;
+    if names::WATCHED.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    let path = |word: usize| word as *const c_char;
+    let (dir, mode) = (first as c_int, second as libc::mode_t);
+    let done = match number {
+        libc::SYS_rename => names::rename(path(first), path(second)),
+        libc::SYS_renameat => names::renameat(dir, path(second), third as c_int, path(fourth)),
+        libc::SYS_renameat2 => {
+            let (to, flags) = (third as c_int, fifth as c_uint);
+            names::renameat2(dir, path(second), to, path(fourth), flags)
+        }
+        libc::SYS_link => names::link(path(first), path(second)),
+        libc::SYS_linkat => {
+            let (to, flags) = (third as c_int, fifth as c_int);
+            names::linkat(dir, path(second), to, path(fourth), flags)
+        }
+        libc::SYS_unlink => names::unlink(path(first)),
+        libc::SYS_unlinkat => names::unlinkat(dir, path(second), third as c_int),
+        libc::SYS_rmdir => names::rmdir(path(first)),
+        libc::SYS_mkdir => names::mkdir(path(first), mode),
+        libc::SYS_mkdirat => names::mkdirat(dir, path(second), third as libc::mode_t),
+        libc::SYS_mknod => names::mknod(path(first), mode, third as libc::dev_t),
+        libc::SYS_mknodat => {
+            let (mode, device) = (third as libc::mode_t, fourth as libc::dev_t);
+            names::mknodat(dir, path(second), mode, device)
+        }
+        libc::SYS_symlink => names::symlink(path(first), path(second)),
+        libc::SYS_symlinkat => names::symlinkat(path(first), second as c_int, path(third)),
+        libc::SYS_truncate => names::truncate(path(first), second as libc::off_t),
+        _ => return None,
+    };
+    Some(told(done))
+}
+
+/// What opens a file, in the modes that stage.
+fn open(number: c_long, arguments: [usize; 5]) -> Option<Fate> {
+    if names::WATCHED.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    let [first, second, third, ..] = arguments;
+    let (dir, path, flags) = match number {
+        libc::SYS_open => (libc::AT_FDCWD, first, second as c_int),
+        libc::SYS_creat => {
+            let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
+            (libc::AT_FDCWD, first, flags)
+        }
+        libc::SYS_openat => (first as c_int, second, third as c_int),
+        libc::SYS_openat2 => (first as c_int, second, flags_of(third)? as c_int),
+        _ => return None,
+    };
+    let token = names::before_open_at(dir, path as *const _, flags);
+    Some(make(number, arguments).and_then(|fd| {
+        let fd = descriptors::note_open(fd as c_int, flags);
+        if fd < 0 {
+            return told(fd);
+        }
+        told(names::opened(token, fd))
+    }))
+}
+
+/// The flags of an `open_how`, its first word; `None` where it cannot be read, as the kernel will say.
+fn flags_of(how: usize) -> Option<u64> {
+    let mut flags = MaybeUninit::<u64>::zeroed();
+    let len = size_of::<u64>();
+    // SAFETY: the local has room for a word; the program's pointer may fault.
+    let copied = signal::guards()
+        && unsafe { guarded_copy(flags.as_mut_ptr().cast(), how as *const u8, len) }.is_ok();
+    // SAFETY: any bytes are a number.
+    copied.then(|| unsafe { flags.assume_init() })
+}
+
+/// What has to be done before the kernel does the rest.
+fn prepare(number: c_long, [first, second, third, _, fifth]: [usize; 5]) -> Result<(), c_int> {
+    let fd = first as c_int;
+    match number {
+        // Through a mapping these need nothing.
+        libc::SYS_pread64
+        | libc::SYS_pwrite64
+        | libc::SYS_preadv
+        | libc::SYS_pwritev
+        | libc::SYS_ftruncate
+        | libc::SYS_fallocate
+        | libc::SYS_vmsplice
+        | libc::SYS_tee => return descriptors::unstage(fd),
+        libc::SYS_mmap => return descriptors::unstage(fifth as c_int),
+        libc::SYS_io_setup if init::appends().is_some() => return appends::stop(),
+        libc::SYS_io_setup if init::staging() => return process::share_all_for_good(),
+        libc::SYS_sync_file_range => {
+            times::settle_all();
+            data::before_sync_range(fd);
+        }
+        libc::SYS_sync | libc::SYS_syncfs => data::before_sync(),
+        libc::SYS_read
+        | libc::SYS_write
+        | libc::SYS_readv
+        | libc::SYS_writev
+        | libc::SYS_lseek
+        | libc::SYS_preadv2
+        | libc::SYS_pwritev2
+        | libc::SYS_ioctl => return descriptors::hand_over(fd),
+        libc::SYS_sendfile => {
+            descriptors::hand_over(fd)?;
+            return descriptors::hand_over(second as c_int);
+        }
+        libc::SYS_splice | libc::SYS_copy_file_range => {
+            descriptors::hand_over(fd)?;
+            return descriptors::hand_over(third as c_int);
+        }
+        libc::SYS_fcntl | libc::SYS_close | libc::SYS_dup => return descriptors::release(fd),
+        libc::SYS_dup2 | libc::SYS_dup3 => {
+            descriptors::release(fd)?;
+            return descriptors::release(second as c_int);
+        }
+        libc::SYS_close_range => {
+            descriptors::close_range(first as u32, second as u32, third as c_int);
+        }
+        libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3 => {
+            process::share_all()?;
+            descriptors::release_all();
+        }
+        libc::SYS_execve
+        | libc::SYS_execveat
+        | libc::SYS_sendmsg
+        | libc::SYS_sendmmsg
+        | libc::SYS_io_uring_setup
+        | libc::SYS_pidfd_getfd => return process::share_all_for_good(),
+        libc::SYS_seccomp
+        | libc::SYS_landlock_restrict_self
+        | libc::SYS_setns
+        | libc::SYS_unshare
+        | libc::SYS_chroot
+        | libc::SYS_capset
+        | libc::SYS_setuid
+        | libc::SYS_setgid
+        | libc::SYS_setreuid
+        | libc::SYS_setregid
+        | libc::SYS_setresuid
+        | libc::SYS_setresgid
+        | libc::SYS_setfsuid
+        | libc::SYS_setfsgid
+        | libc::SYS_setgroups
+        | libc::SYS_pivot_root
+        | libc::SYS_mlockall => {
+            descriptors::release_all();
+        }
+        libc::SYS_rt_sigprocmask
+        | libc::SYS_rt_sigsuspend
+        | libc::SYS_ppoll
+        | libc::SYS_pselect6
+        | libc::SYS_epoll_pwait
+        | libc::SYS_epoll_pwait2 => signal::mask::mistrust(),
+        // The fault handlers may be about to be replaced.
+        libc::SYS_rt_sigaction => descriptors::release_all(),
+        libc::SYS_prctl => process::before_prctl(fd),
+        libc::SYS_setrlimit => process::before_setrlimit(fd),
+        libc::SYS_prlimit64 => process::before_prlimit(fd, second as c_int, third),
+        libc::SYS_utime | libc::SYS_utimes => stat::before_times(first as *const _),
+        libc::SYS_utimensat | libc::SYS_futimesat => stat::before_times_at(fd, second as *const _),
+        libc::SYS_chmod | libc::SYS_chown => names::before_permissions(first as *const _),
+        libc::SYS_lchown => names::before_permissions_of_link(first as *const _),
+        libc::SYS_fchmod | libc::SYS_fchown => names::before_permissions_of(fd),
+        libc::SYS_fchmodat | libc::SYS_fchmodat2 | libc::SYS_fchownat => {
+            names::before_permissions_at(fd, second as *const _);
+        }
+        _ => {}
+    }
+    Ok(())
+}
