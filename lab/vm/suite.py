@@ -69,6 +69,77 @@ for file in plain/*; do cmp $file adit/${{file#plain/}}; done
 cat adit/said
 """
 
+GIT = r"""
+set -e
+dir={dir}/git
+rm -rf $dir; mkdir -p $dir; cd $dir
+export HOME=$dir GIT_CONFIG_NOSYSTEM=1 GIT_TEMPLATE_DIR=
+export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_AUTHOR_DATE="1700000000 +0000"
+export GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b GIT_COMMITTER_DATE="1700000000 +0000"
+cat >script <<'END'
+set -e
+git init -q -b main one; cd one
+for i in {{1..30}}; do mkdir -p d$((i % 4)); seq $i $((i * 37)) >d$((i % 4))/f$i; done
+git add -A; git commit -qm first
+for i in {{1..30..3}}; do seq $i 9 $((i * 91)) >>d$((i % 4))/f$i; done
+git commit -qam second; git gc -q
+cd ..; git clone -q one two; cd two
+echo more >>d1/f1; git commit -qam third
+git mv d2 e2; git commit -qm fourth
+git fsck --strict; git log --format="%H %s"; git status --short
+END
+for side in plain adit; do
+    mkdir $side; cd $side
+    case $side in plain) bash ../script;; adit) {eager} {adit} bash ../script;; esac >../said-$side 2>&1 || {{
+        cat ../said-$side; exit 1
+    }}
+    cd two; git fsck --strict 2>&1; find . -type f ! -path "./.git/*" | sort | xargs md5sum >../../files-$side
+    cd ../..
+done
+cmp said-plain said-adit; cmp files-plain files-adit
+tail -n 1 said-adit; wc -l <files-adit
+"""
+
+# What a client was told is written is there after the server was killed, and again when it runs plainly.
+REDIS = r"""
+set -e
+dir={dir}/redis
+rm -rf $dir; mkdir -p $dir; cd $dir
+trap 'kill -9 $pid 2>/dev/null || true' EXIT
+asked() {{ redis-cli -s sock "$@"; }}
+start() {{
+    "$@" redis-server --port 0 --unixsocket $dir/sock --dir $dir --save "" --appendonly yes --appendfsync always >log 2>&1 &
+    pid=$!
+    for try in $(seq 200); do
+        [ "$(asked ping 2>/dev/null)" = PONG ] && return
+        sleep 0.1
+    done
+    cat log; exit 1
+}}
+put() {{
+    for i in $(seq $1 $2); do echo "SET key$i value-$i"; done | asked >said
+    [ $(grep -c OK said) = $(($2 - $1 + 1)) ] || {{ cat said; exit 1; }}
+}}
+holds() {{
+    [ $(asked dbsize) = $1 ] && [ $(asked get key$1) = value-$1 ] && [ $(asked get key7) = value-7 ] || {{
+        echo "not $1 keys: $(asked dbsize), $(asked get key$1)"; exit 1
+    }}
+}}
+start env {eager} {adit}
+put 1 200
+asked bgrewriteaof
+put 201 400
+kill -9 $pid; wait $pid || true
+start env {eager} {adit}
+holds 400
+put 401 500
+kill -9 $pid; wait $pid || true
+{adit} bash -c :
+start
+holds 500
+asked shutdown nosave || true
+"""
+
 # A program appends with O_APPEND and is killed in the end. What must be seen on the way: its file has a lease and no
 # O_APPEND, and the pool is mapped with MAP_SYNC where that exists; for somebody who opens the file there is all of it,
 # and while he keeps it open the description is as the program made it. Nothing that was acknowledged is lost.
@@ -170,7 +241,7 @@ def tasks(seeds, operations, tests, mode, clones):
                 name = f"oracle{how}-{place}-seed-{seed}"
                 everything.append((name, 60, ORACLE.format(
                     name=name, environment=f"{environment} {run}", seed=seed, operations=operations,
-                    dir=directory, options="--expect-served" if how else "")))
+                    dir=directory, options="--expect-served" if how and mode == "posix" else "")))
                 everything.append((f"model{how}-{place}-seed-{seed}", 60,
                                    f"{environment} {run} /adit/adit-oracle --mode model --seed {seed} "
                                    f"--ops {operations} --dir {directory}"))
@@ -182,6 +253,8 @@ def tasks(seeds, operations, tests, mode, clones):
                                                    f"--rounds {TORTURE_ROUNDS} -- {run}"))
         everything.append((f"sqlite-{place}", 60, SQLITE.format(dir=directory, adit=run, eager=EAGER)))
         everything.append((f"bash-{place}", 60, BASH.format(dir=directory, adit=run, eager=EAGER)))
+        everything.append((f"git-{place}", 120, GIT.format(dir=directory, adit=run, eager=EAGER)))
+        everything.append((f"redis-{place}", 90, REDIS.format(dir=directory, adit=run, eager=EAGER)))
         for test in tests:
             skip = "".join(f" --skip {name}" for name in EMULATION_DIFFERS)
             everything.append((f"{test}-{place}", 60, f"TMPDIR={directory} /adit/tests/{test} --test-threads 2{skip}"))

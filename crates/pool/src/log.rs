@@ -476,13 +476,37 @@ impl<M: Medium> Attachment<M> {
 
     /// Locks a file: sequence numbers, end and log of the file are the caller's until it is dropped.
     pub fn lock_file(&self, file: FileRef) -> Result<FileGuard<'_, M>> {
+        let entry = self.entry_to_lock(file)?;
+        let acquired = self.wait_for_file(entry, entry + at!(FileEntry.lock))?;
+        self.locked(file, entry, acquired)
+    }
+
+    /// Locks a file unless somebody who lives has it locked; for who has others locked, and must not make
+    /// those who want them wait for this one.
+    pub fn try_lock_file(&self, file: FileRef) -> Result<Option<FileGuard<'_, M>>> {
+        let entry = self.entry_to_lock(file)?;
+        let offset = entry + at!(FileEntry.lock);
+        let at_once = core::time::Duration::ZERO;
+        match self
+            .pool
+            .lock_word("file lock", offset, self.owner, at_once)
+        {
+            Err(Error::Busy { .. }) => Ok(None),
+            acquired => self.locked(file, entry, acquired?).map(Some),
+        }
+    }
+
+    fn entry_to_lock(&self, file: FileRef) -> Result<u64> {
         self.ensure_current()?;
-        if file.index() >= self.pool.geometry().file_count {
+        let geometry = self.pool.geometry();
+        if file.index() >= geometry.file_count {
             return Err(Error::Forgotten);
         }
-        let entry = self.pool.geometry().file_entry(file.index());
+        Ok(geometry.file_entry(file.index()))
+    }
+
+    fn locked(&self, file: FileRef, entry: u64, acquired: Acquired) -> Result<FileGuard<'_, M>> {
         let offset = entry + at!(FileEntry.lock);
-        let acquired = self.wait_for_file(entry, offset)?;
         let lock = Locked::new(&self.pool, offset, self.owner, self.epoch);
         let guard = FileGuard {
             attachment: self,

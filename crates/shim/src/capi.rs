@@ -7,6 +7,7 @@
 
 use crate::signal::engine;
 use crate::together::{self, Used};
+use crate::writer::Writer;
 use crate::{data, fds, init, sys};
 use adit_store::staged::Mode;
 
@@ -58,7 +59,8 @@ fn commit_group(fds: Vec<i32>) -> Result<(), i32> {
     }
     together::in_order(&mut used);
     let held = together::hold(&used);
-    if held.iter().any(|held| held.is_kernels()) {
+    let bypassed = |used: &Used| used.ofd.writer().is_some_and(Writer::was_bypassed);
+    if held.iter().any(|held| held.is_kernels()) || used.iter().any(bypassed) {
         return Err(libc::EINVAL);
     }
     // What `open` itself did to a file, and what was published of it before, is the kernel's to keep.

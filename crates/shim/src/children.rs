@@ -170,6 +170,16 @@ pub(crate) struct Loan {
     between: AtomicU32,
     /// Its status flags when it was lent.
     flags: AtomicU32,
+    to_children: AtomicBool,
+}
+
+/// Who has a lent description beside this process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum To {
+    /// Nobody: it only cannot be staged now.
+    Nobody,
+    /// Children, or one that another thread is about to have.
+    Children,
 }
 
 impl Loan {
@@ -178,11 +188,15 @@ impl Loan {
             left: AtomicU32::new(0),
             between: AtomicU32::new(0),
             flags: AtomicU32::new(0),
+            to_children: AtomicBool::new(false),
         }
     }
 
     /// Begins. Before the offset goes to the kernel: who finds it there must see that it may come back.
-    pub(crate) fn begin(&self, fd: i32) {
+    pub(crate) fn begin(&self, fd: i32, to: To) {
+        if to == To::Children {
+            self.to_children.store(true, Ordering::SeqCst);
+        }
         let between = match (init::credit(), self.between.load(Ordering::Relaxed)) {
             (Some(0), _) => 1,
             (_, 0) => FIRST,
@@ -203,11 +217,17 @@ impl Loan {
 
     /// It is not lent, or will never come back.
     pub(crate) fn end(&self) {
+        self.to_children.store(false, Ordering::SeqCst);
         self.left.store(0, Ordering::SeqCst);
     }
 
     pub(crate) fn is_out(&self) -> bool {
         self.left.load(Ordering::SeqCst) != 0
+    }
+
+    /// Whether children may have it.
+    pub(crate) fn is_to_children(&self) -> bool {
+        self.to_children.load(Ordering::SeqCst)
     }
 
     /// Whether it was lent at any time.

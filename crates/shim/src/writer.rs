@@ -32,7 +32,7 @@
 
 use crate::account::Account;
 use crate::appends::Trial;
-use crate::children::{Loan, Others};
+use crate::children::{Loan, Others, To};
 use crate::data::{self, Vector};
 use crate::fresh::Fresh;
 use crate::ofd::{Ofd, Offset};
@@ -73,6 +73,8 @@ pub(crate) struct Writer {
     trial: Option<Trial>,
     /// Only a fresh description is lent.
     loan: Loan,
+    /// Set while the kernel may hold bytes of a lent description that no `fsync` was about.
+    bypassed: AtomicBool,
     /// Set while a mapping serves reads: asked before the lock is taken.
     mapped: AtomicBool,
     account: UnsafeCell<Account>,
@@ -223,6 +225,7 @@ impl Writer {
             losses: AtomicU32::new(0),
             trial: None,
             loan: Loan::new(),
+            bypassed: AtomicBool::new(false),
             mapped: AtomicBool::new(false),
             account: UnsafeCell::new(Account::new()),
         }
@@ -401,7 +404,7 @@ impl Writer {
             return;
         }
         match &self.trial {
-            None => self.lend_out(ofd, fd, Reason::SharedOffset),
+            None => self.lend_out(ofd, fd, To::Nobody, Reason::SharedOffset),
             Some(_) => *state = State::Kernel,
         }
     }
@@ -430,7 +433,7 @@ impl Writer {
             match self.take(ofd, fd) {
                 Ok(staged) => *state = State::Staged(Box::new(staged)),
                 Err(stage::FORKING) if self.trial.is_none() => {
-                    self.lend_out(ofd, fd, Reason::SharedOffset);
+                    self.lend_out(ofd, fd, To::Children, Reason::SharedOffset);
                 }
                 Err(refusal) if self.must_stage() => return Err(Unstaged::Refused(refusal)),
                 Err(stage::NO_MONITOR) => self.put_off(&mut state, ofd, fd),
@@ -454,7 +457,7 @@ impl Writer {
             self.begin_anew(state, ofd, fd);
             self.account().because(Reason::Other);
         } else {
-            self.lend_out(ofd, fd, Reason::Other);
+            self.lend_out(ofd, fd, To::Nobody, Reason::Other);
             self.loan.lasts_for_a_write();
         }
     }
@@ -515,13 +518,13 @@ impl Writer {
             State::Fresh(_) => {}
         }
         *state = State::Fresh(Fresh::new());
-        self.lend_out(ofd, fd, Reason::SharedOffset);
+        self.lend_out(ofd, fd, To::Children, Reason::SharedOffset);
         Ok(())
     }
 
     /// Leaves a fresh description, whose state is held, to the kernel for a while.
-    fn lend_out(&self, ofd: &Ofd, fd: i32, why: Reason) {
-        self.loan.begin(fd);
+    fn lend_out(&self, ofd: &Ofd, fd: i32, to: To, why: Reason) {
+        self.loan.begin(fd, to);
         self.named.store(false, Ordering::Relaxed);
         ofd.hand_over_offset(fd);
         self.mapped.store(false, Ordering::Relaxed);
@@ -539,8 +542,10 @@ impl Writer {
         // meanwhile, when this may be a child already, whose children are others.
         let others = if process::sharing() {
             Others::Children
-        } else {
+        } else if self.loan.is_to_children() {
             children::others()
+        } else {
+            Others::None
         };
         if others == Others::Children {
             self.loan.goes_on();
@@ -574,7 +579,13 @@ impl Writer {
         if self.must_stage() {
             return Some(Err(libc::EOPNOTSUPP));
         }
+        self.bypassed.store(true, Ordering::Relaxed);
         self.with_kernels_offset(ofd, call)
+    }
+
+    /// Whether the kernel got bytes since the last `fsync` that can be committed with no others.
+    pub(crate) fn was_bypassed(&self) -> bool {
+        self.bypassed.load(Ordering::Relaxed)
     }
 
     /// Publishes everything and gives the lease back, because this process opens the file again. As
@@ -946,6 +957,7 @@ impl Writer {
 
     /// `fsync`; `None` when it is the kernel's.
     pub(crate) fn sync(&self, ofd: &Ofd, fd: i32) -> Option<sys::Result> {
+        self.bypassed.store(false, Ordering::Relaxed);
         if let Some(done) = together::sync(ofd) {
             return Some(done);
         }

@@ -589,10 +589,13 @@ fn a_monitor_that_comes_later_is_found() {
         return;
     };
     place.compile("lines");
-    for mode in ALL {
+    for (mode, flags) in ALL
+        .into_iter()
+        .flat_map(|mode| ["aw", "aws"].map(|flags| (mode, flags)))
+    {
         let _ = fs::remove_file(place.file());
         place.end_monitor();
-        let mut program = Lines::start(&place, mode, "aw", "line", &["30", "300"]);
+        let mut program = Lines::start(&place, mode, flags, "line", &["30", "300"]);
         assert_eq!(program.batch(), 30, "mode {mode}");
         assert!(!place.is_leased(), "mode {mode}");
         place.monitor = Place::watch(&place.dir, "run", None).expect("a monitor");

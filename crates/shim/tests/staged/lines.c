@@ -1,6 +1,6 @@
 // Appends numbered lines to a file, one write each, and says so on standard output after each batch.
-//   lines FILE FLAGS WHO BATCH...   FLAGS: a (O_APPEND) and w (write only); after each batch a byte is
-//                                   read from standard input; at its end the program waits for ever
+//   lines FILE FLAGS WHO BATCH...   FLAGS: a (O_APPEND), w (write only) and s (starts another program first); after
+//                                   each batch a byte is read from standard input; at its end the program waits for ever
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -12,6 +12,7 @@ int main(int count, char **args) {
     if (count < 5) return 2;
     int flags = O_CREAT | (strchr(args[2], 'a') ? O_APPEND : 0);
     flags |= strchr(args[2], 'w') ? O_WRONLY : O_RDWR;
+    if (strchr(args[2], 's') && system("true")) return 1;
     int fd = open(args[1], flags, 0600), number = 0;
     if (fd < 0) {
         perror("open");

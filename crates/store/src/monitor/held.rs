@@ -318,7 +318,7 @@ impl Held {
         self.leased.load(Ordering::Acquire)
     }
 
-    fn give_up(&self) {
+    pub(super) fn give_up(&self) {
         if self.is_leased()
             && let Some(fd) = &self.fd
         {

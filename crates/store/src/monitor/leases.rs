@@ -53,10 +53,9 @@ const MOST: usize = 1 << 16;
 /// Leases being taken back at a time. Each has a thread, most of which wait for a disk.
 const MOST_BREAKS: usize = 64;
 
-/// Files that are published with one walk over the logs. Who wants one of them for himself waits until all of them
-/// are published; where each is synced to a device, that takes longer.
-const MANY: usize = 128;
-const FEW: usize = 4;
+/// Files that are published with one walk over the logs. Who wants one of them for himself may have to wait until
+/// all of them are published, so where each is synced to a device it is one.
+const MANY: usize = 64;
 
 /// How often what has aged is published, and leases are looked at without a signal.
 const AGE: Duration = Duration::from_millis(500);
@@ -655,7 +654,14 @@ impl Leases {
         let known = self.held.contains_key(&number).then_some(number);
         let number = known.or_else(|| self.over(&connection));
         match number.and_then(|number| self.held.remove(&number)) {
-            Some(entry) => entry.held.answer_when_released(connection),
+            Some(entry) => {
+                // Whoever looks at it just now has a reference. The description may have a new lease before that
+                // goes, which is not to be given up with it.
+                if entry.held.is_over() {
+                    entry.held.give_up();
+                }
+                entry.held.answer_when_released(connection);
+            }
             None => {
                 wire::answer(&connection, &Refused::NotUnderstood.answer());
             }
@@ -770,12 +776,11 @@ fn age(all: &[Aging]) -> Aged {
             due.push((held.pool.is_slow(), *number, Arc::downgrade(&held)));
         }
     }
-    while let Some((slow, ..)) = due.first() {
-        let at_once = if *slow { FEW } else { MANY };
-        let here: Vec<_> = due.drain(..at_once.min(due.len())).collect();
-        let here = here
-            .iter()
-            .filter_map(|(_, n, held)| Some((*n, held.upgrade()?)));
+    due.sort_by_key(|(slow, ..)| *slow);
+    let quick = due.chunk_by(|one, next| !one.0 && !next.0);
+    for here in quick.flat_map(|files| files.chunks(MANY)) {
+        let here = here.iter();
+        let here = here.filter_map(|(_, number, held)| Some((*number, held.upgrade()?)));
         let (numbers, files): (Vec<u64>, Vec<Arc<Held>>) = here.unzip();
         held::publish_together(&files);
         let ended = numbers

@@ -120,8 +120,9 @@ impl<M: Medium> Stage<M> {
     }
 
     /// Notes that so many records are retired.
+    /// After [`StagedFile::settle`], or who collects meanwhile finds that they are not free.
     pub(super) fn retired(&self, records: usize) {
-        self.retired.fetch_add(records as u64, Ordering::Relaxed);
+        self.retired.fetch_add(records as u64, Ordering::AcqRel);
     }
 
     /// Whether so much was retired that it is worth to collect the space.
@@ -214,7 +215,7 @@ impl<M: Medium> Stage<M> {
     /// Frees all that can be: what was taken ahead, retired records and their space, and chunks that are
     /// empty then. These go back to the pool: the log may need a chunk more than the data does, or
     /// another process. The result is how much that was.
-    fn make_room(&self) -> Result<u64> {
+    pub(super) fn make_room(&self) -> Result<u64> {
         let _one = lock(&self.making_room);
         self.give_back_ahead()?;
         let reclaimed = self.reclaim()?;
@@ -232,11 +233,15 @@ impl<M: Medium> Stage<M> {
                 .filter_map(|(file, open)| Some((*file, open.upgrade()?)))
                 .collect()
         };
-        self.retired.store(0, Ordering::Relaxed);
+        let retired = self.retired.swap(0, Ordering::AcqRel);
         let reclaimed = self.attachment.reclaim(|file, seq| {
             open.get(&file)
                 .is_none_or(|settled| settled.load(Ordering::Acquire) >= seq)
-        })?;
+        });
+        if reclaimed.is_err() {
+            self.retired.fetch_add(retired, Ordering::AcqRel);
+        }
+        let reclaimed = reclaimed?;
         let waiting = self.attachment.waiting_records();
         self.worth.store(waiting / WORTH, Ordering::Relaxed);
         Ok(reclaimed)
@@ -541,6 +546,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let mut view = self.change();
         self.known_seq.store(next_seq, Ordering::Relaxed);
         let committed = view.committed.max(committed);
+        let gone = view.ops_up_to(retired);
         *view = View {
             ops,
             overlay,
@@ -553,6 +559,10 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         };
         drop(view);
         self.settle(retired);
+        if gone > 0 {
+            self.stage.retired(gone);
+            self.stage.left_out.store(true, Ordering::Relaxed);
+        }
         Ok(())
     }
 

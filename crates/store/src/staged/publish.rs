@@ -11,13 +11,14 @@
 //! is gone. So nobody writes between the last look at the log and the end, and whoever waited for the
 //! lock is told that the file is [`Error::Taken`].
 
+use std::sync::TryLockError;
 use std::time::Duration;
 
 use adit_pmem::{BaseFile, Medium};
 use adit_pool::FileGuard;
 
 use super::claim::{Claim, is_relinking};
-use super::error::{Error, Result};
+use super::error::{Error, Result, is_pressure};
 use super::file::{StagedFile, Walk, lock};
 use super::fold::Fold;
 use super::overlay::Overlay;
@@ -72,7 +73,8 @@ struct Begun<'a, M: Medium> {
 
 impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Publishes several files of one pool, with one walk over its logs for what others have logged of them.
-    /// The results are in the order of the files. One that this process publishes already is left out.
+    /// The results are in the order of the files. One that somebody has locked, or that this process publishes
+    /// already, is left out: nobody waits for one of them with others locked.
     pub fn publish_together(files: &[(&Self, Scope)]) -> Vec<Result<Published>> {
         // In the order in which everybody locks several.
         let mut order: Vec<usize> = (0..files.len()).collect();
@@ -84,11 +86,13 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let mut walk = Walk::default();
         for nth in order {
             let (file, _) = files[nth];
-            let Ok(one) = file.publishing.try_lock() else {
-                continue;
+            let one = match file.publishing.try_lock() {
+                Ok(one) => one,
+                Err(TryLockError::Poisoned(one)) => one.into_inner(),
+                Err(TryLockError::WouldBlock) => continue,
             };
-            match file.stage.attachment().lock_file(file.file) {
-                Ok(guard) => guards.push((nth, one, guard)),
+            match file.stage.attachment().try_lock_file(file.file) {
+                Ok(guard) => guards.extend(guard.map(|guard| (nth, one, guard))),
                 Err(error) => done[nth] = Err(error.into()),
             }
         }
@@ -100,6 +104,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
                 Err(error) => done[nth] = Err(error),
             }
         }
+        // Where nothing is committed nothing is published: the claim goes first.
+        begun.retain(|(_, _, begin)| !matches!(begin.target, Ok(None)));
         for (nth, _one, begin) in begun {
             let mut published = Published::default();
             done[nth] = match files[nth].0.end(begin, &mut published) {
@@ -108,10 +114,9 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
                 Err(error) => Err(error),
             };
         }
-        if let Some((file, _)) = files.first()
-            && let Err(error) = file.stage.tidy()
-        {
-            done[0] = Err(error);
+        if let Some((file, _)) = files.first() {
+            // They are published all the same.
+            let _ = file.stage.tidy();
         }
         done
     }
@@ -150,10 +155,21 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
                 }
             }
         }
-        let (guard, mut claim) = self.claim_patiently()?;
-        let ended = self.publish_rest(guard, &mut claim, before_forgetting, &mut done);
-        drop(claim);
-        ended?;
+        let mut before_forgetting = Some(before_forgetting);
+        let mut forgetting = || before_forgetting.take().map_or((), |before| before());
+        let mut end = || {
+            let (guard, mut claim) = self.claim_patiently()?;
+            // The guard goes before the claim, which takes the lock again.
+            self.publish_rest(guard, &mut claim, &mut forgetting, &mut done)
+        };
+        match end() {
+            // The commit finds no place in the log. What is retired has not been given back, perhaps.
+            Err(Error::Pool(error)) if is_pressure(&error) => {
+                self.stage.make_room()?;
+                end()?;
+            }
+            ended => ended?,
+        }
         // The file is whole and its staging has ended, whatever becomes of the space.
         let _ = self.stage.tidy();
         Ok(done)
@@ -212,7 +228,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         &self,
         mut guard: FileGuard<'_, M>,
         claim: &mut Claim<'_, M>,
-        before_forgetting: impl FnOnce(),
+        before_forgetting: &mut impl FnMut(),
         done: &mut Published,
     ) -> Result<()> {
         // Those who wait for the device with what they logged are told that it happened.
@@ -223,7 +239,11 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         if let Some(target) = self.aim(&mut guard, Scope::Everything)? {
             match self.fold(&target, self.relink.as_ref(), done)? {
                 None => done.records += self.look().ops_up_to(target.last) as u64,
-                linking => self.complete(&mut guard, claim, &target, linking, done)?,
+                linking => {
+                    let before = done.records;
+                    self.complete(&mut guard, claim, &target, linking, done)?;
+                    self.stage.retired((done.records - before) as usize);
+                }
             }
         }
         before_forgetting();
@@ -233,8 +253,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Ends the staging: the entry goes, and all records with it.
     fn forget(&self, guard: FileGuard<'_, M>) -> Result<()> {
         guard.forget()?;
-        self.stage.retired(self.look().ops.len());
         self.settle(u64::MAX);
+        self.stage.retired(self.look().ops.len());
         Ok(())
     }
 
@@ -274,10 +294,12 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         if !claim.stands(&guard)? {
             return Ok(false);
         }
+        let before = done.records;
         let completed = self.complete(&mut guard, &mut claim, &target, linking, done);
         drop(guard);
         completed?;
         self.settle(target.last);
+        self.stage.retired((done.records - before) as usize);
         Ok(true)
     }
 
@@ -351,8 +373,9 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             oldest.map(|(seq, _)| *seq)
         };
         if oldest.is_some_and(|seq| seq <= retired) {
-            self.drop_up_to(retired, self.base.size()?);
+            let gone = self.drop_up_to(retired, self.base.size()?);
             self.settle(retired);
+            self.stage.retired(gone as usize);
             self.stage
                 .left_out
                 .store(true, std::sync::atomic::Ordering::Relaxed);
@@ -368,7 +391,6 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let gone = view.ops_up_to(last);
         self.room.is_old();
         view.ops.drain(..gone);
-        self.stage.retired(gone);
         view.base_size = base_size;
         view.overlay = Overlay::of(base_size, view.ops.iter().map(|(_, op)| *op));
         gone as u64

@@ -220,7 +220,8 @@ impl<M: Medium, B: BaseFile> Drop for StagedFile<M, B> {
         if self.stage.attachment().ensure_current().is_ok() {
             // What cannot be given back now stays taken until the attachment ends.
             let _ = self.release_recycled();
-            // Somebody else has published what is left in the overlay, or will.
+            // Somebody else has published what is left in the overlay, or will; nothing refers to it here.
+            self.settled.store(u64::MAX, Ordering::Release);
             self.stage.retired(self.look().ops.len());
         }
     }

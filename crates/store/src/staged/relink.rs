@@ -440,8 +440,9 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             let mut done = Published::default();
             self.fold(&target, None, &mut done)?;
             guard.retire(target.last)?;
-            self.drop_up_to(target.last, self.base.size()?);
+            let gone = self.drop_up_to(target.last, self.base.size()?);
             self.settle(target.last);
+            self.stage.retired(gone as usize);
         }
         Ok(guard.set_version(relinked(guard.version()?))?)
     }

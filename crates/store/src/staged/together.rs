@@ -27,9 +27,16 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     }
 
     /// Looks at what others have logged of several files of one pool, with one walk over its logs. Whoever publishes
-    /// or commits them one by one afterwards makes none for a file that nobody has written meanwhile.
+    /// or commits them one by one afterwards makes none for a file that nobody has written meanwhile. Files that
+    /// somebody else has locked are left out.
     pub fn follow_together(files: &[&Self]) -> Result<()> {
-        lock_together(&in_order(files)).map(drop)
+        let mut locked = Vec::with_capacity(files.len());
+        for file in in_order(files) {
+            if let Ok(Some(guard)) = file.stage.attachment().try_lock_file(file.file) {
+                locked.push((file, guard));
+            }
+        }
+        follow_locked(&mut locked)
     }
 
     /// Makes everything so far of several files durable, at one instant: after a crash of the system
@@ -80,11 +87,14 @@ fn lock_together<'a, M: Medium, B: BaseFile>(
             guard => locked.push((file, guard?)),
         }
     }
-    let mut walk = Walk::default();
-    for (file, guard) in &mut locked {
-        file.follow_by(guard, &mut walk)?;
-    }
+    follow_locked(&mut locked)?;
     Ok(locked)
+}
+
+fn follow_locked<M: Medium, B: BaseFile>(locked: &mut Locked<'_, M, B>) -> Result<()> {
+    let mut walk = Walk::default();
+    let mut files = locked.iter_mut();
+    files.try_for_each(|(file, guard)| file.follow_by(guard, &mut walk))
 }
 
 fn commit_locked<M: Medium, B: BaseFile>(files: &[&StagedFile<M, B>]) -> Result<()> {

@@ -4,6 +4,7 @@
 use std::os::unix::ffi::OsStrExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use adit_pmem::OutOfRange;
 use adit_pool::layout::FileEntry;
@@ -624,10 +625,15 @@ struct Watched {
     other: Vec<StagedFile<SimMedium, SimFile>>,
     bases: Vec<SimFile>,
     stage: Arc<Stage<SimMedium>>,
+    world: World,
 }
 
 impl Watched {
     fn of(files: usize) -> Self {
+        Self::in_mode(Mode::Strict, files)
+    }
+
+    fn in_mode(mode: Mode, files: usize) -> Self {
         let geometry = Geometry {
             file_count: 64,
             ..TINY
@@ -644,11 +650,11 @@ impl Watched {
         let create = |nth| world.create(&format!("dir/{nth}")).expect("create");
         let bases: Vec<SimFile> = (0..files).map(create).collect();
         let open = |base: &SimFile| {
-            StagedFile::open(&stage, &name_of(base), base.clone(), Mode::Strict).expect("stage")
+            StagedFile::open(&stage, &name_of(base), base.clone(), mode).expect("stage")
         };
         let own: Vec<_> = bases.iter().map(open).collect();
         let look = |(own, base): (&StagedFile<_, _>, &SimFile)| {
-            StagedFile::open_unread(&other, own.file(), base.clone(), Mode::Strict).expect("look")
+            StagedFile::open_unread(&other, own.file(), base.clone(), mode).expect("look")
         };
         let other = own.iter().zip(&bases).map(look).collect();
         Self {
@@ -656,6 +662,7 @@ impl Watched {
             other,
             bases,
             stage,
+            world,
         }
     }
 
@@ -755,4 +762,78 @@ fn closing_many_files_collects_everything_in_few_turns() {
         looked_at <= 12 * each,
         "{looked_at} looks for {each} records"
     );
+}
+
+/// Somebody is stopped while he takes a file away: who publishes others meanwhile keeps nobody from these.
+#[test]
+fn a_stopped_closer_keeps_nobody_from_other_files() {
+    let watched = Watched::of(2);
+    for file in &watched.own {
+        file.append(b"one").expect("append");
+    }
+    let attachment = watched.stage.attachment();
+    let lock = || attachment.lock_file(watched.own[1].file()).expect("lock");
+    std::thread::scope(|scope| {
+        let (locked, is_locked) = std::sync::mpsc::channel();
+        let (go_on, goes_on) = std::sync::mpsc::channel();
+        scope.spawn(move || {
+            let guard = lock();
+            let claim = Claim::take(attachment, &guard).expect("claim");
+            locked.send(()).expect("the other thread");
+            let _ = goes_on.recv_timeout(Duration::from_secs(10));
+            drop(guard);
+            drop(claim);
+        });
+        is_locked.recv().expect("the other thread");
+        let (done, _) = watched.publish();
+        let records: Vec<u64> = done.iter().flatten().map(|done| done.records).collect();
+        assert_eq!(records, [1, 0]);
+        let looked: Vec<_> = watched.other.iter().collect();
+        StagedFile::follow_together(&looked).expect("follow");
+        watched.own[0].append(b"two").expect("append");
+        watched.own[0].take_away(|| {}).expect("take away");
+        let _ = go_on.send(());
+    });
+    assert_eq!(contents(&watched.bases[0]).expect("read"), b"onetwo");
+}
+
+/// What another attachment has committed and published is given back at the close.
+#[test]
+fn what_another_has_published_is_collected_at_the_close() {
+    let Watched {
+        own, other, stage, ..
+    } = Watched::in_mode(Mode::Posix, 1);
+    for _ in 0..50 {
+        own[0].append(&[1; 300]).expect("append");
+    }
+    let done = StagedFile::publish_together(&[(&other[0], Scope::Everything)]);
+    assert_eq!(done[0].as_ref().expect("publish").records, 50);
+    for file in own {
+        file.close().expect("close");
+    }
+    assert_eq!(stage.attachment().waiting_records(), 0);
+}
+
+/// A commit at the close finds no place in the log, of which a chunk is retired and was not worth a look.
+#[test]
+fn a_close_makes_room_in_the_log() {
+    let Watched { stage, world, .. } = Watched::of(0);
+    stage.attachment().limit_log(2);
+    let open = |nth: usize, mode| {
+        let base = world.create(&format!("dir/{nth}")).expect("create");
+        StagedFile::open(&stage, &name_of(&base), base, mode).expect("stage")
+    };
+    let strict: Vec<_> = (0..3).map(|nth| open(nth, Mode::Strict)).collect();
+    let mut posix: Vec<_> = (3..7).map(|nth| open(nth, Mode::Posix)).collect();
+    for (file, times) in strict.iter().chain(&posix).zip([122, 1, 3, 123, 1, 1, 1]) {
+        for _ in 0..times {
+            file.append(b"x").expect("append");
+        }
+    }
+    for file in strict {
+        file.close().expect("close");
+    }
+    for file in posix.drain(1..) {
+        file.close().expect("close");
+    }
 }
