@@ -9,7 +9,7 @@ use crate::fds::{self, Kind};
 use crate::ofd::{self, Backing, Ofd};
 use crate::process::With;
 use crate::real::call_real;
-use crate::writer::Writer;
+use crate::writer::{self, Writer};
 use crate::{appends, data, init, process, signal, stdio, sys, table};
 use adit_pmem::MediumKind;
 use adit_pmem::copy::guarded_copy;
@@ -93,6 +93,10 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode) -> Option<c_int> {
     let kind = adit_pmem::kind_of_fd(fd);
     if kind == MediumKind::Other && adit_pmem::is_synthetic_fd(fd) {
         // A switch of the kernel's, of which no mode promises anything.
+        return None;
+    }
+    if stat.st_nlink == 0 && !writer::is_linkable(flags) {
+        // Nor of a file that no crash leaves anything of.
         return None;
     }
     let stageable = flags & KERNEL_ONLY == 0 && stat.st_nlink > 0 && kind != MediumKind::Other;

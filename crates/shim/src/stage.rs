@@ -210,6 +210,9 @@ pub(crate) const NO_MONITOR: Refusal = libc::ECONNREFUSED;
 /// Another thread is creating a process: a moment later the file may be staged. No error of the kernel's.
 pub(crate) const FORKING: Refusal = -1;
 
+/// The file has no name by which a recovery would find it. No error of the kernel's.
+pub(crate) const NAMELESS: Refusal = -2;
+
 /// Stages the file of `fd`, if it may be. `named` says that its name is known to be durable.
 pub(crate) fn take(fd: i32, mode: Mode, appends: bool, named: bool) -> Result<Staged, Refusal> {
     if data::KERNEL_WRITES.load(Ordering::Relaxed) || init::memory_limited() {
@@ -266,10 +269,13 @@ pub(crate) fn reason(refusal: Refusal) -> Reason {
 fn eligible(fd: i32) -> Result<Stat, Refusal> {
     let fd = borrow(fd);
     let stat = rustix::fs::fstat(fd).map_err(Errno::raw_os_error)?;
+    if stat.st_nlink == 0 {
+        return Err(NAMELESS);
+    }
     let owner = rustix::process::geteuid().as_raw();
     let privileged = stat.st_mode & (libc::S_ISUID | libc::S_ISGID) != 0;
     let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    let fits = regular && stat.st_uid == owner && !privileged && stat.st_nlink > 0;
+    let fits = regular && stat.st_uid == owner && !privileged;
     let capable = || {
         let mut value = [0u8; 64];
         // No such attribute, and no attributes at all, are the answers that let it be staged.

@@ -66,6 +66,10 @@ pub(crate) struct Writer {
     readable: bool,
     /// Whether the program opened it with `O_APPEND`.
     appends: bool,
+    /// Whether the file can get a name when it has none.
+    linkable: bool,
+    /// Set when it was found to have no name, and cannot get one any more.
+    nameless: AtomicBool,
     /// Set while the file, as the kernel has it, and its name are known to be durable.
     named: AtomicBool,
     losses: AtomicU32,
@@ -221,6 +225,8 @@ impl Writer {
             mode,
             readable: flags & libc::O_ACCMODE == libc::O_RDWR,
             appends: flags & libc::O_APPEND != 0,
+            linkable: is_linkable(flags),
+            nameless: AtomicBool::new(false),
             named: AtomicBool::new(false),
             losses: AtomicU32::new(0),
             trial: None,
@@ -293,7 +299,18 @@ impl Writer {
 
     /// Whether writes are durable when they return, by the mode's promise.
     fn durable(&self) -> bool {
-        matches!(self.mode, Mode::Sync | Mode::Strict)
+        matches!(self.mode, Mode::Sync | Mode::Strict) && !self.nameless.load(Ordering::Relaxed)
+    }
+
+    /// Looks whether the file has a name, before something is done that only matters if it has: no crash leaves
+    /// anything of one that has none.
+    fn look_for_a_name(&self, fd: i32) {
+        if !self.linkable
+            && !self.nameless.load(Ordering::Relaxed)
+            && descriptors::regular_file(fd).is_some_and(|stat| stat.st_nlink == 0)
+        {
+            self.nameless.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The flags with which the kernel writes.
@@ -362,7 +379,7 @@ impl Writer {
     /// Whether the user wants an error where a file cannot be staged. In mode `sync` the kernel keeps the whole
     /// promise.
     pub(crate) fn must_stage(&self) -> bool {
-        init::required() && self.mode != Mode::Sync
+        init::required() && self.mode != Mode::Sync && !self.nameless.load(Ordering::Relaxed)
     }
 
     /// The file was taken away, by somebody who has published everything.
@@ -422,6 +439,7 @@ impl Writer {
         let refused = Err(Unstaged::Refused(libc::EOPNOTSUPP));
         let _inside = engine::enter();
         if matches!(*self.look(), State::Kernel) {
+            self.look_for_a_name(fd);
             return refused;
         }
         let mut state = self.change();
@@ -432,6 +450,11 @@ impl Writer {
             self.mapped.store(false, Ordering::Relaxed);
             match self.take(ofd, fd) {
                 Ok(staged) => *state = State::Staged(Box::new(staged)),
+                Err(stage::NAMELESS) => {
+                    self.look_for_a_name(fd);
+                    ofd.hand_over_offset(fd);
+                    *state = State::Kernel;
+                }
                 Err(stage::FORKING) if self.trial.is_none() => {
                     self.lend_out(ofd, fd, To::Children, Reason::SharedOffset);
                 }
@@ -832,6 +855,7 @@ impl Writer {
 
     /// The kernel's write, with what the mode adds to its promise; at its own offset where `at` is -1.
     fn write_in_kernel(&self, fd: i32, from: Buffers, at: i64) -> sys::Result {
+        self.look_for_a_name(fd);
         self.account().passed(fd, self.mode);
         match from.kernel_write(fd, at, self.durable()) {
             // Files of the kernel's own (`/proc`) know no such promise.
@@ -896,6 +920,7 @@ impl Writer {
         let served = u64::try_from(size).ok().filter(|&size| size <= FARTHEST);
         let cut = || {
             let done = sys::ftruncate(fd as usize, size as usize)?;
+            self.look_for_a_name(fd);
             if self.durable() {
                 sys::fsync(fd as usize)?;
             }
@@ -970,6 +995,12 @@ impl Writer {
             }
         }
     }
+}
+
+/// Whether a file that is opened with these flags and has no name can get one: the kernel links nothing that has
+/// lost its last.
+pub(crate) fn is_linkable(flags: i32) -> bool {
+    flags & libc::O_TMPFILE == libc::O_TMPFILE && flags & libc::O_EXCL == 0
 }
 
 /// Writes to the file itself what is not staged of it.

@@ -1,9 +1,10 @@
 // Does to a file what it is told, one command for each line of standard input, and answers each with "done" or the
 // error.
 //   oN FLAGS   opens it as number N (0 to 9), FLAGS: r (O_RDONLY), a (O_APPEND), s (O_SYNC), d (O_DIRECT),
-//              t (O_TMPFILE in its directory), f (fopen "a")
+//              t (O_TMPFILE in its directory), T (so that it can get no name), f (fopen "a")
 //   wN TEXT    writes a line through it            cN   closes
 //   dN         duplicates it and closes the copy   tN   cuts it to nothing
+//   u          removes its name
 //   m COUNT    opens so many files beside it, FILE.0 and so on, and writes to each; says how many were opened
 #define _GNU_SOURCE
 #include <errno.h>
@@ -47,6 +48,8 @@ int main(int count, char **args) {
                 result = *fd = stream ? fileno(stream) : -1;
             } else if (strchr(line, 't')) {
                 result = *fd = open(dirname(strdup(args[1])), flags | O_TMPFILE, 0600);
+            } else if (strchr(line, 'T')) {
+                result = *fd = open(dirname(strdup(args[1])), flags | O_TMPFILE | O_EXCL, 0600);
             } else if (strchr(line, 'k')) {
                 result = *fd = open("/proc/self/comm", flags);
             } else if (strchr(line, 'K')) {
@@ -63,6 +66,7 @@ int main(int count, char **args) {
         case 'd': result = close(dup(*fd)); break;
         case 't': result = ftruncate(*fd, 0); break;
         case 'c': result = close(*fd); break;
+        case 'u': result = unlink(args[1]); break;
         case 'm':
             opened = many(args[1], atoi(line + 2));
             dprintf(1, "%d %s\n", opened, errno ? strerrorname_np(errno) : "-");

@@ -154,6 +154,64 @@ fn a_promise_is_not_weakened_behind_the_programs_back() {
     assert_eq!(place.content(), "one\ntwo\nthree\nfour\n");
 }
 
+/// Of a file without a name no crash leaves anything: nothing is promised of it, so nothing is refused, and no write
+/// waits for a disk.
+#[test]
+fn what_has_no_name_needs_no_promise() {
+    if !has_strace() {
+        return;
+    }
+    let Some(place) = Place::on_disk("nameless") else {
+        return;
+    };
+    let program = place.compile("required");
+    let ways = ["o0 T w0", "o0 a u w0", "o0 a w0 u w0 w0 t0 w0"];
+    for (mode, way) in ATOMIC
+        .into_iter()
+        .flat_map(|mode| ways.map(|way| (mode, way)))
+    {
+        let mut program = Told::start(&place, mode, &place.file());
+        for word in way.replace("o0 ", "o0_").split(' ') {
+            let line = word.replace('_', " ");
+            let line = if line.starts_with('w') {
+                format!("{line} text")
+            } else {
+                line
+            };
+            program.answers(&[(&line, "done")]);
+        }
+        program.answers(&[("c0", "done")]);
+    }
+    for (mode, linkable) in ["sync", "strict"]
+        .into_iter()
+        .flat_map(|mode| [(mode, false), (mode, true)])
+    {
+        let mut command = place.tracing(&program, mode, "write,pwritev2,fsync,fdatasync,ftruncate");
+        command
+            .arg(place.file())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null());
+        let mut child = command.spawn().expect("timeout(1)");
+        let how = if linkable { "o0 t" } else { "o0 T" };
+        let lines = format!("{how}\nw0 text\nt0\nw0 more\nc0\no0 a\nu\nw0 text\nt0\nc0\n");
+        let told = child
+            .stdin
+            .take()
+            .expect("a pipe")
+            .write_all(lines.as_bytes());
+        told.expect("its input");
+        assert!(child.wait().expect("wait").success());
+        let trace = place.trace();
+        let waits = |line: &&str| line.contains("RWF_DSYNC") || line.contains("sync(");
+        let waited = trace
+            .lines()
+            .filter(|line| line.contains("deleted"))
+            .filter(waits)
+            .count();
+        assert_eq!(waited, if linkable { 3 } else { 0 }, "mode {mode}: {trace}");
+    }
+}
+
 /// Without a monitor nothing can be staged.
 #[test]
 fn without_a_monitor_nothing_is_opened() {
