@@ -497,12 +497,22 @@ pub(crate) extern "C" fn close(fd: c_int) -> c_int {
 
 /// Publishes what is staged through `fd` and leaves it to the kernel, as when its last name is about to
 /// go: what is staged has one.
-pub(crate) fn publish(fd: c_int) -> Result<(), c_int> {
+fn publish(fd: c_int) -> Result<(), c_int> {
     let Some(ofd) = fds::promoted(fd) else {
         return Ok(());
     };
     ofd.writer()
         .map_or(Ok(()), |writer| writer.finish(&ofd, fd))
+}
+
+/// See [`Writer::put_down`].
+pub(crate) fn put_down(fd: c_int) {
+    if let Some(ofd) = fds::promoted(fd)
+        && let Some(writer) = ofd.writer()
+    {
+        // What cannot be published stays staged, as when it is closed.
+        let _ = writer.put_down(&ofd, fd);
+    }
 }
 
 /// Before `close_range(first, last, flags)`.

@@ -21,7 +21,7 @@
 use crate::ofd::Ofd;
 use crate::real::call_real;
 use crate::writer::Writer;
-use crate::{descriptors, fds, init, process, stage, sys, table};
+use crate::{descriptors, fds, process, stage, sys, table};
 use adit_pmem::MediumKind;
 use adit_store::staged::Mode;
 use core::ffi::{CStr, c_char, c_int, c_uint};
@@ -62,6 +62,14 @@ pub(crate) fn release(dir: c_int, path: Path, flags: c_int) -> bool {
         let _ = ofd.hand_over(fd);
     });
     mode & libc::S_IFMT == libc::S_IFDIR
+}
+
+/// Publishes the file of this name, if this process stages it, before its times or rights change: recovery opens it
+/// as it is then. What cannot be published now stays staged, as when it is closed.
+pub(crate) fn put_down(dir: c_int, path: Path, flags: c_int) {
+    each_staged(dir, path, flags, |writer, ofd, fd| {
+        let _ = writer.put_down(ofd, fd);
+    });
 }
 
 /// Before this process opens a file that it stages: the open would wait for the monitor, and without
@@ -523,28 +531,24 @@ pub(crate) extern "C" fn mkdtemp(template: *mut c_char) -> *mut c_char {
     }
 }
 
-/// Before `chmod`, `chown` and their kind: recovery opens the file as it is then.
+/// Before `chmod`, `chown` and their kind.
 pub(crate) extern "C" fn before_permissions(path: Path) {
-    release(libc::AT_FDCWD, path, 0);
+    put_down(libc::AT_FDCWD, path, 0);
 }
 
 /// As [`before_permissions`], of the link itself.
 pub(crate) extern "C" fn before_permissions_of_link(path: Path) {
-    release(libc::AT_FDCWD, path, libc::AT_SYMLINK_NOFOLLOW);
+    put_down(libc::AT_FDCWD, path, libc::AT_SYMLINK_NOFOLLOW);
 }
 
 /// As [`before_permissions`], for `fchmodat` and `fchownat`.
 pub(crate) extern "C" fn before_permissions_at(dir: c_int, path: Path) {
-    release(dir, path, libc::AT_EMPTY_PATH);
+    put_down(dir, path, libc::AT_EMPTY_PATH);
 }
 
-/// As [`before_permissions`], for `fchmod` and `fchown`. Where nothing was written yet, nothing has to be
-/// published, and the file may still be staged, if it then may be.
+/// As [`before_permissions`], for `fchmod` and `fchown`.
 pub(crate) extern "C" fn before_permissions_of(fd: c_int) {
-    if init::staging() {
-        // What cannot be published stays staged, as when it is closed.
-        let _ = descriptors::publish(fd);
-    }
+    descriptors::put_down(fd);
 }
 
 #[cfg(test)]

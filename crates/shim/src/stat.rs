@@ -165,23 +165,23 @@ looks! {
 /// Before `utime`, `utimes`, `lutimes`: times of the file of this path.
 pub(crate) extern "C" fn before_times(path: Path) {
     times::settle_all();
-    names::release(libc::AT_FDCWD, path, 0);
+    names::put_down(libc::AT_FDCWD, path, 0);
 }
 
 /// Before `utimensat` and `futimesat`.
 pub(crate) extern "C" fn before_times_at(dir: c_int, path: Path) {
     times::settle_all();
     if path.is_null() {
-        let _ = descriptors::unstage(dir);
+        descriptors::put_down(dir);
     } else {
-        names::release(dir, path, 0);
+        names::put_down(dir, path, 0);
     }
 }
 
 /// Before `futimens` and `futimes`.
 pub(crate) extern "C" fn before_times_of(fd: c_int) {
     times::settle_all();
-    let _ = descriptors::unstage(fd);
+    descriptors::put_down(fd);
 }
 
 /// Before libc walks a tree.

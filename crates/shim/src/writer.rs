@@ -413,6 +413,14 @@ impl Writer {
         Ok(())
     }
 
+    /// The same for a caller from outside, before the file's times or rights change. It may be staged again, if it
+    /// then may be.
+    pub(crate) fn put_down(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        let _inside = engine::enter();
+        together::before_publishing(ofd);
+        self.set_down(ofd, fd)
+    }
+
     /// The file is not staged any more, and may be again.
     fn forget(&self, state: &mut State, ofd: &Ofd, fd: i32) {
         self.begin_anew(state, ofd, fd);

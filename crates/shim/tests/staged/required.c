@@ -5,6 +5,7 @@
 //   wN TEXT    writes a line through it            cN   closes
 //   dN         duplicates it and closes the copy   tN   cuts it to nothing
 //   u          removes its name
+//   hN, eN     changes its rights and its owner, or its times, through it; H, E by its name
 //   m COUNT    opens so many files beside it, FILE.0 and so on, and writes to each; says how many were opened
 #define _GNU_SOURCE
 #include <errno.h>
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static int many(const char *path, int count) {
@@ -67,6 +69,10 @@ int main(int count, char **args) {
         case 't': result = ftruncate(*fd, 0); break;
         case 'c': result = close(*fd); break;
         case 'u': result = unlink(args[1]); break;
+        case 'h': result = fchmod(*fd, 0640) | fchown(*fd, getuid(), getgid()); break;
+        case 'H': result = chmod(args[1], 0600) | chown(args[1], getuid(), getgid()); break;
+        case 'e': result = futimens(*fd, NULL); break;
+        case 'E': result = utimensat(AT_FDCWD, args[1], NULL, 0); break;
         case 'm':
             opened = many(args[1], atoi(line + 2));
             dprintf(1, "%d %s\n", opened, errno ? strerrorname_np(errno) : "-");

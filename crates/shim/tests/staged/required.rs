@@ -154,6 +154,27 @@ fn a_promise_is_not_weakened_behind_the_programs_back() {
     assert_eq!(place.content(), "one\ntwo\nthree\nfour\n");
 }
 
+/// A file whose rights or times the program sets is staged again: SQLite and git do that to files that they are about
+/// to write.
+#[test]
+fn rights_and_times_may_be_set() {
+    let Some(place) = Place::new("rights") else {
+        return;
+    };
+    place.compile("required");
+    for mode in ATOMIC {
+        let _ = fs::remove_file(place.file());
+        let mut program = Told::start(&place, mode, &place.file());
+        program.answers(&[("o0 a", "done")]);
+        for what in ["h0", "H", "e0", "E"] {
+            program.answers(&[(what, "done"), ("w0 text", "done")]);
+            assert!(place.is_leased(), "mode {mode}, {what}");
+        }
+        program.answers(&[("c0", "done")]);
+        assert_eq!(place.content(), "text\n".repeat(4), "mode {mode}");
+    }
+}
+
 /// Of a file without a name no crash leaves anything: nothing is promised of it, so nothing is refused, and no write
 /// waits for a disk.
 #[test]
