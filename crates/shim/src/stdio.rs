@@ -201,6 +201,22 @@ pub(crate) extern "C" fn opened(_a: usize, _b: usize, _c: usize, file: *mut FILE
     ptr::null_mut()
 }
 
+/// After `tmpfile`: as [`opened`]. In the modes that stage its file is the kernel's, as everything is that has no name
+/// and can get none.
+pub(crate) extern "C" fn opened_temporary(
+    a: usize,
+    b: usize,
+    c: usize,
+    file: *mut FILE,
+) -> *mut FILE {
+    if !init::staging() || process::in_vfork_child() {
+        return opened(a, b, c, file);
+    }
+    // SAFETY: libc has just made it, and nobody else has it.
+    descriptors::returned(a, b, c, unsafe { libc::fileno(file) });
+    file
+}
+
 /// After `freopen`: as [`opened`]. A stream that was refused is closed, but stays the program's.
 pub(crate) extern "C" fn reopened(_a: usize, _b: usize, _c: usize, file: *mut FILE) -> *mut FILE {
     if note(file) { file } else { ptr::null_mut() }

@@ -126,8 +126,8 @@ interpose! {
     stream fopen64 (stdio::before_open, stdio::opened);
     stream freopen (stdio::before_reopen, stdio::reopened);
     stream freopen64 (stdio::before_reopen, stdio::reopened);
-    stream tmpfile (stdio::before_temporary, stdio::opened);
-    stream tmpfile64 (stdio::before_temporary, stdio::opened);
+    stream tmpfile (stdio::before_temporary, stdio::opened_temporary);
+    stream tmpfile64 (stdio::before_temporary, stdio::opened_temporary);
     asks_live fdopen (stdio::before_fdopen, stdio::null);
 
     // libc keeps the descriptor and will read and close it inside itself.

@@ -582,7 +582,9 @@ impl Writer {
             self.loan.goes_on();
             return false;
         }
-        let ours = others == Others::None && self.loan.is_unchanged(fd) && ofd.take_offset(fd);
+        // What nobody else had nobody can have changed, but the monitor, which may be late to leave it.
+        let unchanged = !self.loan.is_to_children() || self.loan.is_unchanged(fd);
+        let ours = others == Others::None && unchanged && ofd.take_offset(fd);
         if !ours {
             *state = State::Kernel;
         }

