@@ -375,9 +375,8 @@ impl PoolFile {
         let fd = open_checked(&self.path, OFlags::RDWR)?;
         let len = geometry.chunk(chunks);
         let size = rustix::fs::fstat(&fd).map_err(kernel("fstat"))?.st_size as u64;
-        if size <= len {
-            prepare(&fd, size, len)?;
-        }
+        // Also where the file is long enough: whoever made it so may have died before its sync.
+        prepare(&fd, size, len)?;
         let mapped = self.pool.medium().mapped();
         mapped.grow(&fd, len).map_err(medium_error)?;
         attachment.grow_to(chunks)
@@ -499,6 +498,10 @@ fn check_file_system(fd: impl AsFd) -> Result<()> {
 /// the disk full, and on `cached` media written, too. A sync of bytes in reserved blocks that were never
 /// written has to note in the journal that they are, which doubles its time.
 ///
+/// The file's size is durable when this returns, on every medium: a superblock that counts chunks may reach
+/// a DAX medium at once, the journal's entry of the size seconds later, and a pool that ends before its
+/// last chunk is refused.
+///
 /// What cannot be had is not begun: some file systems take all that is left before they say so, and
 /// others would find the disk full meanwhile.
 fn prepare(fd: &OwnedFd, from: u64, to: u64) -> Result<()> {
@@ -517,9 +520,8 @@ fn prepare(fd: &OwnedFd, from: u64, to: u64) -> Result<()> {
             write_all(fd, at, &zeros[..part])?;
             at += part as u64;
         }
-        rustix::fs::fsync(fd).map_err(kernel("fsync"))?;
     }
-    Ok(())
+    rustix::fs::fsync(fd).map_err(kernel("fsync"))
 }
 
 fn map(fd: &OwnedFd, geometry: Geometry) -> Result<MappedMedium> {
