@@ -612,8 +612,10 @@ impl Writer {
         if self.must_stage() {
             return Some(Err(libc::EOPNOTSUPP));
         }
-        self.bypassed.store(true, Ordering::Relaxed);
-        self.with_kernels_offset(ofd, call)
+        self.with_kernels_offset(ofd, || {
+            self.bypassed.store(true, Ordering::Relaxed);
+            call()
+        })
     }
 
     /// Whether the kernel got bytes since the last `fsync` that can be committed with no others.

@@ -2,13 +2,14 @@
 //   wA TEXT, wB TEXT   appends          fA, fB   fsync          dA, dB   fdatasync
 //   g                  adit_commit_group of both                 r        of the first and a pipe
 //   x                  of the first and of a number that is none  cA, cB  closes
-//   p                  has a child that ends at once
+//   p                  has a child that ends at once              k, q    has one that stays; ends it
 // The library may be there or not: its function is looked up weakly, as adit.h says.
 #define _GNU_SOURCE
 #define ADIT_WEAK
 #include <adit.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -23,6 +24,7 @@ int main(int count, char **args) {
     }
     int ends[2];
     if (pipe(ends) != 0) return 1;
+    pid_t child = 0;
     char line[256];
     size_t len = 0;
     while (len < sizeof line && read(0, line + len, 1) == 1) {
@@ -36,6 +38,8 @@ int main(int count, char **args) {
         case 'd': result = fdatasync(fd); break;
         case 'c': result = close(fd); break;
         case 'p': if (fork() == 0) _exit(0); result = wait(NULL) < 0 ? -1 : 0; break;
+        case 'k': result = (child = fork()) < 0 ? -1 : 0; if (child == 0) { alarm(20); pause(); } break;
+        case 'q': result = kill(child, SIGKILL) < 0 || wait(NULL) < 0 ? -1 : 0; break;
         case 'g': result = adit_commit_group ? adit_commit_group(fds, 2) : 77; break;
         case 'r': result = adit_commit_group ? adit_commit_group((int[]){fds[0], ends[1]}, 2) : 77; break;
         case 'x': result = adit_commit_group ? adit_commit_group((int[]){fds[0], 999}, 2) : 77; break;

@@ -276,6 +276,38 @@ fn a_group_that_cannot_be_committed_is_refused() {
     }
 }
 
+/// What the kernel was given meanwhile can be committed with no others, also when the files are staged again.
+/// Once it is synced there is nothing left of it to commit.
+#[test]
+fn a_group_is_refused_until_what_the_kernel_got_is_synced() {
+    let Some(mut place) = Place::new("bypassed") else {
+        return;
+    };
+    let program = place.compile("group");
+    let mut group = Group::start(&place, &program, "atomic", "each");
+    group.all_well(&["wA 1", "wB 1", "g", "k"]);
+    assert_eq!(group.tell("g"), "-1 EINVAL", "a child has them, too");
+    group.all_well(&["wB 2", "q"]);
+    assert_eq!(group.tell("g"), "-1 EINVAL");
+    // Staged again, and the bytes before are the kernel's as much as they were.
+    group.all_well(&["wA 2", "wB 3"]);
+    assert_eq!(group.tell("g"), "-1 EINVAL");
+    group.all_well(&["fB", "g", "cA", "cB"]);
+    group.kill();
+    end_the_watch(&mut place);
+    // Without a monitor nothing is staged for now.
+    let mut group = Group::start(&place, &program, "atomic", "each");
+    assert_eq!(group.tell("g"), "0 -", "nothing was written");
+    group.all_well(&["wA 3", "wB 4"]);
+    assert_eq!(group.tell("g"), "-1 EINVAL");
+    group.all_well(&["fA"]);
+    assert_eq!(group.tell("g"), "-1 EINVAL");
+    group.all_well(&["dB", "g"]);
+    group.kill();
+    let read = |name| fs::read_to_string(place.dir.join(name)).expect(name);
+    assert_eq!(["A", "B"].map(read), ["123", "1234"]);
+}
+
 /// A program that is linked against the library, as the installed header and its description say, runs
 /// by itself, under the preload, and where the library is not: then the weak name is null.
 #[test]
