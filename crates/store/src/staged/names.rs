@@ -137,9 +137,33 @@ fn open_if_same(name: &FileName, path: &[u8]) -> Result<KernelFile<OwnedFd>> {
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ISDIR) => {
             return Err(Error::OtherFile("no file has its name now"));
         }
+        Err(Errno::ACCESS) => open_unwritable(name, path)?,
         file => file?,
     };
-    let stat = rustix::fs::fstat(&file)?;
+    ensure_same(name, &file)?;
+    Ok(KernelFile::new(file)?)
+}
+
+/// Opens a file whose rights do not let its own user write: a program may write through a descriptor that it had
+/// before it took the rights away, or that `open` gave it when it made the file so, as git does. The user may
+/// change the rights, and they are what they were when this returns; a crash in between leaves them wider for that
+/// user alone.
+fn open_unwritable(name: &FileName, path: &[u8]) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    ensure_same(name, &file)?;
+    let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
+    let mode = Mode::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+    rustix::fs::chmod(&link, mode | Mode::RUSR | Mode::WUSR)?;
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(&link, flags, Mode::empty());
+    rustix::fs::chmod(&link, mode)?;
+    Ok(opened?)
+}
+
+/// Fails unless the open file is this user's, and the one that the records are of.
+fn ensure_same(name: &FileName, file: &OwnedFd) -> Result<()> {
+    let stat = rustix::fs::fstat(file)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(Error::OtherFile(
             "its name belongs to something that is no file now",
@@ -148,11 +172,11 @@ fn open_if_same(name: &FileName, path: &[u8]) -> Result<KernelFile<OwnedFd>> {
     if stat.st_uid != rustix::process::geteuid().as_raw() {
         return Err(Error::OtherFile("it belongs to another user now"));
     }
-    let (kind, bytes) = handle_of(&file)?;
+    let (kind, bytes) = handle_of(file)?;
     if (kind, &bytes) != (name.handle_type, &name.handle) {
         return Err(Error::OtherFile("another file has its name now"));
     }
-    Ok(KernelFile::new(file)?)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -195,5 +219,66 @@ mod tests {
         assert!(matches!(found(&name), Err(Error::OtherFile(_))));
         std::fs::remove_file(&path).unwrap();
         assert!(matches!(found(&name), Err(Error::OtherFile(_))));
+    }
+
+    /// Whoever may write everything would not be refused: on this thread root becomes somebody else.
+    fn as_an_ordinary_user<T: Send>(own: &[&std::path::Path], run: impl FnOnce() -> T + Send) -> T {
+        const NOBODY: u32 = 65534;
+        let is_root = rustix::process::geteuid().is_root();
+        for path in own.iter().filter(|_| is_root) {
+            std::os::unix::fs::chown(path, Some(NOBODY), None).unwrap();
+        }
+        let become_and_run = || {
+            if is_root {
+                let uid = rustix::process::Uid::from_raw(NOBODY);
+                rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+            }
+            run()
+        };
+        std::thread::scope(|scope| scope.spawn(become_and_run).join().unwrap())
+    }
+
+    /// A file is read-only from the beginning for whoever does not have it open, as git makes its objects.
+    #[test]
+    fn a_file_without_the_right_to_write_is_opened_and_keeps_its_rights() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let scratch = Scratch::new();
+        let path = scratch.path("object");
+        std::fs::write(&path, "it").unwrap();
+        let bytes = path.as_os_str().as_bytes();
+        let file = rustix::fs::open(bytes, OFlags::RDONLY, Mode::empty()).unwrap();
+        let (handle_type, handle) = handle_of(&file).unwrap();
+        let name = FileName {
+            handle_type,
+            handle,
+            path: bytes.to_vec(),
+            device: 0,
+        };
+        let directory = path.parent().unwrap();
+        as_an_ordinary_user(&[directory, &path], || {
+            for mode in [0o444, 0o400, 0o200, 0o111, 0] {
+                let rights = std::fs::Permissions::from_mode(mode);
+                std::fs::set_permissions(&path, rights).unwrap();
+                let found = open_by_name(&name).unwrap();
+                let mut read = [0; 2];
+                found.write_at(1, b"s").unwrap();
+                found.read_at(0, &mut read).unwrap();
+                assert_eq!(&read, b"is");
+                let kept = std::fs::metadata(&path).unwrap().permissions();
+                assert_eq!(kept.mode() & 0o7777, mode);
+            }
+            // Another file's rights are not touched.
+            let other = scratch.path("other");
+            std::fs::rename(&path, &other).unwrap();
+            std::fs::write(&path, "another").unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).unwrap();
+            let changed =
+                || rustix::fs::stat(bytes).map(|stat| (stat.st_ctime, stat.st_ctime_nsec));
+            let before = changed().unwrap();
+            assert!(open_by_name(&name).is_ok(), "it is beside");
+            std::fs::remove_file(&other).unwrap();
+            assert!(matches!(open_by_name(&name), Err(Error::OtherFile(_))));
+            assert_eq!(changed().unwrap(), before);
+        });
     }
 }
