@@ -13,6 +13,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "staged.h"
 
 static const char *path;
 static int fd, number, go[2];
@@ -22,16 +23,7 @@ static void die(const char *what) {
     _exit(1);
 }
 
-// Not by syscall(), which Adit sees.
-static int is_staged(void) {
-    long result;
-    register long call __asm__("rax") = SYS_fcntl;
-    register long a __asm__("rdi") = fd, b __asm__("rsi") = F_GETLEASE, c __asm__("rdx") = 0;
-    __asm__ volatile("syscall" : "=a"(result) : "r"(call), "r"(a), "r"(b), "r"(c) : "rcx", "r11", "memory");
-    return result == F_WRLCK;
-}
-
-static void tell(const char *when) { dprintf(2, "%s: %s\n", when, is_staged() ? "staged" : "the kernel's"); }
+static void tell(const char *when) { dprintf(2, "%s: %s\n", when, is_staged(fd) ? "staged" : "the kernel's"); }
 
 static void lines(const char *who, int count) {
     for (; count > 0; count--) {
@@ -282,7 +274,7 @@ static void crowd(void) {
         if (child == 0) _exit(0);
         if (waitpid(child, &status, 0) != child || status) die("waitpid");
         usleep((unsigned)(round % 3 * 100));
-        if (is_staged()) staged++;
+        if (is_staged(fd)) staged++;
         else kernels++;
     }
     over = 1;

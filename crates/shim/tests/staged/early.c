@@ -12,6 +12,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "staged.h"
 
 int early_fd(void);
 FILE *early_stream(void);
@@ -64,13 +65,8 @@ static void __attribute__((destructor(101))) last(void) {
 int early_fd(void) { return fd; }
 FILE *early_stream(void) { return stream; }
 #else
-// By an instruction of our own: Adit unstages for a fcntl that it sees. Only Adit takes a lease.
 static void staged_now(int fd) {
-    long result;
-    register long call __asm__("rax") = SYS_fcntl;
-    register long a __asm__("rdi") = fd, b __asm__("rsi") = F_GETLEASE, c __asm__("rdx") = 0;
-    __asm__ volatile("syscall" : "=a"(result) : "r"(call), "r"(a), "r"(b), "r"(c) : "rcx", "r11", "memory");
-    if (result == F_WRLCK) fprintf(stderr, "staged\n");
+    if (is_staged(fd)) fprintf(stderr, "staged\n");
 }
 
 int main(int count, char **args) {

@@ -777,8 +777,9 @@ fn age(all: &[Aging]) -> Aged {
         }
     }
     due.sort_by_key(|(slow, ..)| *slow);
-    let quick = due.chunk_by(|one, next| !one.0 && !next.0);
-    for here in quick.flat_map(|files| files.chunks(MANY)) {
+    // Those on slow media one by one.
+    let groups = due.chunk_by(|one, next| !one.0 && !next.0);
+    for here in groups.flat_map(|files| files.chunks(MANY)) {
         let here = here.iter();
         let here = here.filter_map(|(_, number, held)| Some((*number, held.upgrade()?)));
         let (numbers, files): (Vec<u64>, Vec<Arc<Held>>) = here.unzip();

@@ -119,8 +119,8 @@ impl<M: Medium> Stage<M> {
         })
     }
 
-    /// Notes that so many records are retired.
-    /// After [`StagedFile::settle`], or who collects meanwhile finds that they are not free.
+    /// Notes that so many records are retired. Their file has settled them ([`StagedFile::settle`]): before that,
+    /// whoever collects finds that their space is not free, and does not look again for this number.
     pub(super) fn retired(&self, records: usize) {
         self.retired.fetch_add(records as u64, Ordering::AcqRel);
     }
