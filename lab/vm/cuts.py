@@ -151,6 +151,14 @@ def planted_in_engine(base_seed):
     return found
 
 
+def planted_on_a_disk(base_seed, mode):
+    """One of the writers acknowledges early."""
+    found = writers(0, base_seed, mode)
+    wrong = found[0]
+    wrong.plant, wrong.doomed = f"{wrong.plant} early", True
+    return found
+
+
 def planted(base_seed):
     """Bugs that a power cut must show, beside two writers that are right. The file systems are mounted without
     DAX, so that overwrites without fsync stay in the page cache. What leaves out its fsync has a file system where
@@ -176,7 +184,8 @@ class Lane:
     writers: Callable
     # Of (seed, mode).
     planted: Callable
-    # How the file systems are mounted for the planted bugs.
+    # How the file systems are mounted, and for the planted bugs.
+    dax: str = "always"
     planted_dax: str = "always"
     # Cuts come while staged bytes are published, and the next program brings them back as often as the command does.
     publishing: bool = False
@@ -188,6 +197,8 @@ class Lane:
 
 
 PROGRAMS = Lane("power", writers, lambda seed, mode: planted(seed), planted_dax="never")
+# The same behind a page cache, as on any disk: what was not synced is lost with the machine's memory.
+DISK = Lane("disk", writers, planted_on_a_disk, dax="never", planted_dax="never", futile="")
 ENGINE = Lane("engine", lambda number, seed, mode: engine_writers(number, seed), lambda seed, mode:
               planted_in_engine(seed), futile="")
 PUBLISHING = Lane("publishing", publishers, planted_in_publishers, publishing=True,
@@ -384,7 +395,7 @@ def series(lab, inspector, options, lane, count, deadline, say, report):
     has some cuts."""
     chance = random.Random(options.seed)
     before, label, number = [], "", 1 if options.no_plants else 0
-    staged = lane is not PROGRAMS or options.mode != "posix"
+    staged = lane is ENGINE or options.mode != "posix"
     while True:
         late = time.monotonic() > deadline and report.cuts >= LEAST_CUTS
         last = number > count or late
@@ -394,7 +405,7 @@ def series(lab, inspector, options, lane, count, deadline, say, report):
             after = lane.writers(number, options.seed, options.mode)
         else:
             after = lane.planted(options.seed, options.mode)
-        dax = "always" if number else lane.planted_dax
+        dax = lane.dax if number else lane.planted_dax
         with (lab.boot(job(before, after, dax, lane.recover(chance))) as machine,
               publishing.Watch(lab.images) as watch):
             report.boots.append(machine.booted)

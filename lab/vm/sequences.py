@@ -76,7 +76,7 @@ def runs(options):
 
 
 def job(all_runs, options):
-    text = "format\n"
+    text = f"DAX_OPTION={options.dax}\nformat\n"
     for run in all_runs:
         text += f"mkdir -p /mnt/{run.place}/{run.tag}\n"
         text += f"task {run.tag} {options.sequence_time} {quote(run.command(options))}\n"
