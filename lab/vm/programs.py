@@ -27,6 +27,9 @@ HOST = {
     "xfs_db": "xfsprogs",
     "xfs_repair": "xfsprogs",
 }
+# Package: those of its tests that touch a medium. The tests of copies touch none, and all their sizes and places take
+# minutes in emulation.
+TESTS = {"adit-pmem": ("adit_pmem", "media", "faults"), "adit-pool": ("files", "processes")}
 EMULATOR = {"qemu-system-x86_64": "qemu-system-x86"}
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -94,9 +97,9 @@ def built(target, say):
     files["/adit/staged-writer"] = release / "examples" / "staged-writer"
     for name in ("powercut", "path-lengths"):
         files[f"/adit/{name}"] = target / "powercut" / "release" / name
-    for line in cargo(["test", "-p", "adit-pmem", "--no-run", "--message-format=json"], target).splitlines():
-        message = json.loads(line)
-        # The copies touch no medium, and all their sizes and places take minutes in emulation.
-        if message.get("executable") and message["target"]["name"] in ("adit_pmem", "media", "faults"):
-            files[f"/adit/tests/pmem-{message['target']['name']}"] = Path(message["executable"])
+    for package, names in TESTS.items():
+        for line in cargo(["test", "-p", package, "--no-run", "--message-format=json"], target).splitlines():
+            message = json.loads(line)
+            if message.get("executable") and message["target"]["name"] in names:
+                files[f"/adit/tests/{package[5:]}-{message['target']['name']}"] = Path(message["executable"])
     return files

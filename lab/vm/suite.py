@@ -257,7 +257,8 @@ def tasks(seeds, operations, tests, mode, clones):
         everything.append((f"redis-{place}", 90, REDIS.format(dir=directory, adit=run, eager=EAGER)))
         for test in tests:
             skip = "".join(f" --skip {name}" for name in EMULATION_DIFFERS)
-            everything.append((f"{test}-{place}", 60, f"TMPDIR={directory} /adit/tests/{test} --test-threads 2{skip}"))
+            everything.append((f"{test}-{place}", 120, f"TMPDIR={directory} ADIT_TEST_SCRATCH={directory} "
+                                                       f"/adit/tests/{test} --test-threads 2{skip}"))
     if clones:
         everything.append(("untracked-xfs", 90, UNTRACKED.format(
             environment=EAGER, seed=seeds[0], operations=operations, dir="/mnt/xfs")))

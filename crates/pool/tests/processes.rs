@@ -624,6 +624,15 @@ fn appenders_killed_at_random_lose_nothing_acknowledged() {
     assert!(pool.pool().check().unwrap().is_sound());
 }
 
+/// Raises a flag at its end, also when that is a panic: those who look at it end, too.
+struct Raised<'a>(&'a AtomicBool);
+
+impl Drop for Raised<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn threads_of_one_attachment_share_a_log() {
     let place = Place::new("threads");
@@ -660,10 +669,10 @@ fn threads_of_one_attachment_share_a_log() {
             }
         });
         scope.spawn(|| {
+            let _then = Raised(stop);
             until("the appends", || {
                 appended.iter().all(|n| n.load(Ordering::Relaxed) == 6000)
             });
-            stop.store(true, Ordering::Relaxed);
         });
     });
     let found = pool.pool().scan().unwrap();

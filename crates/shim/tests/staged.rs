@@ -54,7 +54,12 @@ fn built() -> Option<(PathBuf, PathBuf)> {
     compiler.then_some((library, command))
 }
 
-/// A directory on tmpfs with a monitor; both go at the end.
+/// Where the tests make their files: in memory, unless the lab says otherwise.
+fn scratch() -> PathBuf {
+    env::var_os("ADIT_TEST_SCRATCH").map_or_else(|| "/dev/shm".into(), PathBuf::from)
+}
+
+/// A directory with a monitor; both go at the end.
 struct Place {
     dir: PathBuf,
     /// Where the file and its pool lie, when that is not in memory.
@@ -75,7 +80,7 @@ impl Place {
     /// Of another user, who also runs the monitor.
     fn of(name: &str, user: Option<u32>) -> Option<Self> {
         let (library, _) = built()?;
-        let dir = Path::new("/dev/shm").join(format!("adit-staged-{name}-{}", std::process::id()));
+        let dir = scratch().join(format!("adit-staged-{name}-{}", std::process::id()));
         fs::create_dir_all(dir.join("run")).expect("scratch directory");
         let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
         fs::set_permissions(dir.join("run"), private).expect("chmod");

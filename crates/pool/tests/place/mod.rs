@@ -37,26 +37,26 @@ impl Drop for Place {
 
 /// Where pools are made: on tmpfs, unless [`on_cached_media_too`] says otherwise.
 pub(crate) fn scratch() -> PathBuf {
-    std::env::var_os("ADIT_POOL_SCRATCH").map_or_else(|| "/dev/shm".into(), PathBuf::from)
+    std::env::var_os("ADIT_TEST_SCRATCH").map_or_else(|| "/dev/shm".into(), PathBuf::from)
 }
 
 /// All of it once more where stores go through the page cache, if the build lies on such a medium.
 #[test]
 fn on_cached_media_too() {
+    if std::env::var_os("ADIT_TEST_SCRATCH").is_some() {
+        return;
+    }
     let dir = env!("CARGO_TARGET_TMPDIR");
     let open = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::RDONLY;
     let fd = rustix::fs::open(dir, open, rustix::fs::Mode::empty()).unwrap();
     let found = adit_pmem::detect::medium_of(fd);
-    if std::env::var_os("ADIT_POOL_SCRATCH").is_some() {
-        return;
-    }
     if found.kind != adit_pmem::MediumKind::Cached {
         println!("skipped: {dir} is {}: {}", found.kind, found.reason);
         return;
     }
     let again = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--skip", "on_cached_media_too"])
-        .env("ADIT_POOL_SCRATCH", dir)
+        .env("ADIT_TEST_SCRATCH", dir)
         .output()
         .unwrap();
     assert!(
