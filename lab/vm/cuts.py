@@ -20,7 +20,8 @@ PLANTED_LOOKS = 4
 FSCK_EVERY = 10
 # Cuts that are aimed at a publication come at most so many seconds after it began.
 AIM = 0.008
-# Brings back what was staged in pools: by hand, or by the next program that is run, which knows the pools by a list.
+# Brings back what was staged in pools: by hand, or by the next program that is run, which knows the pools by a list,
+# and without one by the places where they are made.
 RECOVER = r"""
 for pool in /mnt/*/.adit-*/pool; do
     [ ! -e $pool ] || task recover 60 "/adit/adit pool recover $pool"
@@ -29,6 +30,7 @@ done
 CAME_BACK = re.compile(r": (\d+) (?:records, |files recovered)")
 STATE = "/mnt/ext4/state"
 RECOVER_BY_RUN = f"task recover 60 'XDG_STATE_HOME={STATE} /adit/adit run -v -- true'\n"
+RECOVER_WITHOUT_LIST = f"rm -rf {STATE}\n{RECOVER_BY_RUN}"
 
 
 @dataclass
@@ -193,7 +195,8 @@ class Lane:
     futile: str | None = None
 
     def recover(self, chance):
-        return chance.choice((RECOVER, RECOVER_BY_RUN)) if self.publishing else RECOVER
+        every = (RECOVER, RECOVER_BY_RUN, RECOVER_WITHOUT_LIST)
+        return chance.choice(every) if self.publishing else RECOVER
 
 
 PROGRAMS = Lane("power", writers, lambda seed, mode: planted(seed), planted_dax="never")
@@ -201,8 +204,7 @@ PROGRAMS = Lane("power", writers, lambda seed, mode: planted(seed), planted_dax=
 DISK = Lane("disk", writers, planted_on_a_disk, dax="never", planted_dax="never", futile="")
 ENGINE = Lane("engine", lambda number, seed, mode: engine_writers(number, seed), lambda seed, mode:
               planted_in_engine(seed), futile="")
-PUBLISHING = Lane("publishing", publishers, planted_in_publishers, publishing=True,
-                  futile=f"rm -rf {STATE}\n{RECOVER_BY_RUN}")
+PUBLISHING = Lane("publishing", publishers, planted_in_publishers, publishing=True, futile="")
 
 
 @dataclass

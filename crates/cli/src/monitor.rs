@@ -19,7 +19,7 @@ pub(crate) fn monitor(args: &MonitorArgs) -> Outcome {
     let state = std::env::var(STATE).ok();
     let options = Options {
         stay_for: args.stay_for,
-        pools: Some(runtime::pools(&dir)),
+        pools: Some(runtime::places(&dir).list),
         successor: successor(&dir),
         inherited: state.and_then(|number| number.parse().ok()),
         ..Options::default()

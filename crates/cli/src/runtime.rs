@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use adit_store::pools::PoolList;
+use adit_store::pools::{Places, PoolList};
 use adit_store::registry::{DirError, Env, RuntimeDir};
 
 use crate::failure::{Failure, words};
@@ -20,12 +20,15 @@ pub(crate) fn directory(named: Option<&Path>) -> Result<RuntimeDir, Failure> {
     .map_err(unusable)
 }
 
-/// The list of this user's pools.
-pub(crate) fn pools(dir: &RuntimeDir) -> PoolList {
+/// Where this user's pools are made, and listed.
+pub(crate) fn places(dir: &RuntimeDir) -> Places {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let (state, home) = (variable("XDG_STATE_HOME"), variable("HOME"));
     let runtime = Path::new(OsStr::from_bytes(dir.as_bytes()));
-    PoolList::of_user(state.as_deref(), home.as_deref(), runtime)
+    Places {
+        runtime: runtime.to_owned(),
+        list: PoolList::of_user(state.as_deref(), home.as_deref(), runtime),
+    }
 }
 
 /// Why a runtime directory cannot be used, with what to do.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use adit_pool::{PUBLISHER, PoolFile, ReplayOp};
-use adit_store::pools::PoolList;
+use adit_store::pools::Places;
 use adit_store::registry::Skipped;
 use adit_store::registry::{self, Counts, DirError, FileStat, Listing, ProcessStat, RuntimeDir};
 use rustix::io::Errno;
@@ -20,9 +20,9 @@ use crate::runtime;
 /// Shows them once, or every second.
 pub(crate) fn stat(args: &StatArgs) -> Outcome {
     let dir = runtime::directory(args.runtime_dir.as_deref())?;
-    let pools = runtime::pools(&dir);
+    let places = runtime::places(&dir);
     loop {
-        show(&Shown::of(&list(&dir)?, &pools), args)?;
+        show(&Shown::of(&list(&dir)?, &places), args)?;
         if !args.watch {
             return Ok(0);
         }
@@ -83,7 +83,7 @@ struct Weaker<'a> {
 }
 
 impl<'a> Shown<'a> {
-    fn of(listing: &'a Listing, pools: &PoolList) -> Self {
+    fn of(listing: &'a Listing, places: &Places) -> Self {
         let process = |stat: &'a ProcessStat| Process {
             stat,
             mode: Mode::ALL.into_iter().find(|mode| mode.name() == stat.mode),
@@ -94,10 +94,10 @@ impl<'a> Shown<'a> {
             processes,
             skipped: &listing.skipped,
             // A pool that cannot be read, or went meanwhile, is what `adit pool check` is for.
-            staged: pools
-                .read()
+            staged: places
+                .pools()
                 .iter()
-                .flat_map(|pool| staged_in(&pool.path).unwrap_or_default())
+                .flat_map(|pool| staged_in(pool).unwrap_or_default())
                 .collect(),
         }
     }

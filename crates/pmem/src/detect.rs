@@ -603,15 +603,24 @@ fn chosen_word(line: &str) -> String {
     chosen.map_or_else(String::new, |(word, _)| word.to_owned())
 }
 
-/// Finds the mount that a file was looked up through.
 /// The mount that an open file was opened through, if the kernel shows it.
 pub fn mount_of_fd(fd: impl AsFd) -> Option<Mount> {
     mount_of(&attributes(fd.as_fd()).ok()?)
 }
 
-fn mount_of(file: &Statx) -> Option<Mount> {
+/// All mounts that the kernel shows, in the order in which they were made.
+#[must_use]
+pub fn mounts() -> Vec<Mount> {
+    mount_table().lines().filter_map(parse_mount).collect()
+}
+
+fn mount_table() -> String {
     const LIMIT: usize = 16 << 20;
-    let table = read_text(c"/proc/self/mountinfo", LIMIT);
+    read_text(c"/proc/self/mountinfo", LIMIT)
+}
+
+fn mount_of(file: &Statx) -> Option<Mount> {
+    let table = mount_table();
     let by_id = StatxFlags::from_bits_retain(file.stx_mask).contains(StatxFlags::MNT_ID);
     let device = format!("{}:{}", file.stx_dev_major, file.stx_dev_minor);
     find_mount(&table, by_id.then_some(file.stx_mnt_id), &device)

@@ -1,8 +1,8 @@
 //! Recovering pools: what dead programs staged goes into their files before anybody reads these.
 //!
 //! `adit run` does it before it becomes a program, the monitor when it starts and when a program dies.
-//! Both go through the list of the user's pools, so a reboot changes nothing. Two at once do no harm:
-//! each file has one publisher at a time, and the second finds nothing left.
+//! Both go through the lists of the user's pools and the places where pools are made, so a reboot changes
+//! nothing. Two at once do no harm: each file has one publisher at a time, and the second finds nothing left.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,12 +11,12 @@ use adit_pool::PoolFile;
 use adit_pool::layout::Superblock;
 use rustix::io::Errno;
 
-use crate::pools::PoolList;
+use crate::pools::Places;
 use crate::staged::{self, Error, Recovered};
 
 pub use crate::staged::Kept;
 
-/// What became of one listed pool.
+/// What became of one pool.
 #[derive(Debug)]
 pub struct PoolRecovery {
     /// The pool.
@@ -25,18 +25,16 @@ pub struct PoolRecovery {
     pub result: staged::Result<Recovered>,
 }
 
-/// Recovers every listed pool that needs it. Pools that are not there are passed over: their file
+/// Recovers every pool of the user that needs it. Pools that are not there are passed over: their file
 /// system may be mounted again.
 #[must_use]
-pub fn recover_listed(list: &PoolList) -> Vec<PoolRecovery> {
-    // A list that cannot be changed only stays longer than it need be.
-    let _ = list.forget_the_gone();
-    let listed = list.read().into_iter();
+pub fn recover_all(places: &Places) -> Vec<PoolRecovery> {
+    places.forget_the_gone();
     let recover = |path: PathBuf| {
         let result = recover_if_needed(&path).transpose()?;
         Some(PoolRecovery { path, result })
     };
-    listed.filter_map(|line| recover(line.path)).collect()
+    places.pools().into_iter().filter_map(recover).collect()
 }
 
 /// How long is waited for somebody who publishes what has to be recovered: the monitor, at the same death.

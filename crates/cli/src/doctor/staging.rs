@@ -86,7 +86,7 @@ fn nowhere(dir: &Path, kind: MediumKind, mount: Option<&Path>) -> Option<Obstacl
         vec![runtime, PathBuf::from(format!("/dev/shm/adit-{own}"))]
     } else {
         let on_mount = mount.map(|mount| mount.join(format!(".adit-{own}")));
-        let state = Some(runtime::pools(&runtime).directory().to_owned());
+        let state = Some(runtime::places(&runtime).list.directory().to_owned());
         [on_mount, state].into_iter().flatten().collect()
     };
     let device = metadata(dir).ok().map(|dir| dir.dev());

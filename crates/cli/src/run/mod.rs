@@ -44,16 +44,25 @@ pub(crate) fn run(mut args: RunArgs) -> Outcome {
     admit_declarations(&args);
     recover(&args);
     prepare(&mut environment, &args, &judgement)?;
+    announce(&args);
     exec(&file, &args.command, &environment).map(|never| match never {})
 }
 
-/// Before a program reads anything, what dead ones staged goes into its files. A look at each listed
-/// pool that was left clean is all that this costs.
+/// The monitor may be somebody's whose list of pools is another. Without a runtime directory there is none, and
+/// nothing is staged.
+fn announce(args: &RunArgs) {
+    if let Ok(dir) = runtime::directory(args.runtime_dir.as_deref()) {
+        let _ = runtime::places(&dir).announce();
+    }
+}
+
+/// Before a program reads anything, what dead ones staged goes into its files. A look at each pool that
+/// was left clean is all that this costs.
 fn recover(args: &RunArgs) {
     let Ok(dir) = runtime::directory(args.runtime_dir.as_deref()) else {
         return;
     };
-    for pool in recovery::recover_listed(&runtime::pools(&dir)) {
+    for pool in recovery::recover_all(&runtime::places(&dir)) {
         let path = pool.path.display();
         let (what, why, next) = match pool.result {
             Err(error) => (

@@ -15,7 +15,7 @@ use rustix::fd::AsFd as _;
 use rustix::fs::{Dir, Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use crate::pools::PoolList;
+use crate::pools::Places;
 use crate::registry::sys::{self, Fd};
 use crate::registry::text;
 use crate::staged::handle_of;
@@ -36,14 +36,14 @@ pub(super) struct Stray {
     pub(super) fd: Fd,
 }
 
-/// Looks for leases in all pools of a list. Pools that cannot be looked at are passed over.
-pub(super) fn find(list: &PoolList) -> Vec<Stray> {
+/// Looks for leases in all listed pools. Pools that cannot be looked at are passed over.
+pub(super) fn find(places: &Places) -> Vec<Stray> {
     let mut found = Vec::new();
     #[cfg(test)]
     if planted::is_blind() {
         return found;
     }
-    for listed in list.read() {
+    for listed in places.listed() {
         let _ = find_in(&listed.path, &mut found);
     }
     found

@@ -315,9 +315,9 @@ impl Leases {
             });
         } else if self.recovery_due && !dead_in(None) {
             self.recovery_due = false;
-            let list = self.places.list.clone();
+            let places = self.places.clone();
             self.recovering = self.workers.start(move || {
-                drop(recovery::recover_listed(&list));
+                drop(recovery::recover_all(&places));
                 Report::Recovered
             });
         }
@@ -571,8 +571,8 @@ impl Leases {
 
     /// Takes over what a monitor held that was killed with its standby.
     pub(super) fn adopt(&mut self) {
-        let list = self.places.list.clone();
-        let find = move || Report::Found(adopt::find(&list));
+        let places = self.places.clone();
+        let find = move || Report::Found(adopt::find(&places));
         self.adopting = self.workers.start(find);
     }
 
@@ -805,7 +805,9 @@ fn answer_of(found: Result<PathBuf, NoPool>) -> Answer {
         }
         Err(NoPool::Medium(_)) => Refused::Medium,
         Err(NoPool::NoMount) => Refused::NoPlace(Errno::NODEV),
-        Err(NoPool::Place { errno, .. }) => Refused::NoPlace(errno),
+        Err(NoPool::Place { errno, .. } | NoPool::Unlisted { errno, .. }) => {
+            Refused::NoPlace(errno)
+        }
         Err(NoPool::NotPrivate { .. }) => Refused::NoPlace(Errno::PERM),
         Err(NoPool::Pool { error, .. }) => Refused::Pool(errno_of(&error)),
     };
