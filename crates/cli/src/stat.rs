@@ -97,7 +97,7 @@ impl<'a> Shown<'a> {
             staged: places
                 .pools()
                 .iter()
-                .flat_map(|pool| staged_in(pool).unwrap_or_default())
+                .flat_map(|pool| staged_in(&pool.path).unwrap_or_default())
                 .collect(),
         }
     }

@@ -4,14 +4,14 @@
 //! Both go through the lists of the user's pools and the places where pools are made, so a reboot changes
 //! nothing. Two at once do no harm: each file has one publisher at a time, and the second finds nothing left.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use adit_pool::PoolFile;
 use adit_pool::layout::Superblock;
 use rustix::io::Errno;
 
-use crate::pools::Places;
+use crate::pools::{Found, Places};
 use crate::staged::{self, Error, Recovered};
 
 pub use crate::staged::Kept;
@@ -30,8 +30,9 @@ pub struct PoolRecovery {
 #[must_use]
 pub fn recover_all(places: &Places) -> Vec<PoolRecovery> {
     places.forget_the_gone();
-    let recover = |path: PathBuf| {
-        let result = recover_if_needed(&path).transpose()?;
+    let recover = |found: Found| {
+        let result = recover_if_needed(&found).transpose()?;
+        let path = found.path;
         Some(PoolRecovery { path, result })
     };
     places.pools().into_iter().filter_map(recover).collect()
@@ -45,11 +46,11 @@ const LEASED: Duration = Duration::from_secs(1);
 
 /// Recovers a pool. What somebody else is just recovering is waited for: the caller's program is about to
 /// read it.
-fn recover_if_needed(path: &Path) -> staged::Result<Option<Recovered>> {
+fn recover_if_needed(found: &Found) -> staged::Result<Option<Recovered>> {
     let started = Instant::now();
     let mut published = Vec::new();
     loop {
-        let mut recovered = recover_once(path)?;
+        let mut recovered = recover_once(found)?;
         let Some(done) = &mut recovered else {
             let all = Recovered {
                 published,
@@ -75,7 +76,8 @@ pub fn walkers() -> usize {
 }
 
 /// Recovers a pool, unless a look at it shows that no dead program left anything.
-fn recover_once(path: &Path) -> staged::Result<Option<Recovered>> {
+fn recover_once(found: &Found) -> staged::Result<Option<Recovered>> {
+    let path = &*found.path;
     let seen = match PoolFile::open_read_only(path) {
         Err(adit_pool::Error::Kernel { errno, .. }) if errno == Errno::NOENT => return Ok(None),
         seen => seen?.superblock()?,
@@ -92,7 +94,7 @@ fn recover_once(path: &Path) -> staged::Result<Option<Recovered>> {
     }
     file.pool().walk_with(walkers());
     let attachment = file.attach()?;
-    let recovered = staged::recover(&attachment, staged::open_by_name);
+    let recovered = staged::recover(&attachment, |name| staged::open_on(name, found.only));
     file.detach(attachment)?;
     recovered.map(Some)
 }

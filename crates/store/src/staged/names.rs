@@ -102,9 +102,14 @@ fn name_to_handle(
 /// now: a regular file of this user with the same handle, or an error that says what is there instead.
 /// Never waits for anybody.
 pub fn open_by_name(name: &FileName) -> Result<KernelFile<OwnedFd>> {
-    match open_if_same(name, &name.path) {
+    open_on(name, None)
+}
+
+/// The same, of a file on one device alone. Files of a file system and of its copy have the same handles.
+pub fn open_on(name: &FileName, device: Option<u64>) -> Result<KernelFile<OwnedFd>> {
+    match open_if_same(name, &name.path, device) {
         Err(Error::OtherFile(what)) => match path_beside(name) {
-            Some(path) => open_if_same(name, &path),
+            Some(path) => open_if_same(name, &path, device),
             None => Err(Error::OtherFile(what)),
         },
         opened => opened,
@@ -131,7 +136,7 @@ fn path_beside(name: &FileName) -> Option<Vec<u8>> {
     Some([directory, found.file_name().to_bytes()].concat())
 }
 
-fn open_if_same(name: &FileName, path: &[u8]) -> Result<KernelFile<OwnedFd>> {
+fn open_if_same(name: &FileName, path: &[u8], device: Option<u64>) -> Result<KernelFile<OwnedFd>> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ISDIR) => {
@@ -141,6 +146,11 @@ fn open_if_same(name: &FileName, path: &[u8]) -> Result<KernelFile<OwnedFd>> {
         file => file?,
     };
     ensure_same(name, &file)?;
+    if device.is_some_and(|device| rustix::fs::fstat(&file).map(|stat| stat.st_dev) != Ok(device)) {
+        return Err(Error::OtherFile(
+            "it is on another file system than the pool",
+        ));
+    }
     Ok(KernelFile::new(file)?)
 }
 
@@ -209,6 +219,10 @@ mod tests {
             Ok::<_, Error>(size)
         };
         assert_eq!(found(&name).unwrap(), 2);
+        let device = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(&path).unwrap());
+        assert!(open_on(&name, Some(device)).is_ok());
+        let elsewhere = open_on(&name, Some(device + 1));
+        assert!(matches!(elsewhere, Err(Error::OtherFile(_))));
         let new = scratch.path("new");
         std::fs::rename(&path, &new).unwrap();
         assert_eq!(found(&name).unwrap(), 2);

@@ -1,0 +1,305 @@
+//! The list of a user's pools: text, one pool a line, `UUID PATH`; lines that are not understood are passed
+//! over. It is replaced as a whole, under a lock, so no reader sees half of it, and survives reboots with the
+//! user's state directory.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fd::AsFd as _;
+use rustix::fs::{Access, AtFlags, CWD, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::TMPFS;
+use crate::registry::sys::{self, Fd};
+
+/// The list is never longer than this; what is longer was not written by us.
+const LONGEST_LIST: usize = 1 << 20;
+
+/// How long somebody else who changes the list is waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The list of a user's pools.
+#[derive(Clone, Debug)]
+pub struct PoolList {
+    pub(super) dir: PathBuf,
+}
+
+/// A line of the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The pool's identity.
+    pub uuid: [u8; 16],
+    /// Where it was seen last.
+    pub path: PathBuf,
+}
+
+impl PoolList {
+    /// The list of this user: in `adit` below `XDG_STATE_HOME`, else below `.local/state` in the home
+    /// directory. Without either, as for a service, below the runtime directory: it then lasts as
+    /// long as that.
+    #[must_use]
+    pub fn of_user(xdg_state_home: Option<&OsStr>, home: Option<&OsStr>, runtime: &Path) -> Self {
+        let absolute = |name: &&OsStr| Path::new(name).is_absolute();
+        let state = xdg_state_home.filter(absolute).map(PathBuf::from);
+        let state = state.or_else(|| {
+            let home = home.filter(absolute)?;
+            Some(Path::new(home).join(".local/state"))
+        });
+        Self::at(&state.map_or_else(|| runtime.to_owned(), |state| state.join("adit")))
+    }
+
+    /// The list in a directory, which is made when there is something to list.
+    #[must_use]
+    pub fn at(dir: &Path) -> Self {
+        Self {
+            dir: dir.to_owned(),
+        }
+    }
+
+    /// Where it is, or will be.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.dir
+    }
+
+    /// All pools, each once. A list that is not there or cannot be read is empty.
+    #[must_use]
+    pub fn read(&self) -> Vec<Listed> {
+        let Ok(fd) = self.open("pools", OFlags::RDONLY | OFlags::NONBLOCK) else {
+            return Vec::new();
+        };
+        let mut text = vec![0; LONGEST_LIST];
+        let len = sys::read_full(&fd, &mut text, 0).unwrap_or(0);
+        text.truncate(len);
+        let mut all: Vec<Listed> = Vec::new();
+        for line in text.split(|byte| *byte == b'\n').filter_map(parse) {
+            // Of two lines for one place or one pool the later is right.
+            all.retain(|known| known.path != line.path && known.uuid != line.uuid);
+            all.push(line);
+        }
+        all
+    }
+
+    /// Enters a pool.
+    pub fn add(&self, uuid: &[u8; 16], path: &Path) -> Result<(), Errno> {
+        let new = Listed {
+            uuid: *uuid,
+            path: path.to_owned(),
+        };
+        let name = path.as_os_str().as_bytes();
+        if !path.is_absolute() || name.contains(&b'\n') {
+            return Err(Errno::INVAL);
+        }
+        if self.read().contains(&new) {
+            return Ok(());
+        }
+        self.change(|all| {
+            all.retain(|known| known.path != new.path && known.uuid != new.uuid);
+            all.push(new);
+        })
+    }
+
+    /// Takes out the pools that are gone for good: they are not there, and lay in memory. What is
+    /// missing elsewhere may be on a file system that is mounted again.
+    pub fn forget_the_gone(&self) -> Result<(), Errno> {
+        if !self.read().iter().any(|known| is_gone(&known.path)) {
+            return Ok(());
+        }
+        self.change(|all| all.retain(|known| !is_gone(&known.path)))
+    }
+
+    /// Replaces the list. The lock is a file of its own, because the list's own is replaced.
+    fn change(&self, change: impl FnOnce(&mut Vec<Listed>)) -> Result<(), Errno> {
+        self.make_directory()?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NONBLOCK;
+        let lock = self.open("pools.lock", flags)?;
+        lock_patiently(&lock)?;
+        let mut all = self.read();
+        change(&mut all);
+        let text: Vec<u8> = all.iter().flat_map(Listed::line).collect();
+        if text.len() > LONGEST_LIST {
+            return Err(Errno::FBIG);
+        }
+        let new = self.open("pools.new", flags | OFlags::TRUNC)?;
+        let mut rest = &text[..];
+        while !rest.is_empty() {
+            let written = rustix::io::write(new.as_fd(), rest)?;
+            rest = rest.get(written..).unwrap_or_default();
+        }
+        rustix::fs::fsync(new.as_fd())?;
+        let path = |name: &str| self.dir.join(name).into_os_string();
+        rustix::fs::renameat(
+            CWD,
+            path("pools.new").as_bytes(),
+            CWD,
+            path("pools").as_bytes(),
+        )?;
+        make_durable(&self.dir)
+    }
+
+    pub(super) fn make_directory(&self) -> Result<(), Errno> {
+        let missing: Vec<&Path> = self
+            .dir
+            .ancestors()
+            .take_while(|dir| {
+                let name = dir.as_os_str().as_bytes();
+                let there = rustix::fs::accessat(CWD, name, Access::EXISTS, AtFlags::empty());
+                there == Err(Errno::NOENT)
+            })
+            .collect();
+        for dir in missing.into_iter().rev() {
+            match rustix::fs::mkdirat(CWD, dir.as_os_str().as_bytes(), Mode::RWXU) {
+                // What may be written to but not be read cannot be synced by us.
+                Ok(()) => drop(make_durable(dir.parent().unwrap_or(dir))),
+                Err(Errno::EXIST) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&self, name: &str, flags: OFlags) -> Result<Fd, Errno> {
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let path = self.dir.join(name);
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::open(path.as_os_str().as_bytes(), flags, mode).map(Fd::new)
+    }
+}
+
+/// Locks the list, or fails when somebody who has it does not give it back: he may have been stopped.
+fn lock_patiently(lock: &Fd) -> Result<(), Errno> {
+    let started = Instant::now();
+    while !sys::try_lock(lock, FlockOperation::NonBlockingLockExclusive)? {
+        if started.elapsed() > PATIENCE {
+            return Err(Errno::AGAIN);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Makes the names in a directory durable: what is staged in a pool is found after a reboot by the list alone.
+fn make_durable(dir: &Path) -> Result<(), Errno> {
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(dir.as_os_str().as_bytes(), flags, Mode::empty()).map(Fd::new)?;
+    rustix::fs::fsync(dir.as_fd())
+}
+
+/// Whether a pool is not there, and the nearest directory that is lies in memory.
+fn is_gone(path: &Path) -> bool {
+    let kind = |dir: &Path| rustix::fs::statfs(dir.as_os_str().as_bytes());
+    let missing = |error| matches!(error, Errno::NOENT | Errno::NOTDIR);
+    let mut above = path.ancestors().map(kind);
+    let not_there = above.next().is_some_and(|seen| seen.is_err_and(missing));
+    let nearest = above.find(|seen| !seen.as_ref().is_err_and(|error| missing(*error)));
+    not_there && matches!(nearest, Some(Ok(fs)) if fs.f_type as u64 == TMPFS)
+}
+
+impl Listed {
+    fn line(&self) -> Vec<u8> {
+        let mut line: Vec<u8> = self
+            .uuid
+            .iter()
+            .flat_map(|byte| format!("{byte:02x}").into_bytes())
+            .collect();
+        line.push(b' ');
+        line.extend_from_slice(self.path.as_os_str().as_bytes());
+        line.push(b'\n');
+        line
+    }
+}
+
+fn parse(line: &[u8]) -> Option<Listed> {
+    let (digits, path) = line.split_at_checked(32)?;
+    let path = path
+        .strip_prefix(b" ")
+        .filter(|path| path.first() == Some(&b'/'))?;
+    let mut uuid = [0; 16];
+    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
+        let digit = |index: usize| char::from(*pair.get(index)?).to_digit(16);
+        *byte = (digit(0)? << 4 | digit(1)?) as u8;
+    }
+    Some(Listed {
+        uuid,
+        path: Path::new(OsStr::from_bytes(path)).to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
+
+    use super::*;
+    use crate::testing::Scratch;
+
+    fn paths(list: &PoolList) -> Vec<PathBuf> {
+        list.read().into_iter().map(|known| known.path).collect()
+    }
+
+    #[test]
+    fn the_list_keeps_each_pool_once_and_what_may_come_back() {
+        let scratch = Scratch::new();
+        let list = PoolList::at(&scratch.path("state/adit"));
+        assert_eq!(list.read(), []);
+        list.forget_the_gone().expect("nothing to do");
+        assert!(
+            !scratch.path("state").exists(),
+            "nothing is made for nothing"
+        );
+        let here = scratch.path("here");
+        std::fs::write(&here, b"").expect("write");
+        let gone = scratch.path("no/such/directory/pool");
+        // The root is no memory, or the test sees that only what is there is kept.
+        let elsewhere = Path::new("/no such mount/pool");
+        let lasting = rustix::fs::statfs("/").expect("statfs").f_type as u64 != TMPFS;
+        for (uuid, path) in [(1, &here), (2, &gone), (3, &elsewhere.to_owned())] {
+            list.add(&[uuid; 16], path).expect("add");
+            list.add(&[uuid; 16], path).expect("add again");
+        }
+        assert_eq!(paths(&list), [&here, &gone, elsewhere]);
+        list.forget_the_gone().expect("forget");
+        let mut kept = vec![here.clone()];
+        kept.extend(lasting.then(|| elsewhere.to_owned()));
+        assert_eq!(paths(&list), kept);
+        // The place of a pool that was made anew, and a pool that was moved.
+        list.add(&[4; 16], &here).expect("add");
+        list.add(&[4; 16], &scratch.path("there")).expect("add");
+        assert!(!paths(&list).contains(&here));
+        assert!(paths(&list).contains(&scratch.path("there")));
+    }
+
+    /// Programs start without it: the list is changed by the next one.
+    #[test]
+    fn who_was_stopped_over_the_list_stops_nobody_else() {
+        let scratch = Scratch::new();
+        let list = PoolList::at(&scratch.0);
+        let pool = scratch.path("pool");
+        let stopped = list.open("pools.lock", OFlags::RDWR | OFlags::CREATE);
+        let stopped = stopped.expect("open");
+        lock_patiently(&stopped).expect("lock");
+        assert_eq!(list.add(&[1; 16], &pool), Err(Errno::AGAIN));
+        assert_eq!(list.read(), []);
+        drop(stopped);
+        list.add(&[1; 16], &pool).expect("add");
+        assert_eq!(paths(&list), [pool]);
+    }
+
+    #[test]
+    fn lines_that_make_no_sense_are_passed_over() {
+        let scratch = Scratch::new();
+        let list = PoolList::at(&scratch.0);
+        let good = Listed {
+            uuid: *b"0123456789abcdef",
+            path: "/a pool".into(),
+        };
+        let mut text = b"\n\xff\xfe /x\n0123 /short\n".to_vec();
+        text.extend([b'z'; 32]);
+        text.extend(b" /no digits\n");
+        text.extend(good.line());
+        text.extend(b"30313233343536373839616263646566 relative");
+        std::fs::write(scratch.path("pools"), text).expect("write");
+        assert_eq!(list.read(), [good]);
+    }
+}
