@@ -210,6 +210,17 @@ impl Loan {
         self.left.store(between, Ordering::SeqCst);
     }
 
+    /// As [`Loan::begin`], to nobody, until the next write.
+    pub(crate) fn begin_for_a_call(&self, fd: i32) {
+        // From now on it has been lent.
+        let (none, first) = (0, FIRST);
+        let _ = self
+            .between
+            .compare_exchange(none, first, Ordering::SeqCst, Ordering::SeqCst);
+        self.flags.store(status_flags(fd), Ordering::Relaxed);
+        self.left.store(1, Ordering::SeqCst);
+    }
+
     /// Nobody looks before the next write: what keeps the file from being staged would be asked for ever.
     pub(crate) fn lasts_for_a_write(&self) {
         self.left.fetch_max(2, Ordering::SeqCst);

@@ -474,17 +474,6 @@ pub(crate) extern "C" fn before_offset(fd: c_int) -> c_int {
     refusal(hand_over(fd))
 }
 
-/// Before a call that uses the offsets of two descriptors: `copy_file_range`, `splice` pass the
-/// first and third argument, `sendfile` the first and second.
-pub(crate) extern "C" fn before_pair(first: c_int, second: c_int) -> c_int {
-    refusal(hand_over(first).and_then(|()| hand_over(second)))
-}
-
-/// As [`before_pair`] for calls whose second descriptor is the third argument.
-pub(crate) extern "C" fn before_first_third(first: c_int, _offset: usize, third: c_int) -> c_int {
-    before_pair(first, third)
-}
-
 pub(crate) extern "C" fn close(fd: c_int) -> c_int {
     let mut published = Ok(());
     if !process::in_vfork_child() {

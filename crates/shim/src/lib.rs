@@ -25,6 +25,7 @@ mod alloc;
 mod appends;
 mod capi;
 mod children;
+mod copies;
 mod data;
 mod descriptors;
 mod fds;

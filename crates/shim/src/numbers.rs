@@ -11,7 +11,9 @@
 
 use adit_pmem::copy::guarded_copy;
 
-use crate::{appends, data, descriptors, init, names, process, signal, stage, stat, sys, times};
+use crate::{
+    appends, copies, data, descriptors, init, names, process, signal, stage, stat, sys, times,
+};
 use core::ffi::{c_int, c_long, c_uint, c_ulong};
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
@@ -49,6 +51,7 @@ fn fate(number: c_long, arguments: [usize; 5]) -> Fate {
         .or_else(|| sync(number, arguments))
         .or_else(|| change_name(number, arguments))
         .or_else(|| open(number, arguments))
+        .or_else(|| copies::by_number(number, arguments))
         .unwrap_or_else(|| prepare(number, arguments).map(|()| None))
 }
 
@@ -199,16 +202,7 @@ fn prepare(number: c_long, [first, second, third, _, fifth]: [usize; 5]) -> Resu
         | libc::SYS_writev
         | libc::SYS_lseek
         | libc::SYS_preadv2
-        | libc::SYS_pwritev2
-        | libc::SYS_ioctl => return descriptors::hand_over(fd),
-        libc::SYS_sendfile => {
-            descriptors::hand_over(fd)?;
-            return descriptors::hand_over(second as c_int);
-        }
-        libc::SYS_splice | libc::SYS_copy_file_range => {
-            descriptors::hand_over(fd)?;
-            return descriptors::hand_over(third as c_int);
-        }
+        | libc::SYS_pwritev2 => return descriptors::hand_over(fd),
         libc::SYS_fcntl | libc::SYS_close | libc::SYS_dup => return descriptors::release(fd),
         libc::SYS_dup2 | libc::SYS_dup3 => {
             descriptors::release(fd)?;

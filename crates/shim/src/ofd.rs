@@ -5,7 +5,7 @@
 //! anyone else could use it: fork, vfork, spawn, exec, a duplicate passed over a socket, a call that
 //! moves the kernel's offset. From then on sequential calls go to the kernel and positional ones may
 //! still be served, because mapping and page cache are one. Only in modes other than `posix` it comes back, when
-//! forked children were all who could use it ([`crate::children`]).
+//! forked children were all who could use it ([`crate::children`]), or a call that copies ([`crate::copies`]).
 //!
 //! Modes other than `posix` promote at open what the program may write; such a description is backed by
 //! a [`Writer`] in the place of a mapping.
@@ -73,6 +73,13 @@ pub(crate) struct Ofd {
     users: [Shard; SHARDS],
 }
 
+/// Where this thread counts itself as a user.
+#[inline]
+fn shard_of_this_thread() -> usize {
+    let word = sys::thread_word();
+    ((word >> 12) ^ (word >> 18)) % SHARDS
+}
+
 /// Where the next sequential byte is.
 pub(crate) enum Offset {
     /// Ours, at this position.
@@ -92,6 +99,26 @@ impl core::ops::Deref for Users<'_> {
     #[inline]
     fn deref(&self) -> &Ofd {
         self.ofd
+    }
+}
+
+impl Users<'static> {
+    /// Stays in use until the same thread takes it back with [`Users::again`].
+    pub(crate) fn stay(self) -> *const Ofd {
+        let ofd = self.ofd;
+        core::mem::forget(self);
+        ofd
+    }
+
+    /// Takes back what stayed.
+    ///
+    /// # Safety
+    /// [`Users::stay`] gave the address to this thread, which has not taken it back yet.
+    pub(crate) unsafe fn again(ofd: *const Ofd) -> Self {
+        // SAFETY: cells are never unmapped, and this one is in use.
+        let ofd = unsafe { &*ofd };
+        let shard = shard_of_this_thread();
+        Self { ofd, shard }
     }
 }
 
@@ -138,8 +165,7 @@ impl Ofd {
     /// Announces a user of the mapping.
     #[inline]
     pub(crate) fn enter(&self) -> Users<'_> {
-        let word = sys::thread_word();
-        let shard = ((word >> 12) ^ (word >> 18)) % SHARDS;
+        let shard = shard_of_this_thread();
         self.users[shard].0.fetch_add(1, Ordering::SeqCst);
         Users { ofd: self, shard }
     }

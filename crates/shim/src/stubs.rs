@@ -17,6 +17,8 @@
 //! | `watched` | in the modes that stage: jump to the Rust function, else to libc |
 //! | `before_watched` | as `before`, but only while anything is staged or awaits its times |
 //! | `around` | for a descriptor with any entry: hook, which may refuse, libc with the first three arguments, then as `after` |
+//! | `copies` | hook with the arguments in memory, which may refuse or answer, libc, then a last hook with them and the result; what that returns is returned |
+//! | `copies_served` | as `copies`, but only for a promoted descriptor, or while anything is staged |
 //! | `masks` | forget what the thread knows of its mask, call libc, forget again; tail-jump to libc if the named argument is null |
 //! | `forgets` | forget what the thread knows of its mask, then tail-jump to libc; only that if the comparison says equal |
 //! | `replace` | jump to the Rust function, which calls libc itself; never for a cancellation point |
@@ -448,6 +450,70 @@ macro_rules! stub {
                 table = sym $crate::fds::TABLE,
                 before = sym $before,
                 after = sym $after,
+                real = sym REAL,
+            )
+        }
+    };
+
+    (copies $name:ident $before:path) => {
+        stub!(@copies $name $before, "");
+    };
+    (copies_served $name:ident $before:path) => {
+        stub!(@copies $name $before,
+            "cmp dword ptr [rip + {staged}], 0\njne 3f\nmov r11d, edi\ncmp r11d, {max}\njae 2f\nlea r10, [rip + {table}]\nmov r11, qword ptr [r10 + r11*8]\ntest r11, r11\nje 2f\ntest r11b, 1\njne 2f\njmp 3f\n2:\njmp qword ptr [rip + {real}]");
+    };
+    // The frame is a `copies::Call`.
+    (@copies $name:ident $before:path, $check:literal) => {
+        stub!(@common $name);
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                "/* {max} {table} {staged} */",
+                $check,
+                "3:",
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                "push rcx",
+                "push r8",
+                "push r9",
+                "push 0",
+                "push 0",
+                "push 0",
+                ".cfi_adjust_cfa_offset 72",
+                "mov rdi, rsp",
+                "call {before}",
+                "test eax, eax",
+                "jne 4f",
+                "mov r9, qword ptr [rsp + 24]",
+                "mov r8, qword ptr [rsp + 32]",
+                "mov rcx, qword ptr [rsp + 40]",
+                "mov rdx, qword ptr [rsp + 48]",
+                "mov rsi, qword ptr [rsp + 56]",
+                "mov rdi, qword ptr [rsp + 64]",
+                "xor eax, eax",
+                "call qword ptr [rip + {real}]",
+                "mov rdi, rsp",
+                "mov rsi, rax",
+                "call {after}",
+                "add rsp, 72",
+                ".cfi_adjust_cfa_offset -72",
+                "ret",
+                "4:",
+                ".cfi_adjust_cfa_offset 72",
+                "add rsp, 72",
+                ".cfi_adjust_cfa_offset -72",
+                "mov edi, eax",
+                "jmp {answer}",
+                ".cfi_endproc",
+                max = const $crate::fds::LIMIT,
+                table = sym $crate::fds::TABLE,
+                staged = sym $crate::stage::STAGED,
+                before = sym $before,
+                after = sym $crate::copies::after,
+                answer = sym $crate::numbers::answer,
                 real = sym REAL,
             )
         }

@@ -8,7 +8,7 @@
 
 use crate::stubs::stub;
 use crate::{
-    data, descriptors, names, numbers, process, signal as signals, stat as looking, stdio,
+    copies, data, descriptors, names, numbers, process, signal as signals, stat as looking, stdio,
 };
 
 macro_rules! interpose {
@@ -53,18 +53,20 @@ interpose! {
     served __lseek (data::lseek);
 
     // The kernel uses the description's offset.
-    asks sendfile (descriptors::before_pair, descriptors::minus_one);
-    asks sendfile64 (descriptors::before_pair, descriptors::minus_one);
     asks_served lockf (descriptors::before_offset, descriptors::minus_one);
     asks_served lockf64 (descriptors::before_offset, descriptors::minus_one);
-    asks_served ioctl (descriptors::before_offset, descriptors::minus_one);
     asks_served dprintf (descriptors::before_offset, descriptors::minus_one);
     asks_served vdprintf (descriptors::before_offset, descriptors::minus_one);
     asks_served __dprintf_chk (descriptors::before_offset, descriptors::minus_one);
     asks_served __vdprintf_chk (descriptors::before_offset, descriptors::minus_one);
     before_served backtrace_symbols_fd (descriptors::before_offset);
-    asks copy_file_range (descriptors::before_first_third, descriptors::minus_one);
-    asks splice (descriptors::before_first_third, descriptors::minus_one);
+
+    // The kernel copies from one descriptor to another.
+    copies sendfile (copies::before_send);
+    copies sendfile64 (copies::before_send);
+    copies copy_file_range (copies::before_range);
+    copies splice (copies::before_splice);
+    copies_served ioctl (copies::before_ioctl);
 
     // Descriptors.
     opens open (names::before_open, descriptors::opened);

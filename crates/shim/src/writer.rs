@@ -12,7 +12,8 @@
 //! is the kernel's becomes foreign.
 //!
 //! Likewise a description that this process has shared with forked children is *lent*: fresh, but the kernel
-//! writes and has the offset, until the children have ended ([`crate::children`]).
+//! writes and has the offset, until the children have ended ([`crate::children`]). One that a call of the kernel's
+//! copies into is lent until that call has returned ([`crate::copies`]).
 //!
 //! The first write stages the file if it may be ([`crate::stage`]). Whatever needs the kernel to know
 //! the file, or somebody else to have the description, first *unstages* it: all is published, the
@@ -77,6 +78,10 @@ pub(crate) struct Writer {
     trial: Option<Trial>,
     /// Only a fresh description is lent.
     loan: Loan,
+    /// Calls of the kernel's under way that copy into the file, or use the offset: until they have returned, the
+    /// description stays lent. A call that a signal handler or a cancellation ends stays counted, and the file the
+    /// kernel's.
+    calls: AtomicU32,
     /// Set while the kernel may hold bytes of a lent description that no `fsync` was about.
     bypassed: AtomicBool,
     /// Set while a mapping serves reads: asked before the lock is taken.
@@ -231,6 +236,7 @@ impl Writer {
             losses: AtomicU32::new(0),
             trial: None,
             loan: Loan::new(),
+            calls: AtomicU32::new(0),
             bypassed: AtomicBool::new(false),
             mapped: AtomicBool::new(false),
             account: UnsafeCell::new(Account::new()),
@@ -294,6 +300,7 @@ impl Writer {
             mem::forget(mem::replace(&mut *self.account.get(), Account::new()));
         }
         self.loan.end();
+        self.calls.store(0, Ordering::SeqCst);
         self.account().because(Reason::SharedOffset);
     }
 
@@ -382,6 +389,19 @@ impl Writer {
         init::required() && self.mode != Mode::Sync && !self.nameless.load(Ordering::Relaxed)
     }
 
+    /// Whether the kernel may not copy into the file, as these bytes would not be what the mode promises.
+    pub(crate) fn refuses_copies(&self, fd: i32) -> bool {
+        if self.must_stage() {
+            self.look_for_a_name(fd);
+        }
+        self.must_stage()
+    }
+
+    /// Whether the program opened it with `O_APPEND`, which the kernel does not know while the file is staged.
+    pub(crate) fn appends(&self) -> bool {
+        self.appends
+    }
+
     /// The file was taken away, by somebody who has published everything.
     fn lose(&self, ofd: &Ofd, fd: i32, serial: u64) {
         let mut state = self.change();
@@ -451,7 +471,8 @@ impl Writer {
             return refused;
         }
         let mut state = self.change();
-        if self.loan.is_out() {
+        let called = self.trial.is_some() && self.calls.load(Ordering::SeqCst) != 0;
+        if self.loan.is_out() || called {
             return Err(Unstaged::Lent);
         }
         if matches!(*state, State::Fresh(_)) {
@@ -553,9 +574,40 @@ impl Writer {
         Ok(())
     }
 
+    /// Before a call of the kernel's that copies into the file, or uses the offset: publishes everything and lends the
+    /// description to the kernel until the next write behind [`Self::call_has_returned`]. After an error the file is
+    /// staged as before.
+    pub(crate) fn lend_for_a_call(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        let _inside = engine::enter();
+        together::before_publishing(ofd);
+        let mut state = self.change();
+        if let State::Staged(staged) = &*state {
+            staged.give_up(fd)?;
+            self.begin_anew(&mut state, ofd, fd);
+        }
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        self.bypassed.store(true, Ordering::Relaxed);
+        if matches!(*state, State::Fresh(_)) && self.trial.is_none() && !self.loan.is_out() {
+            *state = State::Fresh(Fresh::new());
+            self.loan.begin_for_a_call(fd);
+            self.become_the_kernels(ofd, fd, Reason::SharedOffset);
+        }
+        Ok(())
+    }
+
+    /// After the call.
+    pub(crate) fn call_has_returned(&self) {
+        self.bypassed.store(true, Ordering::Relaxed);
+        self.calls.fetch_sub(1, Ordering::SeqCst);
+    }
+
     /// Leaves a fresh description, whose state is held, to the kernel for a while.
     fn lend_out(&self, ofd: &Ofd, fd: i32, to: To, why: Reason) {
         self.loan.begin(fd, to);
+        self.become_the_kernels(ofd, fd, why);
+    }
+
+    fn become_the_kernels(&self, ofd: &Ofd, fd: i32, why: Reason) {
         self.named.store(false, Ordering::Relaxed);
         ofd.hand_over_offset(fd);
         self.mapped.store(false, Ordering::Relaxed);
@@ -568,6 +620,9 @@ impl Writer {
         let mut state = self.change();
         if !self.loan.is_out() {
             return true;
+        }
+        if self.calls.load(Ordering::SeqCst) != 0 {
+            return false;
         }
         // Asked first: who forks later lends it once more, and waits for the state. And nothing else is asked
         // meanwhile, when this may be a child already, whose children are others.

@@ -6,14 +6,23 @@
 //   dN         duplicates it and closes the copy   tN   cuts it to nothing
 //   u          removes its name
 //   hN, eN     changes its rights and its owner, or its times, through it; H, E by its name
+//   vN HOW     has the kernel copy the line of FILE.source into it, at its offset: r (copy_file_range), s (sendfile),
+//              p (splice), c (FICLONE), g (FICLONERANGE), or in vain: z (no byte), d (of a directory), b (of nothing),
+//              f (with flags that mean nothing)
+//   VN HOW     has the kernel copy it to FILE.copy: r, s, p at its offset, R, S at another one, c (FICLONE)
+//   BN         lets a thread wait in splice into it, writes a line behind, and lets that thread go on
 //   m COUNT    opens so many files beside it, FILE.0 and so on, and writes to each; says how many were opened
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <linux/fs.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,6 +35,85 @@ static int many(const char *path, int count) {
         if (write(fd, name, strlen(name)) != (ssize_t)strlen(name)) return -1;
     }
     return count;
+}
+
+enum { LINE = 5 };
+
+static int beside(const char *path, const char *what, int flags) {
+    char name[4200];
+    sprintf(name, "%s.%s", path, what);
+    return open(name, flags, 0600);
+}
+
+static long copy_into(int fd, const char *path, char how) {
+    int source = how == 'd' ? open("/", O_RDONLY) : how == 'b' ? -1 : beside(path, "source", O_RDONLY), ends[2];
+    struct file_clone_range range = {source, 0, 0, 0};
+    long result = -1;
+    switch (how) {
+    case 's': result = sendfile(fd, source, NULL, LINE); break;
+    case 'p':
+        if (pipe(ends) || write(ends[1], "copy\n", LINE) != LINE) return -1;
+        result = splice(ends[0], NULL, fd, NULL, LINE, 0);
+        close(ends[0]), close(ends[1]);
+        break;
+    case 'c': result = ioctl(fd, FICLONE, source); break;
+    case 'g': result = ioctl(fd, FICLONERANGE, &range); break;
+    default: result = copy_file_range(source, NULL, fd, NULL, how == 'z' ? 0 : LINE, how == 'f');
+    }
+    int saved = errno;
+    if (source >= 0) close(source);
+    errno = saved;
+    return result;
+}
+
+static long copy_from(int fd, const char *path, char how) {
+    int to = beside(path, "copy", O_WRONLY | O_CREAT | O_TRUNC), ends[2];
+    char bytes[4096];
+    off_t at = 0;
+    long result = -1;
+    switch (how) {
+    case 'r': lseek(fd, 0, SEEK_SET), result = copy_file_range(fd, NULL, to, NULL, sizeof bytes, 0); break;
+    case 'R': result = copy_file_range(fd, &at, to, NULL, sizeof bytes, 0); break;
+    case 's': lseek(fd, 0, SEEK_SET), result = sendfile(to, fd, NULL, sizeof bytes); break;
+    case 'S': result = sendfile(to, fd, &at, sizeof bytes); break;
+    case 'c': result = ioctl(to, FICLONE, fd); break;
+    case 'p':
+        if (pipe(ends)) return -1;
+        lseek(fd, 0, SEEK_SET), result = splice(fd, NULL, ends[1], NULL, sizeof bytes, 0);
+        if (write(to, bytes, read(ends[0], bytes, sizeof bytes)) != result) return -1;
+        close(ends[0]), close(ends[1]);
+    }
+    int saved = errno;
+    close(to);
+    if (result < 0) lseek(fd, 0, SEEK_END);
+    errno = saved;
+    return result;
+}
+
+struct wait { int from, to; long result; };
+
+static void *wait_in_splice(void *argument) {
+    struct wait *wait = argument;
+    wait->result = splice(wait->from, NULL, wait->to, NULL, LINE, 0);
+    return NULL;
+}
+
+static long write_beside_a_copy(int fd) {
+    int ends[2];
+    pthread_t thread;
+    if (pipe(ends)) return -1;
+    struct wait wait = {ends[0], fd, -1};
+    off_t end = lseek(fd, 0, SEEK_END);
+    pthread_create(&thread, NULL, wait_in_splice, &wait);
+    // Only that it has begun to wait shows that it waits.
+    usleep(200000);
+    long written = pwrite(fd, "text\n", LINE, end + LINE);
+    if (write(ends[1], "copy\n", LINE) != LINE) return -1;
+    pthread_join(thread, NULL);
+    close(ends[0]), close(ends[1]);
+    if (lseek(fd, 0, SEEK_CUR) != end + LINE) return -1;
+    lseek(fd, 0, SEEK_END);
+    return written == LINE && wait.result == LINE ? 0 : -1;
 }
 
 int main(int count, char **args) {
@@ -71,6 +159,9 @@ int main(int count, char **args) {
         case 'd': result = close(dup(*fd)); break;
         case 't': result = ftruncate(*fd, 0); break;
         case 'c': result = close(*fd); break;
+        case 'v': result = copy_into(*fd, args[1], line[3]); break;
+        case 'V': result = copy_from(*fd, args[1], line[3]); break;
+        case 'B': result = write_beside_a_copy(*fd); break;
         case 'u': result = unlink(args[1]); break;
         case 'h': result = fchmod(*fd, 0640) | fchown(*fd, getuid(), getgid()); break;
         case 'H': result = chmod(args[1], 0600) | chown(args[1], getuid(), getgid()); break;

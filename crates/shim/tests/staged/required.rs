@@ -19,8 +19,17 @@ impl Told {
 
     /// Behind the words of another command.
     fn within(place: &Place, mode: &str, file: &Path, words: &[&str]) -> Self {
+        Self::in_mode(place, &format!("{mode} ADIT_REQUIRE=1"), file, words)
+    }
+
+    /// In a mode that needs not be kept.
+    fn willing(place: &Place, mode: &str, file: &Path) -> Self {
+        Self::in_mode(place, mode, file, &[])
+    }
+
+    fn in_mode(place: &Place, mode: &str, file: &Path, words: &[&str]) -> Self {
         let program = place.dir.join("required");
-        let inner = place.command(&program, Some(&format!("{mode} ADIT_REQUIRE=1")));
+        let inner = place.command(&program, Some(mode));
         let mut command = Command::new(words.first().copied().unwrap_or("env"));
         command.args(words.iter().skip(1));
         command.arg(inner.get_program()).args(inner.get_args());
@@ -172,6 +181,191 @@ fn rights_and_times_may_be_set() {
         }
         program.answers(&[("c0", "done")]);
         assert_eq!(place.content(), "text\n".repeat(4), "mode {mode}");
+    }
+}
+
+fn beside(place: &Place, what: &str) -> PathBuf {
+    let mut name = place.file().into_os_string();
+    name.push(format!(".{what}"));
+    name.into()
+}
+
+/// What the kernel would copy into a file is not what the mode promises. The program is told so in words that make it
+/// write, and the file stays staged.
+#[test]
+fn the_kernel_copies_nothing_into_it() {
+    let Some(place) = Place::new("copies") else {
+        return;
+    };
+    place.compile("required");
+    fs::write(beside(&place, "source"), "copy\n").expect("the source");
+    for mode in ATOMIC {
+        let _ = fs::remove_file(place.file());
+        let mut program = Told::start(&place, mode, &place.file());
+        program.answers(&[("o0 w", "done")]);
+        let ways = [
+            ("r", "EXDEV"),
+            ("s", "EINVAL"),
+            ("p", "EINVAL"),
+            ("c", "EOPNOTSUPP"),
+            ("g", "EOPNOTSUPP"),
+            ("z", "done"),
+            ("d", "EISDIR"),
+            ("b", "EBADF"),
+            ("f", "EINVAL"),
+        ];
+        for (how, answer) in ways {
+            program.answers(&[(&format!("v0 {how}"), answer)]);
+            assert!(place.is_leased(), "mode {mode}, {how}");
+            program.answers(&[("w0 text", "done")]);
+        }
+        // It may read it.
+        for how in ["r", "R", "s", "S", "p"] {
+            program.answers(&[
+                (&format!("V0 {how}"), refused_into(how)),
+                ("w0 text", "done"),
+            ]);
+            assert!(place.is_leased(), "mode {mode}, {how}");
+        }
+        program.answers(&[("c0", "done")]);
+        assert_eq!(
+            place.content(),
+            "text\n".repeat(ways.len() + 5),
+            "mode {mode}"
+        );
+        // Where the kernel serves the program as it is, it copies as well.
+        program.answers(&[
+            ("o0 w", "done"),
+            ("u", "done"),
+            ("v0 r", "done"),
+            ("v0 s", "done"),
+        ]);
+    }
+}
+
+/// What is copied is written to another file that must be staged.
+fn refused_into(how: &str) -> &'static str {
+    match how {
+        "r" | "R" => "EXDEV",
+        "s" | "S" => "EINVAL",
+        _ => "done",
+    }
+}
+
+/// A copy of the kernel's, into it or out of it, and one that fails, takes the file away for that call alone.
+#[test]
+fn a_file_is_staged_again_behind_a_copy() {
+    let Some(place) = Place::new("copied") else {
+        return;
+    };
+    place.compile("required");
+    fs::write(beside(&place, "source"), "copy\n").expect("the source");
+    for mode in MODES {
+        let _ = fs::remove_file(place.file());
+        let mut program = Told::willing(&place, mode, &place.file());
+        program.answers(&[("o0 w", "done"), ("w0 text", "done")]);
+        let mut wanted = "text\n".to_owned();
+        let ways = [
+            ("r", "done"),
+            ("s", "done"),
+            ("p", "done"),
+            ("z", "done"),
+            ("c", "EOPNOTSUPP"),
+            ("g", "EOPNOTSUPP"),
+            ("d", "EISDIR"),
+            ("b", "EBADF"),
+            ("f", "EINVAL"),
+        ];
+        for (how, answer) in ways {
+            program.answers(&[(&format!("v0 {how}"), answer)]);
+            if "rsp".contains(how) {
+                wanted.push_str("copy\n");
+            }
+            assert_eq!(place.content(), wanted, "mode {mode}, {how}");
+            program.answers(&[("w0 text", "done")]);
+            assert!(place.is_leased(), "mode {mode}, into it by {how}");
+            wanted.push_str("text\n");
+        }
+        for how in ["r", "R", "s", "S", "p"] {
+            program.answers(&[(&format!("V0 {how}"), "done")]);
+            let copied = fs::read_to_string(beside(&place, "copy"));
+            assert_eq!(copied.expect("the copy"), wanted, "mode {mode}, {how}");
+            program.answers(&[("w0 text", "done")]);
+            assert!(place.is_leased(), "mode {mode}, out of it by {how}");
+            wanted.push_str("text\n");
+        }
+        // While the kernel copies into it, what another thread writes is the kernel's as well.
+        program.answers(&[("B0", "done"), ("w0 text", "done")]);
+        assert!(place.is_leased(), "mode {mode}, two threads");
+        wanted.push_str("copy\ntext\ntext\n");
+        program.answers(&[("c0", "done")]);
+        assert_eq!(place.content(), wanted, "mode {mode}");
+    }
+}
+
+/// What the kernel has copied is as durable as what it writes.
+#[test]
+fn what_was_copied_is_durable_when_the_call_returns() {
+    if !has_strace() {
+        return;
+    }
+    let Some(place) = Place::on_disk("durable-copies") else {
+        return;
+    };
+    let program = place.compile("required");
+    fs::write(beside(&place, "source"), "copy\n").expect("the source");
+    for mode in MODES {
+        let _ = fs::remove_file(place.file());
+        let mut command = place.tracing(&program, mode, "copy_file_range,fdatasync");
+        command
+            .arg(place.file())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null());
+        let mut child = command.spawn().expect("timeout(1)");
+        let mut told = child.stdin.take().expect("a pipe");
+        let lines = b"o0 w\nw0 text\nv0 r\nc0\n";
+        told.write_all(lines).expect("its input");
+        drop(told);
+        assert!(child.wait().expect("wait").success());
+        assert_eq!(place.content(), "text\ncopy\n", "mode {mode}");
+        let trace = place.trace();
+        let mut behind = trace
+            .lines()
+            .skip_while(|line| !line.contains("copy_file_range("));
+        assert!(behind.next().is_some(), "mode {mode}: {trace}");
+        let synced = behind.any(|line| line.contains("fdatasync(") && line.contains("/file>"));
+        assert_eq!(synced, mode != "atomic", "mode {mode}: {trace}");
+    }
+}
+
+/// Programs that copy files ask the kernel first, between two file systems and within one.
+#[test]
+fn programs_that_copy_files_write_them() {
+    let places = [Place::new("programs"), Place::on_disk("programs-disk")];
+    for place in places.into_iter().flatten() {
+        let elsewhere = match &place.disk {
+            Some(_) => place.dir.clone(),
+            None => PathBuf::from(env!("CARGO_TARGET_TMPDIR")),
+        };
+        let within = place.file().parent().expect("a directory").to_owned();
+        let text = lines("copied", 20_000);
+        for (mode, dir) in ATOMIC
+            .into_iter()
+            .flat_map(|mode| [(mode, &within), (mode, &elsewhere)])
+        {
+            let source = dir.join(format!("source-{}", std::process::id()));
+            for program in ["cp", "install", "mv"] {
+                fs::write(&source, &text).expect("the source");
+                let _ = fs::remove_file(place.file());
+                let mode = format!("{mode} ADIT_REQUIRE=1");
+                let mut command = place.command(Path::new(program), Some(&mode));
+                let done = command.args([&source, &place.file()]).output();
+                let done = done.expect("timeout(1)");
+                let _ = fs::remove_file(&source);
+                assert!(done.status.success(), "{program}, mode {mode}: {done:?}");
+                assert!(place.content() == text, "{program}, mode {mode}");
+            }
+        }
     }
 }
 

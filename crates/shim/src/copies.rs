@@ -1,0 +1,306 @@
+//! Copies that the kernel makes from one descriptor to another: `copy_file_range`, `sendfile`, `splice`, and the
+//! requests of `ioctl` that share blocks.
+//!
+//! The kernel reads and writes the files themselves, so both ends are published first. The description that is written
+//! to is lent to the kernel for the call, as is one that is read at its own offset, and may be staged again at its next
+//! write: `cp` asks for such a copy before it writes, and is often refused.
+//!
+//! Under `ADIT_REQUIRE` nothing may come into a file but through the pool. There the call is refused with an error of
+//! the kernel's for files that it cannot copy between, and every program goes on with `read` and `write`.
+//!
+//! # Safety
+//! Hooks are called from the stubs with the frame in which they keep the program's arguments. Pointers among these are
+//! passed on to the kernel, or read through guarded copies.
+#![allow(unsafe_code)]
+
+use crate::fds;
+use crate::ofd::{Ofd, Users};
+use crate::writer::Writer;
+use crate::{descriptors, signal, sys};
+use adit_pmem::copy::guarded_copy;
+use core::ffi::{c_int, c_long};
+use core::mem::MaybeUninit;
+
+const FICLONE: u32 = 0x4004_9409;
+const FICLONERANGE: u32 = 0x4020_940d;
+const FIDEDUPERANGE: u32 = 0xc018_9436;
+
+/// A call under way, as its stub has it on the stack: the last that was pushed comes first.
+#[repr(C)]
+pub(crate) struct Call {
+    /// Descriptions that are the kernel's until the call has returned: what is written to, and what is read.
+    lent: [*const Ofd; 2],
+    /// The descriptor that is written to, once its description is lent.
+    to: usize,
+    sixth: usize,
+    fifth: usize,
+    fourth: usize,
+    third: usize,
+    second: usize,
+    first: usize,
+}
+
+/// What is to become of a call: made by the kernel, or not, with this answer; or its error.
+type Fate = Result<Option<usize>, c_int>;
+
+/// `struct file_clone_range`.
+#[repr(C)]
+struct CloneRange {
+    from: i64,
+    numbers: [u64; 3],
+}
+
+/// As hooks of the refusing shapes say it, for [`crate::numbers::answer`].
+fn code(fate: Fate) -> c_int {
+    match fate {
+        Ok(None) => 0,
+        Ok(Some(answer)) => -(answer as c_int) - 1,
+        Err(errno) => errno,
+    }
+}
+
+/// Before `copy_file_range(from, from_at, to, to_at, len, flags)`.
+///
+/// # Safety
+/// See the module.
+pub(crate) unsafe extern "C" fn before_range(call: *mut Call) -> c_int {
+    // SAFETY: the stub's frame, which nobody else has.
+    let call = unsafe { &mut *call };
+    code(call.range())
+}
+
+/// Before `sendfile(to, from, from_at, len)`.
+///
+/// # Safety
+/// See the module.
+pub(crate) unsafe extern "C" fn before_send(call: *mut Call) -> c_int {
+    // SAFETY: the stub's frame, which nobody else has.
+    let call = unsafe { &mut *call };
+    code(call.send())
+}
+
+/// Before `splice(from, from_at, to, to_at, len, flags)`.
+///
+/// # Safety
+/// See the module.
+pub(crate) unsafe extern "C" fn before_splice(call: *mut Call) -> c_int {
+    // SAFETY: the stub's frame, which nobody else has.
+    let call = unsafe { &mut *call };
+    code(call.splice())
+}
+
+/// Before `ioctl(fd, request, argument)`.
+///
+/// # Safety
+/// See the module.
+pub(crate) unsafe extern "C" fn before_ioctl(call: *mut Call) -> c_int {
+    // SAFETY: the stub's frame, which nobody else has.
+    let call = unsafe { &mut *call };
+    code(call.ioctl())
+}
+
+/// After the call, whose result the program gets unless the mode's promise was broken.
+///
+/// # Safety
+/// See the module.
+pub(crate) unsafe extern "C" fn after(call: *mut Call, result: i64) -> i64 {
+    // SAFETY: the stub's frame, which nobody else has.
+    let call = unsafe { &mut *call };
+    // Of `ioctl` the upper half means nothing, and no call copies as much as would need it.
+    let succeeded = result as c_int >= 0;
+    match call.end(succeeded) {
+        Ok(()) => result,
+        Err(errno) => descriptors::minus_one(errno),
+    }
+}
+
+/// The same for a call by its number; `None` if it is no copy. libc's function hands no sixth argument on, so what
+/// has one is libc's to make, and what it uses is the kernel's for good.
+pub(crate) fn by_number(
+    number: c_long,
+    arguments: [usize; 5],
+) -> Option<Result<Option<c_int>, c_int>> {
+    let [first, second, third, fourth, fifth] = arguments;
+    let mut call = Call {
+        lent: [core::ptr::null(); 2],
+        to: 0,
+        sixth: 0,
+        fifth,
+        fourth,
+        third,
+        second,
+        first,
+    };
+    let (fate, whole) = match number {
+        libc::SYS_sendfile => (call.send(), true),
+        libc::SYS_ioctl => (call.ioctl(), true),
+        libc::SYS_copy_file_range => (call.range(), false),
+        libc::SYS_splice => (call.splice(), false),
+        _ => return None,
+    };
+    let made = || {
+        let args = [first, second, third, fourth, fifth, 0];
+        // SAFETY: the program's own call.
+        unsafe { sys::call(number, args) }
+    };
+    Some(match fate {
+        // What has nothing to take back is libc's to make.
+        Ok(None) if call.lent.iter().all(|ofd| ofd.is_null()) && whole => Ok(None),
+        Ok(None) if whole => {
+            let result = made();
+            let ended = call.end(result.is_ok());
+            result.and_then(|done| ended.map(|()| Some(done as c_int)))
+        }
+        Ok(None) => {
+            let _ = call.end(false);
+            let ends = [first, third].map(|fd| descriptors::hand_over(fd as c_int));
+            ends.into_iter().collect::<Result<(), _>>().map(|()| None)
+        }
+        Ok(Some(answer)) => Ok(Some(answer as c_int)),
+        Err(errno) => Err(errno),
+    })
+}
+
+impl Call {
+    fn range(&mut self) -> Fate {
+        let [from, to] = [self.first, self.third];
+        let [from_at, to_at, len, flags] = [self.second, self.fourth, self.fifth, self.sixth];
+        self.ready(from, from_at != 0, to, |writer| {
+            // To copy nothing changes nothing, but tells what is wrong with the call.
+            sys::copy_file_range(from, from_at, to, to_at, 0, flags)?;
+            match len {
+                _ if writer.appends() => Err(libc::EBADF),
+                0 => Ok(Some(0)),
+                _ => Err(libc::EXDEV),
+            }
+        })
+    }
+
+    fn send(&mut self) -> Fate {
+        let [to, from, from_at, len] = [self.first, self.second, self.third, self.fourth];
+        self.ready(from, from_at != 0, to, |writer| {
+            sys::sendfile(to, from, from_at, 0)?;
+            match len {
+                0 if !writer.appends() => Ok(Some(0)),
+                _ => Err(libc::EINVAL),
+            }
+        })
+    }
+
+    fn splice(&mut self) -> Fate {
+        let [from, from_at, to, len] = [self.first, self.second, self.third, self.fifth];
+        self.ready(from, from_at != 0, to, |_| {
+            if len == 0 {
+                return Ok(Some(0));
+            }
+            is_readable(from)?;
+            Err(libc::EINVAL)
+        })
+    }
+
+    fn ioctl(&mut self) -> Fate {
+        let [fd, request, argument] = [self.first, self.second, self.third];
+        let unsupported = |from: usize| {
+            is_readable(from)?;
+            Err(libc::EOPNOTSUPP)
+        };
+        match request as u32 {
+            FICLONE => self.ready(argument, true, fd, |_| unsupported(argument)),
+            FICLONERANGE => {
+                let range = clone_range(argument);
+                let from = range
+                    .as_ref()
+                    .map_or(usize::MAX, |range| range.from as usize);
+                self.ready(from, true, fd, |_| match range {
+                    Some(_) => unsupported(from),
+                    None => Err(libc::EOPNOTSUPP),
+                })
+            }
+            // It reads this one. No byte of the others changes.
+            FIDEDUPERANGE => self.ready(fd, true, usize::MAX, |_| Ok(None)),
+            _ => descriptors::hand_over(fd as c_int).map(|()| None),
+        }
+    }
+
+    /// Makes both ends ready for the kernel, or has the call answered by `refuse`.
+    fn ready(
+        &mut self,
+        from: usize,
+        from_somewhere: bool,
+        to: usize,
+        refuse: impl FnOnce(&Writer) -> Fate,
+    ) -> Fate {
+        let [from, to] = [from as c_int, to as c_int];
+        if let Some(ofd) = fds::promoted(to) {
+            match ofd.writer() {
+                Some(writer) if writer.refuses_copies(to) => return refuse(writer),
+                Some(writer) => {
+                    writer.lend_for_a_call(&ofd, to)?;
+                    self.lent[0] = ofd.stay();
+                    self.to = to as usize;
+                }
+                None => ofd.hand_over(to)?,
+            }
+        }
+        if let Err(errno) = self.ready_to_read(from, from_somewhere) {
+            self.end(false)?;
+            return Err(errno);
+        }
+        Ok(None)
+    }
+
+    fn ready_to_read(&mut self, fd: c_int, somewhere: bool) -> Result<(), c_int> {
+        let Some(ofd) = fds::promoted(fd) else {
+            return Ok(());
+        };
+        match ofd.writer() {
+            // What is written meanwhile may be read or not, as ever.
+            Some(writer) if somewhere => writer.put_down(&ofd, fd),
+            Some(writer) => {
+                writer.lend_for_a_call(&ofd, fd)?;
+                self.lent[1] = ofd.stay();
+                Ok(())
+            }
+            None => ofd.hand_over(fd),
+        }
+    }
+
+    /// Takes back what was lent. What the kernel has written is durable when the call returns, where writes are.
+    fn end(&mut self, succeeded: bool) -> Result<(), c_int> {
+        let mut result = Ok(());
+        for end in 0..self.lent.len() {
+            let ofd = core::mem::replace(&mut self.lent[end], core::ptr::null());
+            if ofd.is_null() {
+                continue;
+            }
+            // SAFETY: kept by this call on this thread, and taken back once.
+            let ofd = unsafe { Users::again(ofd) };
+            if let Some(writer) = ofd.writer() {
+                writer.call_has_returned();
+                if end == 0 && succeeded && writer.kernel_flags() != 0 {
+                    result = sys::fdatasync(self.to).map(drop);
+                }
+            }
+        }
+        result
+    }
+}
+
+/// The kernel's error for a descriptor that cannot be read.
+fn is_readable(fd: usize) -> Result<(), c_int> {
+    match sys::fcntl(fd, libc::F_GETFL as usize, 0)? as c_int & libc::O_ACCMODE {
+        libc::O_WRONLY => Err(libc::EBADF),
+        _ => Ok(()),
+    }
+}
+
+/// The program's range, if it can be read.
+fn clone_range(at: usize) -> Option<CloneRange> {
+    let mut range = MaybeUninit::<CloneRange>::zeroed();
+    let len = size_of::<CloneRange>();
+    // SAFETY: the local has room for a range; the program's pointer may fault.
+    let copied = signal::guards()
+        && unsafe { guarded_copy(range.as_mut_ptr().cast(), at as *const u8, len) }.is_ok();
+    // SAFETY: any bytes are a range.
+    copied.then(|| unsafe { range.assume_init() })
+}
