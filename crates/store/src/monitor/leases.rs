@@ -1,6 +1,7 @@
 //! The leases of all staged files: taken for programs, given back when asked, broken, or left behind.
 //!
-//! The main thread takes leases and answers; whatever may wait for a disk or a lock runs in a worker.
+//! The main thread takes leases and answers; whatever may wait for a disk or a lock runs in a worker
+//! (`workers.rs` says what happens where the kernel gives no thread).
 //! There is a worker per broken lease, because somebody waits for each; one that publishes what has
 //! aged, file after file; for a dead program one that commits all its files at one instant, then one per
 //! file, and when these are through one that repairs what the dead left in the pool; and one at the start
@@ -40,7 +41,7 @@ use super::held::{self, Held, OpenFiles, OpenPool, Terms};
 use super::lease::{self, Said, Signals, State};
 use super::records::{LeaseRecord, Listed, Record, Records};
 use super::standby::Standby;
-use super::workers::Workers;
+use super::workers::{Haste, Workers};
 use crate::pools::{NoPool, Places};
 use crate::registry::sys::Fd;
 use crate::registry::wire::{self, Answer, Staged};
@@ -309,14 +310,16 @@ impl Leases {
         // `adit pool recover` says why.
         if let Some(at) = self.bereft.iter().position(|pool| !dead_in(Some(pool))) {
             let pool = self.bereft.swap_remove(at);
-            self.recovering = self.workers.start(move || {
+            self.recovering = true;
+            self.workers.start(Haste::Whenever, move || {
                 let _ = staged::recover(pool.stage().attachment(), staged::open_by_name);
                 Report::Recovered
             });
         } else if self.recovery_due && !dead_in(None) {
             self.recovery_due = false;
             let places = self.places.clone();
-            self.recovering = self.workers.start(move || {
+            self.recovering = true;
+            self.workers.start(Haste::Whenever, move || {
                 drop(recovery::recover_all(&places));
                 Report::Recovered
             });
@@ -358,7 +361,8 @@ impl Leases {
             [] => {}
             [one] => one.orphan(),
             _ => {
-                self.committing = self.workers.start(move || {
+                self.committing = true;
+                self.workers.start(Haste::Whenever, move || {
                     held::commit_together(&files);
                     held::look_together(&files);
                     Report::Committed(numbers)
@@ -394,15 +398,12 @@ impl Leases {
             }
             let (held, number) = (Arc::clone(&entry.held), *number);
             entry.again_at = None;
-            entry.breaking = self.workers.start(move || Report::Taken {
+            entry.breaking = true;
+            self.breaks += 1;
+            self.workers.start(Haste::Awaited, move || Report::Taken {
                 number,
                 done: held.take_away().is_ok(),
             });
-            if entry.breaking {
-                self.breaks += 1;
-            } else {
-                entry.again_at = Some(now + AGAIN);
-            }
         }
         for number in given_up {
             // The lease goes, and a recovery finds the records.
@@ -423,7 +424,9 @@ impl Leases {
             .filter(|(_, entry)| !entry.breaking && entry.dead_since.is_none())
             .map(|(number, entry)| (*number, Arc::downgrade(&entry.held), entry.owner.pid))
             .collect();
-        self.aging = self.workers.start(move || Report::Aged(age(&all)));
+        self.aging = true;
+        let publish = move || Report::Aged(age(&all));
+        self.workers.start(Haste::Whenever, publish);
     }
 
     fn close_idle_pools(&mut self, now: Instant) {
@@ -437,7 +440,7 @@ impl Leases {
             |(_, used_at): &mut (Arc<OpenPool>, Instant)| now.duration_since(*used_at) >= POOL_IDLE;
         for (pool, _) in self.pools.extract_if(.., idle) {
             if let Some(pool) = Arc::into_inner(pool) {
-                self.workers.start(move || {
+                self.workers.start(Haste::Whenever, move || {
                     pool.close();
                     Report::Nothing
                 });
@@ -453,7 +456,7 @@ impl Leases {
         };
         let places = self.places.clone();
         let asked = (!asked.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(asked)));
-        self.workers.start(move || {
+        self.workers.start(Haste::Awaited, move || {
             let found = places.pool_for(file.as_fd(), asked.as_deref());
             drop(file);
             wire::answer(
@@ -573,7 +576,8 @@ impl Leases {
     pub(super) fn adopt(&mut self) {
         let places = self.places.clone();
         let find = move || Report::Found(adopt::find(&places));
-        self.adopting = self.workers.start(find);
+        self.adopting = true;
+        self.workers.start(Haste::Whenever, find);
     }
 
     fn adopt_one(&mut self, stray: Stray) {
@@ -686,7 +690,7 @@ impl Leases {
             wire::answer(&connection, &Answer::yes());
             return;
         };
-        self.workers.start(move || {
+        self.workers.start(Haste::Awaited, move || {
             let answer = match held.flush() {
                 Ok(()) => Answer {
                     value: 1,

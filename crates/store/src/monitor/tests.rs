@@ -86,6 +86,10 @@ fn helper_monitor() {
     if std::env::var_os("T_BLIND").is_some() {
         adopt::planted::blind();
     }
+    if let Some(threads) = std::env::var_os("T_THREADS") {
+        let threads = threads.to_str().and_then(|threads| threads.parse().ok());
+        workers::planted::threads_left(threads.expect("a number"));
+    }
     if let Some(files) = std::env::var_os("T_ENDS_AFTER") {
         let files = files.to_str().and_then(|files| files.parse().ok());
         held::planted::end_after(files.expect("a number"));

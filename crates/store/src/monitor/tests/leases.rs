@@ -268,6 +268,52 @@ fn an_opener_sees_what_a_stopped_program_staged() {
     assert!(outsider_sees_everything(&[]));
 }
 
+/// As many as the kernel gives a monitor at first: none, one, and those that stay.
+const THREADS: [&str; 3] = ["0", "1", "2"];
+
+/// A user's limit of processes is reached by whatever else runs, also under a monitor that was there before.
+#[test]
+fn an_opener_is_let_in_where_no_thread_can_be_made() {
+    for threads in THREADS {
+        assert!(outsider_sees_everything(&[(
+            "T_THREADS",
+            Path::new(threads)
+        )]));
+    }
+}
+
+#[test]
+fn what_is_asked_for_and_what_the_dead_left_is_done_where_no_thread_can_be_made() {
+    for threads in THREADS {
+        let scratch = Scratch::new();
+        let dir = scratch.runtime();
+        let path = scratch.old_file("data");
+        let before = len(&path);
+        let at_the_limit = [("T_THREADS", Path::new(threads))];
+        let mut first = monitor_with(&scratch, &at_the_limit);
+        let mut program = staging(&scratch, "atomic", "data");
+        for round in 1..=3 {
+            program.ask("append", "appended");
+            program.ask("fsync", "synced");
+            eventually("published by age", || {
+                len(&path) == before + round * WRITTEN.len()
+            });
+        }
+        let id = std::fs::metadata(&path).expect("metadata");
+        program.ask("append", "appended");
+        program.ask("fsync", "synced");
+        let published = client::publish(&dir, id.dev(), id.ino(), Duration::from_secs(60));
+        assert_eq!(published, Ok(true));
+        assert_eq!(len(&path), before + 4 * WRITTEN.len());
+        program.ask("append", "appended");
+        first.kill();
+        program.kill();
+        // Nobody holds the file for the next one, so only a recovery finds what is in the pool.
+        let _second = monitor_with(&scratch, &at_the_limit);
+        eventually("recovered", || len(&path) == before + 5 * WRITTEN.len());
+    }
+}
+
 #[test]
 fn a_lease_given_up_too_early_is_noticed() {
     assert!(!outsider_sees_everything(&[(
