@@ -211,9 +211,10 @@ fn every_mode_reaches_the_program_with_a_monitor_that_answers() {
 
 #[test]
 fn the_monitor_is_not_held_to_the_limits_of_a_program() {
-    let scratch = Scratch::new();
     let own = env!("CARGO_BIN_EXE_adit");
     let under = |limit: &str| {
+        // Of its own, or the monitor of the one before would answer.
+        let scratch = Scratch::new();
         let inner = "test -S $ADIT_RUNTIME_DIR/monitor.sock && echo answers";
         let outer = format!("ulimit {limit}; exec {own} run --mode strict -- sh -c '{inner}'");
         let mut command = Command::new("sh");
@@ -224,15 +225,23 @@ fn the_monitor_is_not_held_to_the_limits_of_a_program() {
             .env("ADIT_RUNTIME_DIR", scratch.0.join("run"));
         finish(&mut command)
     };
-    for (limit, said) in [("-v 9000000", "ulimit -v"), ("-d 9000000", "ulimit -d")] {
+    for (limit, said) in [
+        ("-v 9000000", "ulimit -v"),
+        ("-d 9000000", "ulimit -d"),
+        ("-n 20", "ulimit -n"),
+        // Shells do not agree on the letter.
+        ("-u 100 2>/dev/null || ulimit -p 100", "ulimit -u"),
+    ] {
         let done = under(limit);
         assert_eq!(done.out, "", "{limit}: {done:?}");
         assert!(done.err.contains(said), "{limit}: {done:?}");
         assert!(done.err.contains("not atomic"), "{limit}: {done:?}");
     }
-    // A limit that may be lifted is none.
-    let done = under("-S -v 9000000");
-    assert_eq!(done.out, "answers\n", "{done:?}");
+    // A limit that may be lifted is none, and one that leaves enough is no obstacle.
+    for limit in ["-S -v 9000000", "-S -n 20", "-n 1024"] {
+        let done = under(limit);
+        assert_eq!(done.out, "answers\n", "{limit}: {done:?}");
+    }
 }
 
 #[test]

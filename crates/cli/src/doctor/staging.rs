@@ -10,7 +10,7 @@ use rustix::fs::{Access, AtFlags, CWD};
 use rustix::process::{Resource, getrlimit};
 
 use super::probes::Probe;
-use crate::run::NO_MONITOR;
+use crate::run::{NO_MONITOR, monitor_limited};
 use crate::runtime;
 
 /// Why nothing is staged, and what to do about it.
@@ -65,15 +65,23 @@ fn limited() -> Option<Obstacle> {
         let limit = getrlimit(resource);
         limit.maximum.is_some() || limit.current.is_some()
     };
-    let (_, what, how) = [
+    let found = [
         (Resource::Data, "data", "ulimit -d unlimited"),
         (Resource::Fsize, "file sizes", "ulimit -f unlimited"),
     ]
     .into_iter()
-    .find(|(resource, ..)| is_limited(*resource))?;
+    .find(|(resource, ..)| is_limited(*resource));
+    if let Some((_, what, how)) = found {
+        return because(
+            format!("there is a limit on {what}, under which nothing is staged"),
+            format!("lift the limit: {how}"),
+        );
+    }
+    // Of these two a soft limit is no obstacle, nor is a hard one that is not small.
+    let limit = monitor_limited()?;
     because(
-        format!("there is a limit on {what}, under which nothing is staged"),
-        format!("lift the limit: {how}"),
+        format!("no monitor is started under this {limit}, and files are staged with one only"),
+        "lift the hard limit",
     )
 }
 

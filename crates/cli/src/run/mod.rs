@@ -32,7 +32,7 @@ use crate::runtime;
 use environment::Environment;
 use target::{Judgement, Why};
 
-pub(crate) use monitor::OFF as NO_MONITOR;
+pub(crate) use monitor::{OFF as NO_MONITOR, limited as monitor_limited};
 
 /// Becomes the program.
 pub(crate) fn run(mut args: RunArgs) -> Outcome {
@@ -209,26 +209,28 @@ fn prepare(
     });
     let awaited = args.mode != Mode::Posix || args.appends == Appends::Staged;
     match monitor::start(args.runtime_dir.as_deref(), awaited) {
-        Err(why) => without_monitor(args, &why),
+        Err(why) => without_monitor(args, why),
         Ok(()) => Ok(()),
     }
 }
 
 /// Files are staged only with a monitor. In mode posix nobody misses it but the times of files; in the
 /// others a promise hangs on it, so its absence is never passed over in silence.
-fn without_monitor(args: &RunArgs, why: &str) -> Result<(), Failure> {
+fn without_monitor(args: &RunArgs, why: Failure) -> Result<(), Failure> {
     if args.mode == Mode::Posix {
-        say(args, || format!("no monitor: {why}"));
+        say(args, || format!("no monitor: {}", why.what));
         return Ok(());
     }
     let what = format!(
-        "mode {} needs the monitor, and there is none: {why}",
-        args.mode.name()
+        "mode {} needs the monitor, and there is none: {}",
+        args.mode.name(),
+        why.what
     );
     if args.require {
-        return Err(Failure::new(what)
-            .next("name a directory of your own with --runtime-dir DIR")
-            .code(RUN_FAILED));
+        let next = why
+            .next
+            .unwrap_or_else(|| "name a directory of your own with --runtime-dir DIR".to_owned());
+        return Err(Failure::new(what).next(next).code(RUN_FAILED));
     }
     eprintln!(
         "adit: {what}\n  what happens: {}",

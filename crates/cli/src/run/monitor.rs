@@ -18,6 +18,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use adit_store::registry::RuntimeDir;
 
 use super::environment::{Environment, PRELOAD};
+use crate::failure::Failure;
 use crate::runtime;
 
 /// Set to keep `adit run` from starting the monitor.
@@ -38,36 +39,35 @@ const ATTEMPTS: u32 = 3;
 /// Makes sure that a monitor serves the directory for as long as this process lives, whatever it
 /// becomes, unless the user forbade it. Returns why there is none. Where it is `awaited`, because files are
 /// staged at once, it answers when this returns: a program that opens a file before that would have it refused.
-pub(crate) fn start(runtime_dir: Option<&Path>, awaited: bool) -> Result<(), String> {
+pub(crate) fn start(runtime_dir: Option<&Path>, awaited: bool) -> Result<(), Failure> {
     if std::env::var_os(OFF).is_some_and(|value| !value.is_empty()) {
-        let forbidden = || Err(format!("{OFF} is set"));
-        return if awaited { forbidden() } else { Ok(()) };
+        let forbidden = || Failure::new(format!("{OFF} is set")).next(format!("unset {OFF}"));
+        return if awaited { Err(forbidden()) } else { Ok(()) };
     }
-    let dir = runtime::directory(runtime_dir).map_err(|failure| failure.what)?;
+    let dir = runtime::directory(runtime_dir)?;
     let pid = std::process::id();
     if adit_store::monitor::join(&dir, pid) {
         return Ok(());
     }
     // The monitor serves all programs of the user: it must not be held to the limits of the first.
     if let Some(limit) = limited() {
-        let why = || {
-            Err(format!(
-                "one started here would be under this program's {limit}"
-            ))
-        };
-        return if awaited { why() } else { Ok(()) };
+        let what = format!("one started here would be under this program's {limit}");
+        let why = Failure::new(what)
+            .next("lift the limit, or have another program under Adit run without it meanwhile");
+        return if awaited { Err(why) } else { Ok(()) };
     }
-    let prepared = prepare(&dir, pid).ok_or("its command line cannot be formed")?;
+    let prepared =
+        prepare(&dir, pid).ok_or_else(|| Failure::new("its command line cannot be formed"))?;
     if !awaited {
-        return launch(&prepared);
+        return launch(&prepared).map_err(Failure::new);
     }
     for _ in 0..ATTEMPTS {
-        launch(&prepared)?;
+        launch(&prepared).map_err(Failure::new)?;
         if answers(&dir, pid) {
             return Ok(());
         }
     }
-    Err("it was started and does not answer".to_owned())
+    Err(Failure::new("it was started and does not answer"))
 }
 
 fn launch(prepared: &Prepared) -> Result<(), String> {
@@ -83,30 +83,59 @@ fn launch(prepared: &Prepared) -> Result<(), String> {
     }
 }
 
-/// The limits under which no pool can be mapped, made larger or recovered.
-const DECISIVE: [(Resource, &str); 3] = [
-    (Resource::As, "limit on memory (ulimit -v)"),
-    (Resource::Data, "limit on data (ulimit -d)"),
-    (Resource::Fsize, "limit on file sizes (ulimit -f)"),
+/// A hard limit, and what it must be for the monitor of all the user's programs.
+struct Decisive {
+    resource: Resource,
+    /// Less than this is too little; anything is, where there is none.
+    enough: Option<u64>,
+    name: &'static str,
+}
+
+/// Under the first three no pool can be mapped, made larger or recovered. Each staged file is a descriptor of
+/// the monitor's, and what takes long a thread.
+const DECISIVE: [Decisive; 5] = [
+    Decisive {
+        resource: Resource::As,
+        enough: None,
+        name: "limit on memory (ulimit -v)",
+    },
+    Decisive {
+        resource: Resource::Data,
+        enough: None,
+        name: "limit on data (ulimit -d)",
+    },
+    Decisive {
+        resource: Resource::Fsize,
+        enough: None,
+        name: "limit on file sizes (ulimit -f)",
+    },
+    Decisive {
+        resource: Resource::Nofile,
+        enough: Some(1024),
+        name: "limit on open files (ulimit -n)",
+    },
+    Decisive {
+        resource: Resource::Nproc,
+        enough: Some(256),
+        name: "limit on processes (ulimit -u)",
+    },
 ];
 
 /// A limit that a new process could not lift itself.
-fn limited() -> Option<&'static str> {
-    let limited = |resource| getrlimit(resource).maximum.is_some();
-    let found = DECISIVE
+pub(crate) fn limited() -> Option<&'static str> {
+    let decides = |limit: &Decisive| {
+        let most = getrlimit(limit.resource).maximum;
+        most.is_some_and(|most| limit.enough.is_none_or(|enough| most < enough))
+    };
+    DECISIVE
         .into_iter()
-        .find(|(resource, _)| limited(*resource));
-    found.map(|(_, name)| name)
+        .find(decides)
+        .map(|decisive| decisive.name)
 }
 
 /// Lifts what limits only the program, as far as that may be done.
 fn lift_limits() {
-    for resource in [
-        Resource::As,
-        Resource::Data,
-        Resource::Fsize,
-        Resource::Nofile,
-    ] {
+    for Decisive { resource, .. } in DECISIVE {
         let limit = getrlimit(resource);
         let most = Rlimit {
             current: limit.maximum,
