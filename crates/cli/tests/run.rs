@@ -305,6 +305,44 @@ fn an_unusable_runtime_directory_is_told_in_words() {
     );
 }
 
+/// Three monitors were started, which all refused it unheard: it took nine seconds, and nobody said why.
+#[test]
+fn why_a_runtime_directory_serves_no_monitor_is_told() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    let scratch = Scratch::new();
+    // Not asked for: one that was is refused before anything else.
+    let runtime = scratch.0.join("adit");
+    std::fs::create_dir(&runtime).unwrap();
+    let run = |flags: &[&str]| {
+        let mut command = adit(["run", "--mode", "strict"]);
+        command.args(flags).args(["echo", "ran"]);
+        finish(
+            command
+                .env_remove("ADIT_NO_MONITOR")
+                .env("XDG_STATE_HOME", &scratch.0)
+                .env("XDG_RUNTIME_DIR", &scratch.0),
+        )
+    };
+    let told = |reason: &str| {
+        let done = run(&[]);
+        assert_eq!((done.code(), done.out.as_str()), (Some(0), "ran\n"));
+        for word in [reason, runtime.to_str().unwrap(), "not atomic"] {
+            assert!(done.err.contains(word), "{word}: {done:?}");
+        }
+        let done = run(&["--require"]);
+        assert_eq!((done.code(), done.out.as_str()), (Some(125), ""));
+        assert!(done.err.contains(reason), "{done:?}");
+        assert!(done.err.contains("--runtime-dir"), "{done:?}");
+    };
+    std::fs::set_permissions(&runtime, PermissionsExt::from_mode(0o755)).unwrap();
+    told("open to other users");
+    std::fs::set_permissions(&runtime, PermissionsExt::from_mode(0o700)).unwrap();
+    if rustix::process::geteuid().is_root() {
+        chown(&runtime, Some(1234), None).unwrap();
+        told("belongs to user 1234");
+    }
+}
+
 #[test]
 fn an_emptied_environment_is_the_programs_wish() {
     let done = finish(&mut adit([

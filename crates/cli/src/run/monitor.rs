@@ -45,6 +45,13 @@ pub(crate) fn start(runtime_dir: Option<&Path>, awaited: bool) -> Result<(), Fai
         return if awaited { Err(forbidden()) } else { Ok(()) };
     }
     let dir = runtime::directory(runtime_dir)?;
+    // A monitor would refuse it as well, and nobody hears what it says.
+    dir.create().map_err(|error| {
+        let mut why = runtime::unusable(error);
+        let path = OsStr::from_bytes(dir.as_bytes()).display();
+        why.what = format!("{path}: {}", why.what);
+        why
+    })?;
     let pid = std::process::id();
     if adit_store::monitor::join(&dir, pid) {
         return Ok(());

@@ -491,7 +491,11 @@ fn create(dir: &Fd) -> Result<(Text<64>, Fd), Errno> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         let path = name.as_c_str().ok_or(Errno::NAMETOOLONG)?;
         match sys::open_at(dir, path, flags, Mode::RUSR | Mode::WUSR) {
-            Ok(fd) => return Ok((name, fd)),
+            Ok(fd) => {
+                // The monitor opens it, too; the program's mask may have taken its owner's rights.
+                rustix::fs::fchmod(fd.as_fd(), Mode::RUSR | Mode::WUSR)?;
+                return Ok((name, fd));
+            }
             Err(Errno::EXIST) => nonce = nonce.wrapping_add(1),
             Err(error) => return Err(error),
         }

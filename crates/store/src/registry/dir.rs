@@ -3,7 +3,7 @@
 use core::ffi::CStr;
 
 use rustix::fd::AsFd as _;
-use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::sys::{self, Fd};
@@ -104,9 +104,30 @@ impl RuntimeDir {
     /// every use of the directory makes by itself.
     pub fn create(&self) -> Result<(), DirError> {
         match rustix::fs::mkdirat(CWD, self.as_c_str()?, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => self.open().map(drop),
-            Err(error) => Err(DirError::Kernel(error)),
+            Ok(()) => self.open_to_its_owner()?,
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(DirError::Kernel(error)),
         }
+        self.open().map(drop)
+    }
+
+    /// Gives the owner the rights to a new directory that the program's mask took, which is the program's own
+    /// and must not be changed, not even for a moment.
+    fn open_to_its_owner(&self) -> Result<(), DirError> {
+        // Without rights it can be pinned, and not opened. What follows is about what was pinned.
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
+        let pinned = sys::pin(self.as_c_str()?, flags).map_err(DirError::Kernel)?;
+        let stat = rustix::fs::fstat(pinned.as_fd()).map_err(DirError::Kernel)?;
+        // What others have put in its place is refused when it is opened.
+        let ours = stat.st_uid == rustix::process::geteuid().as_raw();
+        if !ours || stat.st_mode & Mode::RWXU.as_raw_mode() == Mode::RWXU.as_raw_mode() {
+            return Ok(());
+        }
+        let mut link = Text::<64>::new();
+        link.push(b"/proc/thread-self/fd/");
+        link.push_number(u64::try_from(pinned.raw()).unwrap_or(u64::MAX));
+        let link = link.as_c_str().ok_or(DirError::BadPath)?;
+        rustix::fs::chmodat(CWD, link, Mode::RWXU, AtFlags::empty()).map_err(DirError::Kernel)
     }
 
     /// Opens the directory, refusing one that another user owns or can look into.

@@ -243,6 +243,34 @@ fn counts_of_many_threads_are_about_right() {
 }
 
 #[test]
+fn a_mask_that_takes_everything_leaves_the_owner_his_rights() {
+    let scratch = Scratch::new();
+    let run = scratch.path("run");
+    let file = open_rw(&scratch.old_file("data"));
+    let id = id_of(&file);
+    let run_of_thread = run.clone();
+    let attached = std::thread::spawn(move || {
+        // A mask of this thread's own.
+        // SAFETY: integers only.
+        assert_eq!(unsafe { libc::unshare(libc::CLONE_FS) }, 0);
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o777));
+        let registry = registry(&run_of_thread);
+        assert!(registry.file(id, file.as_raw_fd()).is_some());
+        registry
+    });
+    let registry = attached.join().expect("attached");
+    let mode = |path: &std::path::Path| {
+        let metadata = std::fs::metadata(path).expect("metadata");
+        metadata.permissions().mode() & 0o7777
+    };
+    assert_eq!(mode(&run), 0o700);
+    for entry in std::fs::read_dir(&run).expect("list") {
+        assert_eq!(mode(&entry.expect("entry").path()), 0o600);
+    }
+    registry.detach();
+}
+
+#[test]
 fn directories_that_others_reach_are_refused() {
     let scratch = Scratch::new();
     let file = open_rw(&scratch.old_file("data"));
