@@ -40,6 +40,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd as _, AsRawFd as _};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, inotify};
 use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
 use crate::pools::{Places, PoolList};
 use crate::registry::snapshot::{Condition, Name, Snapshot, names};
@@ -127,9 +128,23 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> MonitorError {
 
 /// Asks a running monitor to stay for as long as process `pid` lives. `false` when none runs, or
 /// none that answers: then start one with [`Options::stay_for`]. Costs some 20 microseconds.
+///
+/// The monitor may live in another namespace of processes, where the number is somebody else's. It sees for
+/// itself who asks; another process is therefore shown to it by a descriptor.
 pub fn join(dir: &RuntimeDir, pid: u32) -> bool {
+    let named = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let other = named.filter(|pid| *pid != getpid());
+    let life = other.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    let life = life.map(Fd::new);
+    // Who is gone is not stayed for.
+    let pid = if other.is_some() && life.is_none() {
+        0
+    } else {
+        pid
+    };
     dir.open().is_ok_and(|fd| {
-        let answer = ask(&fd, &Request::Join { pid }, None, wire::PATIENCE);
+        let along = life.as_ref().map(Fd::as_fd);
+        let answer = ask(&fd, &Request::Join { pid }, along, wire::PATIENCE);
         answer.is_ok_and(|answer| answer.agreed())
     })
 }

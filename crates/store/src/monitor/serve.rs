@@ -15,9 +15,10 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 
 use super::Ready;
+use super::lease;
 use super::leases::Leases;
 use super::records::{Listed, Record, Records};
 use super::reserve::Reservations;
@@ -129,13 +130,31 @@ impl Server {
     /// Stays until process `pid` has ended. A process that cannot be watched is not waited for.
     pub(super) fn stay_for(&mut self, pid: u32) {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        if self.lives.len() < MOST_LIVES
-            && let Some(pid) = pid
+        if let Some(pid) = pid
             && let Ok(life) = pidfd_open(pid, PidfdFlags::empty())
         {
-            let life = Fd::new(life);
+            self.stay_while(Fd::new(life));
+        }
+    }
+
+    fn stay_while(&mut self, life: Fd) {
+        if self.lives.len() < MOST_LIVES {
             let listed = self.records.list(&Record::Life(life.raw()));
             self.lives.push((listed, life));
+        }
+    }
+
+    /// Stays for the process whose descriptor came along, else for the one that asks. Its number is not looked
+    /// up: in another namespace of processes it is somebody else's, init's for example, who never ends.
+    fn join(&mut self, connection: &Fd, pid: u32, along: Option<Fd>) {
+        let life = match along {
+            Some(fd) => is_process(&fd).then_some(fd),
+            // Nobody: it is asked only whether it answers.
+            None if pid == 0 => None,
+            None => lease::peer(connection.as_fd()).ok(),
+        };
+        if let Some(life) = life {
+            self.stay_while(life);
         }
     }
 
@@ -198,8 +217,8 @@ impl Server {
 
     fn handle(&mut self, dir: &Fd, connection: Fd, request: &Request<'_>, along: Option<Fd>) {
         let agreed = match (*request, along) {
-            (Request::Join { pid }, _) => {
-                self.stay_for(pid);
+            (Request::Join { pid }, along) => {
+                self.join(&connection, pid, along);
                 true
             }
             (Request::Reserve(target), Some(fd)) => self.reservations.add(dir, target, fd),
@@ -242,6 +261,13 @@ pub(super) fn listen(dir: &Fd) -> Result<Fd, Errno> {
     rustix::net::bind(listener.as_fd(), &wire::address(dir)?)?;
     rustix::net::listen(listener.as_fd(), 128)?;
     Ok(listener)
+}
+
+/// Whether a descriptor is that of a process. Others would be waited for in vain, or without rest.
+fn is_process(fd: &Fd) -> bool {
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    // Of a process that is no child of ours the kernel says so.
+    !matches!(waitid(WaitId::PidFd(fd.as_fd()), look), Err(Errno::BADF))
 }
 
 /// The directory is private already; this is the second wall.

@@ -414,6 +414,53 @@ fn it_stays_for_whoever_joined() {
     });
 }
 
+/// A program in another namespace of processes: the number that it says is somebody else's here.
+#[test]
+#[ignore = "a helper process of the tests"]
+fn helper_joins() {
+    if !is_helper() {
+        return;
+    }
+    let dir = runtime_at(&argument("T_DIR").join("run"));
+    let pid = argument("T_PID").to_str().and_then(|pid| pid.parse().ok());
+    let request = Request::Join {
+        pid: pid.expect("a number"),
+    };
+    let asked = || ask(&dir.open().expect("open"), &request, None, wire::PATIENCE);
+    eventually("joined", || asked().is_ok_and(|answer| answer.agreed()));
+    say("joined");
+    listen();
+}
+
+#[test]
+fn it_stays_for_whoever_asks_and_not_for_the_number_that_is_said() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let own = std::process::id().to_string();
+    let monitor = std::thread::spawn(move || run(&dir, &quick()).expect("run"));
+    let arguments = [("T_DIR", scratch.0.as_path()), ("T_PID", Path::new(&own))];
+    let mut program = Helper::start("monitor::tests::helper_joins", &arguments);
+    program.wait_for("joined");
+    std::thread::sleep(quick().idle * 3);
+    assert!(!monitor.is_finished(), "the program lives");
+    drop(program);
+    eventually("nobody is stayed for", || monitor.is_finished());
+}
+
+#[test]
+fn what_is_no_process_is_not_stayed_for() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let fd = dir.open().expect("open");
+    let monitor = std::thread::spawn(move || run(&dir, &quick()).expect("run"));
+    let null = open_rw(Path::new("/dev/null"));
+    let null = sys::borrow(null.as_raw_fd());
+    let join = Request::Join { pid: 1 };
+    let asked = || ask(&fd, &join, null, wire::PATIENCE);
+    eventually("joined", || asked().is_ok_and(|answer| answer.agreed()));
+    eventually("nobody is stayed for", || monitor.is_finished());
+}
+
 #[test]
 fn rubbish_is_survived_and_cleared_away() {
     let scratch = Scratch::new();

@@ -50,9 +50,9 @@ pub(crate) type Path = Text<LONGEST>;
 /// What a process asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request<'a> {
-    /// Stay at least as long as this process lives.
+    /// Stay at least as long as the process lives whose descriptor comes along, else as the one that asks.
     Join {
-        /// Its id.
+        /// Its id where it is; zero for none.
         pid: u32,
     },
     /// Keep blocks reserved ahead of the descriptor that comes along.
