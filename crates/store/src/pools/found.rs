@@ -10,10 +10,10 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use adit_pool::PoolFile;
-use rustix::fs::{Access, AtFlags, CWD, Dir, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::list::Listed;
+use super::list::{Listed, is_there};
 use super::{POOL, Places, PoolList, TMPFS};
 
 /// File systems that files are staged on, as the kernel calls them.
@@ -84,7 +84,7 @@ impl Places {
         self.runtime.join("lists")
     }
 
-    /// Its own list, and those that were announced.
+    /// Its own list, and those that were announced by programs whose home directory is still there.
     pub(super) fn lists(&self) -> Vec<PoolList> {
         let mut all = vec![self.list.clone()];
         let names = self.announced();
@@ -100,8 +100,9 @@ impl Places {
                 continue;
             };
             let dir = Path::new(OsStr::from_bytes(dir.to_bytes())).to_owned();
-            if dir.is_absolute() && all.iter().all(|list| list.dir != dir) {
-                all.push(PoolList { dir });
+            let list = PoolList { dir };
+            if list.may_be_made() && all.iter().all(|known| known.dir != list.dir) {
+                all.push(list);
             }
         }
         all
@@ -180,11 +181,6 @@ pub(super) fn usual_places() -> impl Iterator<Item = PathBuf> {
     all.map(|dir| dir.join(POOL))
 }
 
-fn is_there(path: &Path) -> bool {
-    let name = path.as_os_str().as_bytes();
-    rustix::fs::accessat(CWD, name, Access::EXISTS, AtFlags::empty()).is_ok()
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
@@ -231,10 +227,9 @@ mod tests {
         };
         other.announce().expect("announce");
         other.announce().expect("announce again");
-        assert!(
-            !scratch.path("home").exists(),
-            "nothing is made for nothing"
-        );
+        assert!(places.opened(&path).is_err(), "a home that is gone");
+        assert!(!scratch.path("home").exists(), "it is not made again");
+        std::fs::create_dir(scratch.path("home")).expect("create");
         places.opened(&path).expect("a list that was announced");
         let line = Listed {
             uuid,

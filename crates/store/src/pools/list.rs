@@ -139,6 +139,18 @@ impl PoolList {
         make_durable(&self.dir)
     }
 
+    /// Whether its directory is there, or what it would be made in: a home directory that somebody has removed is
+    /// not made again.
+    pub(super) fn may_be_made(&self) -> bool {
+        let state = self.dir.parent().unwrap_or(&self.dir);
+        let above = state.ancestors().nth(if state.ends_with(".local/state") {
+            2
+        } else {
+            1
+        });
+        self.dir.is_absolute() && (is_there(&self.dir) || above.is_some_and(is_there))
+    }
+
     pub(super) fn make_directory(&self) -> Result<(), Errno> {
         let missing: Vec<&Path> = self
             .dir
@@ -166,6 +178,11 @@ impl PoolList {
         let mode = Mode::RUSR | Mode::WUSR;
         rustix::fs::open(path.as_os_str().as_bytes(), flags, mode).map(Fd::new)
     }
+}
+
+pub(super) fn is_there(path: &Path) -> bool {
+    let name = path.as_os_str().as_bytes();
+    rustix::fs::accessat(CWD, name, Access::EXISTS, AtFlags::empty()).is_ok()
 }
 
 /// Locks the list, or fails when somebody who has it does not give it back: he may have been stopped.
