@@ -107,8 +107,12 @@ pub(crate) unsafe extern "C" fn after(call: *mut Call, result: i64) -> i64 {
     // SAFETY: the stub's frame, which nobody else has.
     let call = unsafe { &mut *call };
     // Of `ioctl` the upper half means nothing, and no call copies as much as would need it.
-    let succeeded = result as c_int >= 0;
-    match call.end(succeeded) {
+    let made = if result as c_int >= 0 {
+        Ok(())
+    } else {
+        Err(sys::errno())
+    };
+    match call.end(made) {
         Ok(()) => result,
         Err(errno) => descriptors::minus_one(errno),
     }
@@ -148,11 +152,11 @@ pub(crate) fn by_number(
         Ok(None) if call.lent.iter().all(|ofd| ofd.is_null()) && whole => Ok(None),
         Ok(None) if whole => {
             let result = made();
-            let ended = call.end(result.is_ok());
+            let ended = call.end(result.map(drop));
             result.and_then(|done| ended.map(|()| Some(done as c_int)))
         }
         Ok(None) => {
-            let _ = call.end(false);
+            let _ = call.end(Err(libc::EINVAL));
             let ends = [first, third].map(|fd| descriptors::hand_over(fd as c_int));
             ends.into_iter().collect::<Result<(), _>>().map(|()| None)
         }
@@ -243,7 +247,7 @@ impl Call {
             }
         }
         if let Err(errno) = self.ready_to_read(from, from_somewhere) {
-            self.end(false)?;
+            self.end(Err(errno))?;
             return Err(errno);
         }
         Ok(None)
@@ -266,7 +270,7 @@ impl Call {
     }
 
     /// Takes back what was lent. What the kernel has written is durable when the call returns, where writes are.
-    fn end(&mut self, succeeded: bool) -> Result<(), c_int> {
+    fn end(&mut self, made: Result<(), c_int>) -> Result<(), c_int> {
         let mut result = Ok(());
         for end in 0..self.lent.len() {
             let ofd = core::mem::replace(&mut self.lent[end], core::ptr::null());
@@ -276,14 +280,32 @@ impl Call {
             // SAFETY: kept by this call on this thread, and taken back once.
             let ofd = unsafe { Users::again(ofd) };
             if let Some(writer) = ofd.writer() {
-                writer.call_has_returned();
-                if end == 0 && succeeded && writer.kernel_flags() != 0 {
+                writer.call_has_returned(end == 0 && may_have_written(made));
+                // Another thread may have closed it meanwhile.
+                let is_it = |now: &Ofd| core::ptr::eq(now, &*ofd);
+                let still = || fds::promoted(self.to as c_int).is_some_and(|now| is_it(&now));
+                if end == 0 && made.is_ok() && writer.kernel_flags() != 0 && still() {
                     result = sys::fdatasync(self.to).map(drop);
                 }
             }
         }
         result
     }
+}
+
+/// Whether a call may have changed the file that it was to write to: the kernel refuses most before it begins.
+fn may_have_written(made: Result<(), c_int>) -> bool {
+    const REFUSED: [c_int; 8] = [
+        libc::EXDEV,
+        libc::EOPNOTSUPP,
+        libc::EINVAL,
+        libc::EBADF,
+        libc::ENOTTY,
+        libc::EISDIR,
+        libc::EPERM,
+        libc::ETXTBSY,
+    ];
+    made.err().is_none_or(|errno| !REFUSED.contains(&errno))
 }
 
 /// The kernel's error for a descriptor that cannot be read.

@@ -586,7 +586,6 @@ impl Writer {
             self.begin_anew(&mut state, ofd, fd);
         }
         self.calls.fetch_add(1, Ordering::SeqCst);
-        self.bypassed.store(true, Ordering::Relaxed);
         if matches!(*state, State::Fresh(_)) && self.trial.is_none() && !self.loan.is_out() {
             *state = State::Fresh(Fresh::new());
             self.loan.begin_for_a_call(fd);
@@ -595,9 +594,11 @@ impl Writer {
         Ok(())
     }
 
-    /// After the call.
-    pub(crate) fn call_has_returned(&self) {
-        self.bypassed.store(true, Ordering::Relaxed);
+    /// After the call. Until then, nothing can be committed with others.
+    pub(crate) fn call_has_returned(&self, wrote: bool) {
+        if wrote {
+            self.bypassed.store(true, Ordering::Relaxed);
+        }
         self.calls.fetch_sub(1, Ordering::SeqCst);
     }
 

@@ -61,6 +61,17 @@ pub enum NoPool {
         /// The directory.
         path: PathBuf,
     },
+    /// What is staged in it would be taken for the original's.
+    #[error(
+        "{path}: a copy of the pool {original}; remove it (adit pool rm)",
+        path = path.display(), original = original.display()
+    )]
+    Copy {
+        /// The pool.
+        path: PathBuf,
+        /// What it is a copy of.
+        original: PathBuf,
+    },
     /// Nobody would find the pool after a crash.
     #[error("{path}: the list of pools cannot be written: {errno}", path = path.display())]
     Unlisted {
@@ -144,19 +155,32 @@ impl Places {
 
     /// Makes sure that whoever recovers finds a pool.
     fn enter(&self, uuid: &[u8; 16], path: &Path) -> Result<(), NoPool> {
-        let entered: Vec<_> = self
-            .lists()
-            .iter()
-            .map(|list| list.add(uuid, path))
-            .collect();
-        match entered.first() {
-            Some(Err(errno)) if entered.iter().all(Result::is_err) => {
-                let found = usual_places().any(|place| place == path);
-                found.then_some(()).ok_or_else(|| NoPool::Unlisted {
-                    path: self.list.dir.clone(),
-                    errno: *errno,
-                })
+        if let Some(original) = self.original_of(uuid, path) {
+            return Err(NoPool::Copy {
+                path: path.to_owned(),
+                original,
+            });
+        }
+        let lists = self.lists();
+        let mut refused = lists.is_empty().then(|| NoPool::Unlisted {
+            path: self.list.dir.clone(),
+            errno: Errno::NOENT,
+        });
+        for list in lists {
+            if let Err(errno) = list.add(uuid, path) {
+                // Whose program this is only that knows, and who recovers may have no other list.
+                refused = refused.or(Some(NoPool::Unlisted {
+                    path: list.dir,
+                    errno,
+                }));
             }
+        }
+        let is_found = || {
+            let is_usual = usual_places().any(|place| place == path);
+            is_usual && self.pools().iter().any(|found| found.path == path)
+        };
+        match refused {
+            Some(reason) if !is_found() => Err(reason),
             _ => Ok(()),
         }
     }
@@ -318,6 +342,7 @@ mod tests {
             runtime: scratch.path("runtime"),
             list: PoolList::at(&scratch.path("home/.local/state/adit")),
         };
+        std::fs::create_dir(scratch.path("home")).expect("create");
         let name = scratch.path("file");
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         let file = rustix::fs::open(name.as_os_str().as_bytes(), flags, Mode::RUSR);

@@ -3,15 +3,18 @@
 //   g                  adit_commit_group of both                 r        of the first and a pipe
 //   x                  of the first and of a number that is none  cA, cB  closes
 //   p                  has a child that ends at once              k, q    has one that stays; ends it
+//   iA, iB             asks for a clone that there cannot be
 // The library may be there or not: its function is looked up weakly, as adit.h says.
 #define _GNU_SOURCE
 #define ADIT_WEAK
 #include <adit.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -39,6 +42,7 @@ int main(int count, char **args) {
         case 'c': result = close(fd); break;
         case 'p': if (fork() == 0) _exit(0); result = wait(NULL) < 0 ? -1 : 0; break;
         case 'k': result = (child = fork()) < 0 ? -1 : 0; if (child == 0) { alarm(20); pause(); } break;
+        case 'i': result = ioctl(fd, FICLONE, fd); break;
         case 'q': result = kill(child, SIGKILL) < 0 || wait(NULL) < 0 ? -1 : 0; break;
         case 'g': result = adit_commit_group ? adit_commit_group(fds, 2) : 77; break;
         case 'r': result = adit_commit_group ? adit_commit_group((int[]){fds[0], ends[1]}, 2) : 77; break;

@@ -292,20 +292,23 @@ fn a_group_is_refused_until_what_the_kernel_got_is_synced() {
     // Staged again, and the bytes before are the kernel's as much as they were.
     group.all_well(&["wA 2", "wB 3"]);
     assert_eq!(group.tell("g"), "-1 EINVAL");
-    group.all_well(&["fB", "g", "cA", "cB"]);
+    group.all_well(&["fB", "g"]);
+    // What the kernel refused to do has changed nothing.
+    assert_eq!(group.tell("iA"), "-1 EBADF", "it is open for writing only");
+    group.all_well(&["wA 3", "g", "cA", "cB"]);
     group.kill();
     end_the_watch(&mut place);
     // Without a monitor nothing is staged for now.
     let mut group = Group::start(&place, &program, "atomic", "each");
     assert_eq!(group.tell("g"), "0 -", "nothing was written");
-    group.all_well(&["wA 3", "wB 4"]);
+    group.all_well(&["wA 4", "wB 4"]);
     assert_eq!(group.tell("g"), "-1 EINVAL");
     group.all_well(&["fA"]);
     assert_eq!(group.tell("g"), "-1 EINVAL");
     group.all_well(&["dB", "g"]);
     group.kill();
     let read = |name| fs::read_to_string(place.dir.join(name)).expect(name);
-    assert_eq!(["A", "B"].map(read), ["123", "1234"]);
+    assert_eq!(["A", "B"].map(read), ["1234", "1234"]);
 }
 
 /// A program that is linked against the library, as the installed header and its description say, runs

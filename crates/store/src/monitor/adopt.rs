@@ -36,15 +36,15 @@ pub(super) struct Stray {
     pub(super) fd: Fd,
 }
 
-/// Looks for leases in all listed pools. Pools that cannot be looked at are passed over.
+/// Looks for leases in all pools. Pools that cannot be looked at are passed over.
 pub(super) fn find(places: &Places) -> Vec<Stray> {
     let mut found = Vec::new();
     #[cfg(test)]
     if planted::is_blind() {
         return found;
     }
-    for listed in places.listed() {
-        let _ = find_in(&listed.path, &mut found);
+    for pool in places.pools() {
+        let _ = find_in(&pool.path, &mut found);
     }
     found
 }

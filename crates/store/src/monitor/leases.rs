@@ -311,8 +311,10 @@ impl Leases {
         if let Some(at) = self.bereft.iter().position(|pool| !dead_in(Some(pool))) {
             let pool = self.bereft.swap_remove(at);
             self.recovering = true;
+            let only = self.places.own_device(&pool.path);
             self.workers.start(Haste::Whenever, move || {
-                let _ = staged::recover(pool.stage().attachment(), staged::open_by_name);
+                let open = |name: &_| staged::open_on(name, only);
+                let _ = staged::recover(pool.stage().attachment(), open);
                 Report::Recovered
             });
         } else if self.recovery_due && !dead_in(None) {
@@ -813,6 +815,7 @@ fn answer_of(found: Result<PathBuf, NoPool>) -> Answer {
             Refused::NoPlace(errno)
         }
         Err(NoPool::NotPrivate { .. }) => Refused::NoPlace(Errno::PERM),
+        Err(NoPool::Copy { .. }) => Refused::NoPlace(Errno::NOTUNIQ),
         Err(NoPool::Pool { error, .. }) => Refused::Pool(errno_of(&error)),
     };
     refused.answer()

@@ -70,6 +70,11 @@ impl PoolList {
         let Ok(fd) = self.open("pools", OFlags::RDONLY | OFlags::NONBLOCK) else {
             return Vec::new();
         };
+        // Others can make one in a directory that is not there yet.
+        let stat = rustix::fs::fstat(fd.as_fd());
+        if !stat.is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw()) {
+            return Vec::new();
+        }
         let mut text = vec![0; LONGEST_LIST];
         let len = sys::read_full(&fd, &mut text, 0).unwrap_or(0);
         text.truncate(len);
@@ -176,7 +181,12 @@ impl PoolList {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let path = self.dir.join(name);
         let mode = Mode::RUSR | Mode::WUSR;
-        rustix::fs::open(path.as_os_str().as_bytes(), flags, mode).map(Fd::new)
+        let fd = rustix::fs::open(path.as_os_str().as_bytes(), flags, mode).map(Fd::new)?;
+        if flags.contains(OFlags::CREATE) {
+            // The umask may have taken bits away.
+            rustix::fs::fchmod(fd.as_fd(), mode)?;
+        }
+        Ok(fd)
     }
 }
 
@@ -204,8 +214,15 @@ fn make_durable(dir: &Path) -> Result<(), Errno> {
     rustix::fs::fsync(dir.as_fd())
 }
 
-/// Whether a pool is not there, and the nearest directory that is lies in memory.
+/// Whether a pool is not there, and the nearest directory that is lies in memory. Mount points may lie there as
+/// well, so this is said of places alone in which nothing is mounted.
 fn is_gone(path: &Path) -> bool {
+    if !["/dev/shm", "/run/user"]
+        .iter()
+        .any(|memory| path.starts_with(memory))
+    {
+        return false;
+    }
     let kind = |dir: &Path| rustix::fs::statfs(dir.as_os_str().as_bytes());
     let missing = |error| matches!(error, Errno::NOENT | Errno::NOTDIR);
     let mut above = path.ancestors().map(kind);

@@ -15,7 +15,7 @@ use std::ffi::CStr;
 
 use adit_pool::FileName;
 use rustix::fd::{AsFd, AsRawFd as _, OwnedFd};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::error::{Error, Result};
@@ -116,6 +116,9 @@ pub fn open_on(name: &FileName, device: Option<u64>) -> Result<KernelFile<OwnedF
     }
 }
 
+/// Milliseconds that somebody else who has a directory locked is waited for.
+const LOCK_TRIES: u32 = 500;
+
 /// Names of a directory that are looked at for a file that was renamed.
 const MOST: usize = 1 << 16;
 
@@ -137,43 +140,74 @@ fn path_beside(name: &FileName) -> Option<Vec<u8>> {
 }
 
 fn open_if_same(name: &FileName, path: &[u8], device: Option<u64>) -> Result<KernelFile<OwnedFd>> {
-    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = match rustix::fs::open(path, flags, Mode::empty()) {
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ISDIR) => {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let seen = match rustix::fs::open(path, flags, Mode::empty()) {
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
             return Err(Error::OtherFile("no file has its name now"));
         }
-        Err(Errno::ACCESS) => open_unwritable(name, path)?,
+        seen => seen?,
+    };
+    // To open another file would take away a lease on it.
+    ensure_same(name, &seen, device)?;
+    let file = match open_seen(&seen) {
+        Err(Errno::ACCESS) => open_unwritable(&seen, path)?,
+        // There may be no /proc.
+        Err(Errno::NOENT) => {
+            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            rustix::fs::open(path, flags, Mode::empty())?
+        }
         file => file?,
     };
-    ensure_same(name, &file)?;
-    if device.is_some_and(|device| rustix::fs::fstat(&file).map(|stat| stat.st_dev) != Ok(device)) {
-        return Err(Error::OtherFile(
-            "it is on another file system than the pool",
-        ));
-    }
+    ensure_same(name, &file, device)?;
     Ok(KernelFile::new(file)?)
+}
+
+/// Opens a file that was only looked at.
+fn open_seen(seen: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::open(link_to(seen), flags, Mode::empty())
+}
+
+fn link_to(seen: &OwnedFd) -> String {
+    format!("/proc/thread-self/fd/{}", seen.as_raw_fd())
 }
 
 /// Opens a file whose rights do not let its own user write: a program may write through a descriptor that it had
 /// before it took the rights away, or that `open` gave it when it made the file so, as git does. The user may
 /// change the rights, and they are what they were when this returns; a crash in between leaves them wider for that
-/// user alone.
-fn open_unwritable(name: &FileName, path: &[u8]) -> Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::empty())?;
-    ensure_same(name, &file)?;
-    let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
-    let mode = Mode::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
-    rustix::fs::chmod(&link, mode | Mode::RUSR | Mode::WUSR)?;
-    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let opened = rustix::fs::open(&link, flags, Mode::empty());
-    rustix::fs::chmod(&link, mode)?;
+/// user alone. Two at once would take each other's rights for the file's, so its directory is locked meanwhile.
+fn open_unwritable(seen: &OwnedFd, path: &[u8]) -> Result<OwnedFd> {
+    let slash = path.iter().rposition(|byte| *byte == b'/');
+    let directory = slash.map_or(&b"."[..], |slash| &path[..=slash]);
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(directory, flags, Mode::empty())?;
+    lock_patiently(&directory)?;
+    let mode = Mode::from_raw_mode(rustix::fs::fstat(seen)?.st_mode);
+    rustix::fs::chmod(link_to(seen), mode | Mode::RUSR | Mode::WUSR)?;
+    let opened = open_seen(seen);
+    rustix::fs::chmod(link_to(seen), mode)?;
     Ok(opened?)
 }
 
+/// Locks what others lock for microseconds, or says that it is not to be had now.
+fn lock_patiently(directory: &OwnedFd) -> Result<(), Errno> {
+    for _ in 0..LOCK_TRIES {
+        match rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(std::time::Duration::from_millis(1)),
+            locked => return locked,
+        }
+    }
+    Err(Errno::AGAIN)
+}
+
 /// Fails unless the open file is this user's, and the one that the records are of.
-fn ensure_same(name: &FileName, file: &OwnedFd) -> Result<()> {
+fn ensure_same(name: &FileName, file: &OwnedFd, device: Option<u64>) -> Result<()> {
     let stat = rustix::fs::fstat(file)?;
+    if device.is_some_and(|device| stat.st_dev != device) {
+        return Err(Error::OtherFile(
+            "it is on another file system than the pool",
+        ));
+    }
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(Error::OtherFile(
             "its name belongs to something that is no file now",
