@@ -29,7 +29,7 @@ HOST = {
 }
 # Package: those of its tests that touch a medium. The tests of copies touch none, and all their sizes and places take
 # minutes in emulation.
-TESTS = {"adit-pmem": ("adit_pmem", "media", "faults"), "adit-pool": ("files", "processes")}
+TESTS = {"adit-pmem": ("adit_pmem", "media", "faults"), "adit-pool": ("files",)}
 EMULATOR = {"qemu-system-x86_64": "qemu-system-x86"}
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -29,6 +29,8 @@ struct Report {
     files: Vec<Published>,
     /// Log lines that were not believed.
     rejected: u64,
+    /// Log lines that were cut off while they were written, as a power cut leaves them.
+    torn: u64,
     released: Released,
 }
 
@@ -81,6 +83,7 @@ fn report(recovered: Recovered) -> Report {
     Report {
         files: published.chain(kept).chain(living).collect(),
         rejected: recovered.rejected,
+        torn: recovered.torn,
         released: recovered.released,
     }
 }
@@ -105,6 +108,12 @@ fn print(path: &Path, report: &Report) {
         released.slots,
         released.chunks
     );
+    if report.torn > 0 {
+        println!(
+            "{} log lines were cut off while they were written",
+            report.torn
+        );
+    }
     if report.rejected > 0 {
         println!(
             "{} log lines were not believed: adit pool dump lists them",

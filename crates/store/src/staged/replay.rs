@@ -7,7 +7,7 @@
 //! stays in the pool and is reported. An interrupted recovery is begun again.
 
 use adit_pmem::{BaseFile, Medium};
-use adit_pool::{Attachment, FileGuard, FileName, RecoveredFile, Recovery, Released};
+use adit_pool::{Attachment, FileGuard, FileName, RecoveredFile, Recovery, Rejection, Released};
 
 use super::claim::{Claim, bury_claims, is_relinking};
 use super::error::{Error, Result, is_pressure};
@@ -54,8 +54,10 @@ pub struct Recovered {
     pub living: Vec<(Option<FileName>, u64)>,
     /// What publishing amounted to.
     pub done: Published,
-    /// Log lines that were not believed, now.
+    /// Log lines that were not believed, now, but for those that were cut off.
     pub rejected: u64,
+    /// Last lines of a log that were cut off while they were written, before anybody was told of them.
+    pub torn: u64,
     /// What of the dead was given back.
     pub released: Released,
 }
@@ -80,7 +82,12 @@ pub fn recover<M: Medium, B: BaseFile>(
             Err(Error::Pool(error)) if is_pressure(&error) => {}
             result => result?,
         }
-        report.rejected = found.counts.rejected;
+        let torn = found
+            .rejected
+            .iter()
+            .filter(|line| line.reason == Rejection::Torn);
+        report.torn = torn.count() as u64;
+        report.rejected = found.counts.rejected - report.torn;
         let living = found.files.iter().filter(|file| !file.orphaned);
         report.living = living
             .map(|file| (file.name.clone(), file.records))
