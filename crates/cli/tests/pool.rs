@@ -252,6 +252,59 @@ fn recovery_brings_back_what_a_dead_program_staged() {
     assert_eq!(on(["pool", "rm"], &pool).code(), Some(0));
 }
 
+/// A power cut leaves the line that was being written in part, and nobody was told of it: that is no failure. A line
+/// before whole ones is.
+#[test]
+fn a_line_that_was_cut_off_is_told_from_a_damaged_one() {
+    let scratch = Scratch::new();
+    let pool = new_pool(&scratch);
+    let file = scratch.file("file", b"base file", 0o600);
+    stage_and_die(&pool, &file);
+    let dump = json(&on(["pool", "dump", "--json"], &pool));
+    let lines = dump["records"].as_array().unwrap().iter();
+    let last = lines
+        .map(|line| line["at"].as_u64().unwrap())
+        .max()
+        .unwrap();
+    let damaged = scratch.0.join("damaged");
+    let recovered = |change: &dyn Fn(&fs::File)| {
+        fs::copy(&pool, &damaged).unwrap();
+        let options = OpenOptions::new().read(true).write(true).open(&damaged);
+        change(&options.unwrap());
+        let check = on(["pool", "check"], &damaged).code();
+        let told = json(&on(["pool", "dump", "--json"], &damaged));
+        let done = on(["pool", "recover"], &damaged);
+        (check, told["rejected"].as_array().unwrap().len(), done)
+    };
+    let (check, rejected, done) = recovered(&|file| {
+        let mut half = [0; 32];
+        file.read_exact_at(&mut half, last).unwrap();
+        file.write_all_at(&half, last + 64).unwrap();
+    });
+    assert_eq!(
+        (check, rejected, done.code()),
+        (Some(0), 1, Some(0)),
+        "{done:?}"
+    );
+    assert!(done.out.contains("1 log lines were cut off"), "{done:?}");
+    assert!(
+        fs::read(&file).unwrap() == expected(),
+        "what is whole counts"
+    );
+    let (check, rejected, done) = recovered(&|file| {
+        file.write_all_at(&[0xa5; 32], last - 64).unwrap();
+    });
+    assert_eq!(
+        (check, rejected, done.code()),
+        (Some(1), 1, Some(1)),
+        "{done:?}"
+    );
+    assert!(
+        done.out.contains("1 log lines were not believed"),
+        "{done:?}"
+    );
+}
+
 #[test]
 fn recovery_writes_into_no_other_file() {
     let scratch = Scratch::new();

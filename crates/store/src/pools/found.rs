@@ -408,9 +408,9 @@ mod tests {
     /// What was made beside its files is for these alone, in whatever list it is.
     #[test]
     fn a_pool_beside_its_files_stages_no_others() {
-        let disk = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-        let in_memory = rustix::fs::statfs(disk.as_os_str().as_bytes()).expect("statfs");
-        let disk = disk.join(format!("../../target/beside-{}", std::process::id()));
+        let program = std::env::current_exe().expect("own path");
+        let in_memory = rustix::fs::statfs(program.as_os_str().as_bytes()).expect("statfs");
+        let disk = program.with_file_name(format!("beside-{}", std::process::id()));
         let scratch = Scratch::new();
         let places = Places {
             runtime: scratch.path("run"),

@@ -231,6 +231,20 @@ mod tests {
     use crate::testing::Scratch;
     use adit_pmem::BaseFile as _;
     use std::os::unix::ffi::OsStrExt as _;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::Path;
+
+    fn name_of(path: &Path) -> FileName {
+        let bytes = path.as_os_str().as_bytes();
+        let file = rustix::fs::open(bytes, OFlags::RDONLY, Mode::empty()).unwrap();
+        let (handle_type, handle) = handle_of(&file).unwrap();
+        FileName {
+            handle_type,
+            handle,
+            path: bytes.to_vec(),
+            device: 0,
+        }
+    }
 
     /// What somebody renames within its directory is found, under whatever name; what he moves away or
     /// puts in its place is not taken for it.
@@ -239,15 +253,7 @@ mod tests {
         let scratch = Scratch::new();
         let path = scratch.path("old");
         std::fs::write(&path, "it").unwrap();
-        let bytes = path.as_os_str().as_bytes();
-        let file = rustix::fs::open(bytes, OFlags::RDONLY, Mode::empty()).unwrap();
-        let (handle_type, handle) = handle_of(&file).unwrap();
-        let name = FileName {
-            handle_type,
-            handle,
-            path: bytes.to_vec(),
-            device: 0,
-        };
+        let name = name_of(&path);
         let found = |name: &FileName| {
             let size = open_by_name(name)?.size()?;
             Ok::<_, Error>(size)
@@ -270,7 +276,7 @@ mod tests {
     }
 
     /// Whoever may write everything would not be refused: on this thread root becomes somebody else.
-    fn as_an_ordinary_user<T: Send>(own: &[&std::path::Path], run: impl FnOnce() -> T + Send) -> T {
+    fn as_an_ordinary_user<T: Send>(own: &[&Path], run: impl FnOnce() -> T + Send) -> T {
         const NOBODY: u32 = 65534;
         let is_root = rustix::process::geteuid().is_root();
         for path in own.iter().filter(|_| is_root) {
@@ -289,19 +295,10 @@ mod tests {
     /// A file is read-only from the beginning for whoever does not have it open, as git makes its objects.
     #[test]
     fn a_file_without_the_right_to_write_is_opened_and_keeps_its_rights() {
-        use std::os::unix::fs::PermissionsExt as _;
         let scratch = Scratch::new();
         let path = scratch.path("object");
         std::fs::write(&path, "it").unwrap();
-        let bytes = path.as_os_str().as_bytes();
-        let file = rustix::fs::open(bytes, OFlags::RDONLY, Mode::empty()).unwrap();
-        let (handle_type, handle) = handle_of(&file).unwrap();
-        let name = FileName {
-            handle_type,
-            handle,
-            path: bytes.to_vec(),
-            device: 0,
-        };
+        let name = name_of(&path);
         let directory = path.parent().unwrap();
         as_an_ordinary_user(&[directory, &path], || {
             for mode in [0o444, 0o400, 0o200, 0o111, 0] {
@@ -320,13 +317,40 @@ mod tests {
             std::fs::rename(&path, &other).unwrap();
             std::fs::write(&path, "another").unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).unwrap();
-            let changed =
-                || rustix::fs::stat(bytes).map(|stat| (stat.st_ctime, stat.st_ctime_nsec));
+            let changed = || {
+                rustix::fs::stat(path.as_os_str().as_bytes())
+                    .map(|stat| (stat.st_ctime, stat.st_ctime_nsec))
+            };
             let before = changed().unwrap();
             assert!(open_by_name(&name).is_ok(), "it is beside");
             std::fs::remove_file(&other).unwrap();
             assert!(matches!(open_by_name(&name), Err(Error::OtherFile(_))));
             assert_eq!(changed().unwrap(), before);
+        });
+    }
+
+    /// The monitor and `adit run` recover after the same death: neither takes the other's rights for the file's.
+    #[test]
+    fn rights_are_kept_when_two_open_at_once() {
+        let scratch = Scratch::new();
+        let path = scratch.path("object");
+        std::fs::write(&path, "it").unwrap();
+        let name = name_of(&path);
+        let rights = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+        as_an_ordinary_user(&[path.parent().unwrap(), &path], || {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).unwrap();
+            for round in 0..200 {
+                let start = std::sync::Barrier::new(4);
+                std::thread::scope(|scope| {
+                    for _ in 0..4 {
+                        scope.spawn(|| {
+                            start.wait();
+                            open_by_name(&name).unwrap();
+                        });
+                    }
+                });
+                assert_eq!(rights(), 0o444, "round {round}");
+            }
         });
     }
 }
