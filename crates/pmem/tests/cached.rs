@@ -1,6 +1,9 @@
 //! A file behind the page cache: what reaches it when, and what happens without a descriptor.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
 
+#[path = "../../../tests/scratch.rs"]
+mod scratch;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,7 +21,7 @@ struct Place(PathBuf, Arc<AtomicU64>);
 
 impl Place {
     fn new(test: &str) -> Self {
-        let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+        let dir = scratch::named().unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
         let dir = dir.join(format!("cached-{test}-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("directory");
         std::fs::write(dir.join("file"), vec![0; SIZE as usize]).expect("file");

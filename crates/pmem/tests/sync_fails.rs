@@ -7,6 +7,9 @@
 #![allow(unsafe_code)]
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
 
+#[path = "../../../tests/scratch.rs"]
+mod scratch;
+
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
@@ -59,7 +62,7 @@ fn addresses(path: &Path) -> Vec<usize> {
 
 #[test]
 fn a_sync_that_fails_is_neither_forgotten_nor_believed_by_others() {
-    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let dir = scratch::named().unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
     let dir = dir.join(format!("sync-fails-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("directory");
     let path = dir.join("file");

@@ -344,7 +344,9 @@ impl<M: Medium> Pool<M> {
 fn check_rejected(found: &Recovery, report: &mut CheckReport) {
     for Rejected { offset, reason } in &found.rejected {
         match reason {
-            Rejection::Torn => report.note("log record", *offset, "cut off while it was written"),
+            Rejection::Torn | Rejection::TornData => {
+                report.note("log record", *offset, format!("{reason}"));
+            }
             other => report.problem("log record", *offset, format!("{other}")),
         }
     }
@@ -359,6 +361,7 @@ impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Torn => write!(f, "cut off while it was written"),
+            Self::TornData => write!(f, "its bytes were cut off while they were written"),
             Self::BitFlip { bit } => write!(f, "bit {bit} is flipped"),
             Self::Unreadable => write!(f, "its CRC is wrong"),
             Self::Future => write!(f, "of a later generation than its chunk"),

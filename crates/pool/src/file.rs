@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use adit_pmem::detect::medium_of;
+use adit_pmem::detect::{Reason, medium_of};
 use adit_pmem::{
     CachedMedium, MappedMedium, Medium, MediumError, MediumKind, OutOfRange, Persistence, Reopen,
     TransferError,
@@ -169,6 +169,8 @@ pub struct ReadOnlyMedium {
     size: u64,
     /// Where the tables are worked on, and how long they are, when that is not in the pool itself.
     mirror: Option<(OwnedFd, u64)>,
+    /// What [`Medium::fence_is_slow`] says of the medium that the pool lies on.
+    slow: bool,
 }
 
 impl ReadOnlyMedium {
@@ -184,6 +186,9 @@ impl ReadOnlyMedium {
 impl Medium for ReadOnlyMedium {
     fn size(&self) -> u64 {
         self.size
+    }
+    fn fence_is_slow(&self) -> bool {
+        self.slow
     }
     fn load(&self, offset: u64) -> Result<u64, OutOfRange> {
         let mut bytes = [0; 8];
@@ -255,14 +260,15 @@ impl PoolFile {
         let directory = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY;
         let parent_fd =
             rustix::fs::open(bytes(parent), directory, Mode::empty()).map_err(kernel("open"))?;
-        check_file_system(&parent_fd)?;
+        kind_of(&parent_fd)?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&parent_fd, ".", flags, mode).map_err(kernel("open"))?;
         // The umask may have taken bits away.
         rustix::fs::fchmod(&fd, mode).map_err(kernel("fchmod"))?;
         let size = size - size % geometry.chunk_size().max(1);
-        prepare(&fd, 0, size)?;
-        let medium = map(&fd, geometry)?;
+        let kind = kind_of(&fd)?;
+        prepare(&fd, kind, 0, size)?;
+        let medium = map(&fd, kind, geometry)?;
         let mut uuid = [0; 16];
         rustix::rand::getrandom(&mut uuid, rustix::rand::GetRandomFlags::empty())
             .map_err(kernel("getrandom"))?;
@@ -299,12 +305,11 @@ impl PoolFile {
 
     /// Opens a pool of this user.
     pub fn open(path: &Path) -> Result<Self> {
-        let fd = open_checked(path, OFlags::RDWR)?;
+        let (fd, kind) = open_checked(path, OFlags::RDWR)?;
         let boot = boot_id()?;
         let looked = look(&fd, boot)?;
-        let kind = medium_of(&fd).kind;
         let locks = LockFile::new(path, &fd)?;
-        let mapped = map(&fd, *looked.geometry())?;
+        let mapped = map(&fd, kind, *looked.geometry())?;
         let inner = if kind == MediumKind::Cached {
             cached(&fd, mapped, &locks, &looked)?
         } else {
@@ -330,14 +335,15 @@ impl PoolFile {
     /// Opens a pool only to look: nothing is mapped, locked or changed, and the file may be read-only
     /// or in use.
     pub fn open_read_only(path: &Path) -> Result<Arc<Pool<ReadOnlyMedium>>> {
-        let fd = open_checked(path, OFlags::RDONLY)?;
+        let (fd, kind) = open_checked(path, OFlags::RDONLY)?;
         let boot = boot_id()?;
         let pool = look(&fd, boot)?;
-        if medium_of(&fd).kind != MediumKind::Cached {
+        if kind != MediumKind::Cached {
             return Ok(pool);
         }
         let belongs = belongs(&fd, &pool)?;
         let mut medium = read_only(&fd)?;
+        medium.slow = true;
         medium.mirror = mirror::find(&mirror::path_of(&fd)?, &belongs)
             .unwrap_or(None)
             .map(|mirror| (mirror, belongs.tables));
@@ -372,11 +378,11 @@ impl PoolFile {
         let geometry = self.pool.geometry();
         let chunks = (size >> geometry.chunk_shift).min(u64::from(geometry.max_chunks)) as u32;
         let _alone = self.locks.growth()?;
-        let fd = open_checked(&self.path, OFlags::RDWR)?;
+        let (fd, kind) = open_checked(&self.path, OFlags::RDWR)?;
         let len = geometry.chunk(chunks);
         let size = rustix::fs::fstat(&fd).map_err(kernel("fstat"))?.st_size as u64;
         // Also where the file is long enough: whoever made it so may have died before its sync.
-        prepare(&fd, size, len)?;
+        prepare(&fd, kind, size, len)?;
         let mapped = self.pool.medium().mapped();
         mapped.grow(&fd, len).map_err(medium_error)?;
         attachment.grow_to(chunks)
@@ -404,7 +410,7 @@ impl PoolFile {
         if waiting > 0 && !force {
             return Err(Error::Unpublished { files: waiting });
         }
-        let tables = mirror::path_of(open_checked(&self.path, OFlags::RDONLY)?)?;
+        let tables = mirror::path_of(open_checked(&self.path, OFlags::RDONLY)?.0)?;
         rustix::fs::unlink(bytes(&self.path)).map_err(kernel("unlink"))?;
         // Only pools on `cached` media have one, and a pool that is gone needs none.
         let _ = rustix::fs::unlink(bytes(&tables));
@@ -430,11 +436,12 @@ fn read_only(fd: &OwnedFd) -> Result<ReadOnlyMedium> {
         fd,
         size: size - size % 4096,
         mirror: None,
+        slow: false,
     })
 }
 
-/// Opens the file and refuses what cannot be this user's own pool.
-fn open_checked(path: &Path, access: OFlags) -> Result<OwnedFd> {
+/// Opens the file and refuses what cannot be this user's own pool. Also says what it lies on.
+fn open_checked(path: &Path, access: OFlags) -> Result<(OwnedFd, MediumKind)> {
     let fd = match rustix::fs::open(
         bytes(path),
         access | OFlags::CLOEXEC | OFlags::NONBLOCK,
@@ -451,7 +458,7 @@ fn open_checked(path: &Path, access: OFlags) -> Result<OwnedFd> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(Error::NotAFile);
     }
-    check_file_system(&fd)?;
+    let kind = kind_of(&fd)?;
     let user = rustix::process::geteuid().as_raw();
     if stat.st_uid != user {
         return Err(Error::NotYours {
@@ -468,7 +475,7 @@ fn open_checked(path: &Path, access: OFlags) -> Result<OwnedFd> {
     if access == OFlags::RDWR && stat.st_mode & 0o200 == 0 {
         return Err(Error::ReadOnly);
     }
-    Ok(fd)
+    Ok((fd, kind))
 }
 
 fn why_not_writable(path: &Path) -> Error {
@@ -482,16 +489,19 @@ fn why_not_writable(path: &Path) -> Error {
     }
 }
 
-fn check_file_system(fd: impl AsFd) -> Result<()> {
+/// The medium of a pool, or why it cannot be on this one. It is asked for once: all processes have to find the same,
+/// because each kind keeps its tables elsewhere. One that was told nothing, for lack of memory say, must not guess, or
+/// nobody would see what it writes.
+fn kind_of(fd: impl AsFd) -> Result<MediumKind> {
     let detected = medium_of(&fd);
-    if detected.kind == MediumKind::Other {
-        let magic = rustix::fs::fstatfs(&fd).map_err(kernel("fstatfs"))?.f_type as u64;
-        return Err(Error::WrongFileSystem {
-            magic,
+    match (detected.kind, detected.reason) {
+        (_, Reason::Unknown(errno)) => Err(kernel("fstatfs")(errno)),
+        (MediumKind::Other, _) | (_, Reason::DaxNotProven) => Err(Error::WrongFileSystem {
+            magic: rustix::fs::fstatfs(&fd).map_err(kernel("fstatfs"))?.f_type as u64,
             why: detected.reason.to_string(),
-        });
+        }),
+        (kind, _) => Ok(kind),
     }
-    Ok(())
 }
 
 /// Makes the bytes from `from` to `to` ready: their blocks are reserved, so that a store can never find
@@ -504,7 +514,7 @@ fn check_file_system(fd: impl AsFd) -> Result<()> {
 ///
 /// What cannot be had is not begun: some file systems take all that is left before they say so, and
 /// others would find the disk full meanwhile.
-fn prepare(fd: &OwnedFd, from: u64, to: u64) -> Result<()> {
+fn prepare(fd: &OwnedFd, kind: MediumKind, from: u64, to: u64) -> Result<()> {
     let fs = rustix::fs::fstatfs(fd).map_err(kernel("fstatfs"))?;
     let free = fs.f_bavail.saturating_mul(fs.f_bsize as u64);
     // A tmpfs without a limit reports no blocks at all.
@@ -512,7 +522,7 @@ fn prepare(fd: &OwnedFd, from: u64, to: u64) -> Result<()> {
         return Err(kernel("fallocate")(Errno::NOSPC));
     }
     rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, to).map_err(kernel("fallocate"))?;
-    if medium_of(fd).kind == MediumKind::Cached {
+    if kind == MediumKind::Cached {
         let zeros = vec![0; PREPARED_AT_ONCE];
         let mut at = from;
         while at < to {
@@ -524,11 +534,10 @@ fn prepare(fd: &OwnedFd, from: u64, to: u64) -> Result<()> {
     rustix::fs::fsync(fd).map_err(kernel("fsync"))
 }
 
-fn map(fd: &OwnedFd, geometry: Geometry) -> Result<MappedMedium> {
+fn map(fd: &OwnedFd, kind: MediumKind, geometry: Geometry) -> Result<MappedMedium> {
     if !geometry.is_valid() {
         return Err(Error::Invalid("sizes that the format cannot express"));
     }
-    let kind = medium_of(fd).kind;
     let persistence = Persistence::of(kind).ok_or(Error::WrongFileSystem {
         magic: 0,
         why: "not a medium for pools".to_owned(),
@@ -597,12 +606,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::scratch;
 
     /// What one has begun to use of the new blocks would be zeroed by another who makes them ready, too.
     #[test]
     fn a_pool_is_grown_by_one_at_a_time() {
-        let path = format!("/dev/shm/adit-pool-growers-{}", std::process::id());
-        let pool = PoolFile::create(Path::new(&path), 8 << 20, Geometry::default());
+        let path = scratch::place().join(format!("adit-pool-growers-{}", std::process::id()));
+        let pool = PoolFile::create(&path, 8 << 20, Geometry::default());
         let pool = pool.expect("create");
         let attachment = pool.attach().expect("attach");
         let other = pool.locks.growth().expect("nobody else");
@@ -622,12 +632,12 @@ mod tests {
     /// Who grows a pool has its blocks before he says so, and may be killed in between.
     #[test]
     fn what_was_reserved_in_vain_is_given_back() {
-        let path = format!("/dev/shm/adit-pool-in-vain-{}", std::process::id());
-        let pool = PoolFile::create(Path::new(&path), 8 << 20, Geometry::default());
+        let path = scratch::place().join(format!("adit-pool-in-vain-{}", std::process::id()));
+        let pool = PoolFile::create(&path, 8 << 20, Geometry::default());
         let pool = pool.expect("create");
         let attachment = pool.attach().expect("attach");
         let fd = pool.reopen().expect("open");
-        prepare(&fd, 8 << 20, 12 << 20).expect("reserve");
+        prepare(&fd, pool.kind(), 8 << 20, 12 << 20).expect("reserve");
         let len = || rustix::fs::fstat(&fd).expect("fstat").st_size;
         let other = pool.attach().expect("attach");
         pool.detach(attachment).expect("detach");

@@ -23,6 +23,9 @@ mod pool;
 mod recover;
 mod relink;
 mod resize;
+#[cfg(test)]
+#[path = "../../../tests/scratch.rs"]
+mod scratch;
 mod slots;
 mod together;
 

@@ -43,6 +43,9 @@ const BLOCK: usize = 64 << 10;
 pub enum Rejection {
     /// The last line of a log, cut off while it was written.
     Torn,
+    /// The staged bytes do not have the CRC that the record gives, and nothing says that they were ever durable: a
+    /// power cut came before anybody was told of them.
+    TornData,
     /// One bit is wrong.
     BitFlip {
         /// Number of the bit in the line.
@@ -59,7 +62,7 @@ pub enum Rejection {
         /// What is impossible about it.
         what: String,
     },
-    /// The staged bytes do not have the CRC that the record gives.
+    /// The staged bytes do not have the CRC that the record gives, though they were durable once, or no power was cut.
     DataMismatch,
     /// A commit record whose chain is broken: a record that it covers is missing.
     BrokenChain {
@@ -772,6 +775,9 @@ impl<M: Medium> Pool<M> {
         for (nth, i) in sound.iter().enumerate() {
             match without.next_if(|(missing, _)| *missing == nth) {
                 None => complete.push(*i),
+                Some((_, Rejection::DataMismatch)) if self.was_cut_off(&sound, nth, found) => {
+                    found.reject(place(&found.items[*i]), Rejection::TornData);
+                }
                 Some((_, reason)) => found.reject(place(&found.items[*i]), reason),
             }
         }
@@ -885,6 +891,14 @@ impl<M: Medium> Pool<M> {
         Ok(())
     }
 
+    /// Whether the power may have been cut before the record at `nth` was durable.
+    fn was_cut_off(&self, sound: &[usize], nth: usize, found: &Recovery) -> bool {
+        let item = &found.items[sound[nth]];
+        let rest = sound[nth + 1..].iter().map(|i| &found.items[*i]);
+        let slow = self.medium().fence_is_slow();
+        slow && item.boot != self.boot_tag() && may_be_cut_off(item, rest)
+    }
+
     /// Which of the sound records that would count lack their staged bytes, by their place among them,
     /// and why.
     fn without_bytes(
@@ -934,6 +948,7 @@ impl<M: Medium> Pool<M> {
         let mut verdict = Verdict::default();
         let items: Vec<Item> = sound.iter().map(|i| found.items[*i]).collect();
         let boot = self.boot_tag();
+        let slow = self.medium().fence_is_slow();
         // For members and ends of complete groups: the group's end.
         let mut group_end: Vec<Option<usize>> = vec![None; items.len()];
         for (i, end) in items.iter().enumerate() {
@@ -976,6 +991,8 @@ impl<M: Medium> Pool<M> {
                 }
                 // In this boot a record that was written while we walked may be missing here only.
                 Err(_) if commit.boot == boot => {}
+                // After a crash of the system the last commit may be there without all that it covers.
+                Err(_) if slow && may_be_cut_off(commit, items[at + 1..].iter()) => {}
                 Err(missing) => {
                     let Place { chunk, position } = commit.place;
                     verdict
@@ -1072,6 +1089,23 @@ fn standing(items: &[Item], retired: u64) -> Vec<bool> {
         stands.push(free || prev(&stands));
     }
     stands
+}
+
+/// Threads whose commits are under way at a time: a chain that is longer was durable at its beginning.
+const AT_A_TIME: usize = 64;
+
+/// Whether none of the records of the file behind this one says that it was durable. What commits says so of all before
+/// it, unless it is chained to the record before; but a record's own commit became durable with it.
+fn may_be_cut_off<'a>(item: &Item, rest: impl Iterator<Item = &'a Item>) -> bool {
+    let by_itself =
+        |item: &Item| item.flags & Record::COMMITTED != 0 || item.kind == RecordKind::Commit;
+    let own = usize::from(!by_itself(item));
+    let mut later = rest.filter(|later| by_itself(later)).skip(own);
+    let mut seen = 0;
+    later.all(|later| {
+        seen += 1;
+        seen <= AT_A_TIME && later.flags & Record::CHAINED != 0
+    })
 }
 
 /// The records that the commit at `commit` covers: down the chain to the commit before it, or to where

@@ -9,9 +9,18 @@ use adit_pmem::{Medium, OutOfRange};
 pub struct Memory {
     words: Arc<[AtomicU64]>,
     strays: Arc<AtomicU64>,
+    slow: bool,
 }
 
 impl Memory {
+    /// One whose fences wait for a device, as those of a page cache.
+    pub fn slow(bytes: &[u8]) -> Self {
+        Self {
+            slow: true,
+            ..Self::new(bytes)
+        }
+    }
+
     pub fn new(bytes: &[u8]) -> Self {
         let words = bytes
             .chunks_exact(8)
@@ -20,6 +29,7 @@ impl Memory {
         Self {
             words,
             strays: Arc::default(),
+            slow: false,
         }
     }
 
@@ -56,6 +66,10 @@ impl Memory {
 impl Medium for Memory {
     fn size(&self) -> u64 {
         self.words.len() as u64 * 8
+    }
+
+    fn fence_is_slow(&self) -> bool {
+        self.slow
     }
 
     fn load(&self, offset: u64) -> Result<u64, OutOfRange> {

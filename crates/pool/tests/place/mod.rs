@@ -1,5 +1,8 @@
 //! A place of a test's own for pools, in memory; and the whole test program once more on a disk.
 
+#[path = "../../../../tests/scratch.rs"]
+pub(crate) mod scratch;
+
 use std::fs;
 use std::path::PathBuf;
 
@@ -11,7 +14,7 @@ pub(crate) struct Place(pub(crate) PathBuf);
 
 impl Place {
     pub(crate) fn new(test: &str) -> Self {
-        let place = scratch().join(format!("adit-pool-{test}-{}", std::process::id()));
+        let place = scratch::place().join(format!("adit-pool-{test}-{}", std::process::id()));
         fs::create_dir_all(&place).unwrap();
         Self(place)
     }
@@ -35,25 +38,16 @@ impl Drop for Place {
     }
 }
 
-/// Where pools are made: on tmpfs, unless [`on_cached_media_too`] says otherwise.
-pub(crate) fn scratch() -> PathBuf {
-    std::env::var_os("ADIT_TEST_SCRATCH").map_or_else(|| "/dev/shm".into(), PathBuf::from)
-}
-
 /// All of it once more where stores go through the page cache, if the build lies on such a medium.
 #[test]
 fn on_cached_media_too() {
-    if std::env::var_os("ADIT_TEST_SCRATCH").is_some() {
+    if scratch::named().is_some() {
+        println!("skipped: the lab says where all others are");
         return;
     }
-    let dir = env!("CARGO_TARGET_TMPDIR");
-    let open = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::RDONLY;
-    let fd = rustix::fs::open(dir, open, rustix::fs::Mode::empty()).unwrap();
-    let found = adit_pmem::detect::medium_of(fd);
-    if found.kind != adit_pmem::MediumKind::Cached {
-        println!("skipped: {dir} is {}: {}", found.kind, found.reason);
+    let Some(dir) = scratch::disk(env!("CARGO_TARGET_TMPDIR")) else {
         return;
-    }
+    };
     let again = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--skip", "on_cached_media_too"])
         .env("ADIT_TEST_SCRATCH", dir)
