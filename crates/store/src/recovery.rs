@@ -7,8 +7,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use adit_pool::PoolFile;
+use adit_pmem::Medium;
 use adit_pool::layout::Superblock;
+use adit_pool::{Attachment, PoolFile};
 use rustix::io::Errno;
 
 use crate::pools::{Found, Places};
@@ -47,23 +48,39 @@ const LEASED: Duration = Duration::from_secs(1);
 /// Recovers a pool. What somebody else is just recovering is waited for: the caller's program is about to
 /// read it.
 fn recover_if_needed(found: &Found) -> staged::Result<Option<Recovered>> {
+    patiently(|| recover_once(found))
+}
+
+/// Recovers with an attachment that the caller has, whatever is left, and waits in the same way: a program that was
+/// killed, or its monitor, may still be about to end, and has its leases until then.
+pub fn recover_with<M: Medium>(attachment: &Attachment<M>) -> staged::Result<Recovered> {
+    let once = || staged::recover(attachment, staged::open_by_name).map(Some);
+    Ok(patiently(once)?.unwrap_or_default())
+}
+
+/// Recovers again and again while somebody has in hand what is left, for as long as that is worth waiting for. What
+/// is told is of all these times.
+fn patiently(
+    mut recover: impl FnMut() -> staged::Result<Option<Recovered>>,
+) -> staged::Result<Option<Recovered>> {
     let started = Instant::now();
-    let mut published = Vec::new();
+    let mut before = Recovered::default();
     loop {
-        let mut recovered = recover_once(found)?;
-        let Some(done) = &mut recovered else {
-            let all = Recovered {
-                published,
-                ..Recovered::default()
-            };
-            return Ok((!all.published.is_empty()).then_some(all));
+        let Some(mut done) = recover()? else {
+            before.kept.clear();
+            return Ok((!before.published.is_empty()).then_some(before));
         };
-        published.append(&mut done.published);
+        before.published.append(&mut done.published);
+        done.published = before.published;
+        done.rejected = done.rejected.max(before.rejected);
+        done.torn = done.torn.max(before.torn);
+        done.released.slots += before.released.slots;
+        done.released.chunks += before.released.chunks;
         let worth = done.kept.iter().filter_map(Kept::patience).max();
         if worth.is_none_or(|patience| started.elapsed() > patience) {
-            done.published = published;
-            return Ok(recovered);
+            return Ok(Some(done));
         }
+        before = done;
         std::thread::sleep(Duration::from_millis(2));
     }
 }

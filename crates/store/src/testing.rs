@@ -9,16 +9,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::registry::{Env, FileId, Registry, RuntimeDir};
 
-/// A directory that goes with the value: on tmpfs, unless the lab says otherwise.
+#[path = "../../../tests/scratch.rs"]
+pub(crate) mod scratch;
+
+/// A directory that goes with the value, on the medium under test.
 pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let place = std::env::var_os("ADIT_TEST_SCRATCH");
-        let place = place.map_or_else(|| "/dev/shm".into(), PathBuf::from);
-        let path = place.join(format!("adit-test-{}-{next}", std::process::id()));
+        let path = scratch::place().join(format!("adit-test-{}-{next}", std::process::id()));
         std::fs::create_dir_all(&path).expect("scratch directory");
         Self(path)
     }

@@ -109,7 +109,8 @@ fn file_of(fd: &Fd, staged: &[(FileRef, FileName)]) -> Option<FileRef> {
     staged.iter().find(same).map(|(file, _)| *file)
 }
 
-/// Visits duplicates of the descriptors of a process that have a lease.
+/// Visits duplicates of the descriptors of a process that have a lease which somebody else took. What this monitor has
+/// leased meanwhile it knows, and a duplicate would keep the file open after its program's last close.
 fn leased(process: Pid, life: &Fd, mut visit: impl FnMut(Fd) -> Option<()>) {
     let directory = format!("/proc/{}/fdinfo", process.as_raw_nonzero());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -132,7 +133,7 @@ fn leased(process: Pid, life: &Fd, mut visit: impl FnMut(Fd) -> Option<()>) {
     }
 }
 
-/// Whether what the kernel tells of a descriptor names a lease, held or being broken.
+/// Whether what the kernel tells of a descriptor names a lease, held or being broken, that is not of this process.
 fn is_leased(directory: impl rustix::fd::AsFd, name: &CStr) -> bool {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let Ok(info) = rustix::fs::openat(directory, name, flags, Mode::empty()) else {
@@ -145,9 +146,16 @@ fn is_leased(directory: impl rustix::fd::AsFd, name: &CStr) -> bool {
         .unwrap_or_default()
         .split(|byte| *byte == b'\n');
     lines.any(|line| {
-        let mut words = line.split(|byte| byte.is_ascii_whitespace());
-        line.starts_with(b"lock:") && words.any(|word| word == b"LEASE")
+        let words = line.split(|byte| byte.is_ascii_whitespace());
+        let mut words = words.filter(|word| !word.is_empty());
+        // `lock: 1: LEASE ACTIVE WRITE PID …`
+        let leased = words.next() == Some(b"lock:") && words.nth(1) == Some(b"LEASE");
+        leased && words.nth(2).and_then(text::number) != Some(this_process())
     })
+}
+
+fn this_process() -> u64 {
+    rustix::process::getpid().as_raw_nonzero().get() as u64
 }
 
 /// A monitor that may not look into other processes.

@@ -24,8 +24,12 @@ const FOR_A_POOL: Duration = Duration::from_secs(3);
 /// How long taking a lease may take: the monitor attaches to the pool for the first one.
 const FOR_A_LEASE: Duration = Duration::from_secs(1);
 
-/// How long giving one up may take: the monitor may be in the middle of publishing.
-const FOR_A_RELEASE: Duration = Duration::from_millis(500);
+/// How long giving one up may take: the monitor may be in the middle of publishing, and on a busy machine has to get its
+/// turn. Until it has closed its duplicate nobody can execute the file.
+const FOR_A_RELEASE: Duration = Duration::from_secs(3);
+
+/// The same of a monitor that was silent lately.
+const FOR_A_SILENT_RELEASE: Duration = Duration::from_millis(500);
 
 /// How long a silent monitor is not asked anything but to let go.
 const LEFT_ALONE: Duration = Duration::from_secs(5);
@@ -135,6 +139,7 @@ pub struct AcquireRequest<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Lease {
     number: u64,
+    ino: u64,
 }
 
 /// The pool for the files of an open file's device. `asked` is what the user asked for; it is taken
@@ -164,10 +169,14 @@ pub fn acquire(dir: &RuntimeDir, request: &AcquireRequest<'_>) -> Result<Lease, 
         mode: mode_number(request.mode),
         restore_append: request.restore_append,
     };
+    let ino = rustix::fs::fstat(request.fd)
+        .map_err(Refused::Lease)?
+        .st_ino;
     let acquire = Request::Acquire(staged);
     let answer = ask(dir, &acquire, Some(request.fd), FOR_A_LEASE)?;
     Ok(Lease {
         number: answer.value,
+        ino,
     })
 }
 
@@ -177,8 +186,14 @@ pub fn acquire(dir: &RuntimeDir, request: &AcquireRequest<'_>) -> Result<Lease, 
 pub fn release(dir: &RuntimeDir, lease: &Lease) -> Result<bool, Refused> {
     let request = Request::Drop {
         lease: lease.number,
+        ino: lease.ino,
     };
-    match ask_anyway(dir, &request, None, FOR_A_RELEASE) {
+    let patience = if is_silent() {
+        FOR_A_SILENT_RELEASE
+    } else {
+        FOR_A_RELEASE
+    };
+    match ask_anyway(dir, &request, None, patience) {
         Ok(_) => Ok(true),
         Err(Refused::NotUnderstood) => Ok(false),
         Err(refused) => Err(refused),
@@ -199,7 +214,7 @@ fn ask(
     along: Option<BorrowedFd<'_>>,
     patience: Duration,
 ) -> Result<Answer, Refused> {
-    if now() < SILENT_UNTIL.load(Ordering::Relaxed) {
+    if is_silent() {
         return Err(Refused::NoMonitor(Errno::TIMEDOUT));
     }
     ask_anyway(dir, request, along, patience)
@@ -228,6 +243,11 @@ fn ask_anyway(
             Err(Refused::NoMonitor(error))
         }
     }
+}
+
+/// Whether the monitor did not answer in time lately.
+fn is_silent() -> bool {
+    now() < SILENT_UNTIL.load(Ordering::Relaxed)
 }
 
 fn now() -> u64 {

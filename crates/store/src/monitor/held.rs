@@ -1,7 +1,6 @@
 //! One leased file: publishing what its program stages, and taking it away.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -13,6 +12,7 @@ use rustix::fs::{self, OFlags};
 use rustix::io::Errno;
 
 use super::lease;
+use super::open::{OpenFiles, is_open_elsewhere};
 use crate::recovery::walkers;
 use crate::registry::sys::Fd;
 use crate::registry::wire::{self, Answer};
@@ -92,32 +92,8 @@ impl AsFd for Duplicate {
     }
 }
 
-/// Device and inode number of each file that a process has open.
-pub(super) type OpenFiles = Arc<BTreeSet<(u64, u64)>>;
-
 /// Looks that have to find no descriptor of a file.
 const TWICE: u32 = 2;
-
-/// The files that a process has open, if that can be known.
-pub(super) fn open_files(pid: i32) -> Option<OpenFiles> {
-    let directory = format!("/proc/{pid}/fd");
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let directory = fs::open(directory.as_str(), flags, fs::Mode::empty()).ok()?;
-    let mut open = BTreeSet::new();
-    for entry in fs::Dir::read_from(&directory).ok()? {
-        let entry = entry.ok()?;
-        // This opens nothing, so it breaks no lease.
-        match fs::statat(&directory, entry.file_name(), fs::AtFlags::empty()) {
-            Ok(stat) => {
-                open.insert((stat.st_dev, stat.st_ino));
-            }
-            // Closed meanwhile.
-            Err(Errno::NOENT) => {}
-            Err(_) => return None,
-        }
-    }
-    Some(Arc::new(open))
-}
 
 type Staged = StagedFile<FileMedium, KernelFile<Duplicate>>;
 
@@ -127,6 +103,8 @@ pub(super) struct Terms {
     pub(super) slot: u32,
     pub(super) mode: Mode,
     pub(super) restore_append: bool,
+    /// When the program was started, if that can be known: not of one that has no number here, as its children have none.
+    pub(super) since: Option<u64>,
 }
 
 /// A file with the lease on it. When the last reference goes, so do lease and duplicate, and then
@@ -139,7 +117,7 @@ pub(super) struct Held {
     pub(super) terms: Terms,
     /// Device and inode number.
     pub(super) id: (u64, u64),
-    leased: AtomicBool,
+    leased: Mutex<bool>,
     /// Looks in a row that found no descriptor of the program.
     missing: AtomicU32,
     /// The program is gone, and what it left is committed, with its other files: everything counts.
@@ -179,7 +157,7 @@ impl Held {
             pool,
             terms,
             id,
-            leased: AtomicBool::new(true),
+            leased: Mutex::new(true),
             missing: AtomicU32::new(0),
             orphaned: AtomicBool::new(false),
             release: OnceLock::new(),
@@ -281,12 +259,18 @@ impl Held {
         fd.is_some_and(|fd| fs::fstat(fd.as_fd()).is_ok_and(|stat| stat.st_nlink == 0))
     }
 
-    /// Whether nobody can see the file any more: its program is gone, or has no descriptor of it, it has no
-    /// name, and by the lease nobody else has it open. On a full file system it would otherwise be tried for
-    /// long to publish the rest into what somebody removed to make room.
+    /// Whether nobody can see the file any more: its program is gone, or has no descriptor of it, it has no name, by
+    /// the lease nobody else has opened it, and no child has it that was forked with the description. On a full file
+    /// system it would otherwise be tried for long to publish the rest into what somebody removed to make room.
     fn is_lost(&self) -> bool {
         let left = self.is_orphaned() || self.missing.load(Ordering::Acquire) >= TWICE;
-        left && self.is_leased() && self.is_nameless() && self.state() == lease::State::Held
+        left && self.is_leased()
+            && self.is_nameless()
+            && self.state() == lease::State::Held
+            && self
+                .terms
+                .since
+                .is_some_and(|since| !is_open_elsewhere(self.id, since))
     }
 
     /// Gives the space of a lost file back. That it has no name is durable first: nothing of it may be missing
@@ -313,17 +297,17 @@ impl Held {
     }
 
     /// Whether the lease was not given up yet. Afterwards the program may have another one on the same
-    /// description, so it is given up once.
+    /// description, so it is given up once. Who finds it just being given up waits: the kernel lets openers in before
+    /// this is known here, and a program that noticed that would be refused the next lease.
     pub(super) fn is_leased(&self) -> bool {
-        self.leased.load(Ordering::Acquire)
+        *self.leased.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn give_up(&self) {
-        if self.is_leased()
-            && let Some(fd) = &self.fd
-        {
+        let mut leased = self.leased.lock().unwrap_or_else(PoisonError::into_inner);
+        if *leased && let Some(fd) = &self.fd {
             lease::give_up(fd.as_fd());
-            self.leased.store(false, Ordering::Release);
+            *leased = false;
         }
     }
 

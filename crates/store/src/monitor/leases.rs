@@ -37,8 +37,9 @@ use rustix::net::sockopt::socket_peercred;
 use super::Ready;
 use super::adopt::{self, Stray};
 use super::client::{Refused, mode_number, mode_of};
-use super::held::{self, Held, OpenFiles, OpenPool, Terms};
+use super::held::{self, Held, OpenPool, Terms};
 use super::lease::{self, Said, Signals, State};
+use super::open::{self, OpenFiles};
 use super::records::{LeaseRecord, Listed, Record, Records};
 use super::standby::Standby;
 use super::workers::{Haste, Workers};
@@ -102,6 +103,15 @@ struct Owner {
     /// Readable when it has ended.
     life: Fd,
     pid: Option<i32>,
+    /// See [`Terms`].
+    since: Option<u64>,
+}
+
+impl Owner {
+    fn new(life: Fd, pid: Option<i32>) -> Arc<Self> {
+        let since = pid.and_then(open::started);
+        Arc::new(Self { life, pid, since })
+    }
 }
 
 struct Entry {
@@ -516,6 +526,7 @@ impl Leases {
             slot: staged.slot,
             mode,
             restore_append: staged.restore_append,
+            since: owner.since,
         };
         // From the first lease on there is somebody who would go on with it.
         self.standby.ensure(&self.records);
@@ -561,7 +572,8 @@ impl Leases {
     pub(super) fn take_over(&mut self, mut found: Vec<(Listed, LeaseRecord)>) {
         found.sort_by_key(|(_, lease)| core::cmp::Reverse(lease.number));
         if let Some((_, last)) = found.first() {
-            self.next = last.number.wrapping_add(1);
+            // Far from what its programs may still remember of leases that it had given later.
+            self.next = last.number.wrapping_add(1 << 32);
         }
         for (listed, lease) in found {
             self.take_one_over(listed, &lease);
@@ -600,14 +612,18 @@ impl Leases {
         let owner = self.owner_with(Some(stray.pid), || Ok(stray.life));
         // What the program said is forgotten. This publishes too little of a living one, never too much;
         // and a program asks for `O_APPEND` itself when it finds its file taken away.
+        let Ok(owner) = owner else {
+            return;
+        };
         let terms = Terms {
             file: stray.file,
             slot: stray.slot,
             mode: Mode::Atomic,
             restore_append: false,
+            since: owner.since,
         };
         let thread = self.signals.owner();
-        if let (Ok(owner), Ok(held)) = (owner, Held::take_over(stray.fd, pool, terms, id, thread)) {
+        if let Ok(held) = Held::take_over(stray.fd, pool, terms, id, thread) {
             self.standby.ensure(&self.records);
             self.keep(held, owner);
         }
@@ -636,6 +652,7 @@ impl Leases {
             slot: lease.slot,
             mode,
             restore_append: lease.restore_append,
+            since: owner.since,
         };
         if let Ok(held) = Held::take_over(fd, pool, terms, id, self.signals.owner()) {
             self.insert(lease.number, listed, held, owner);
@@ -650,20 +667,22 @@ impl Leases {
         // SAFETY: it is named by all leases of one process, and taken over with the first.
         let life = unsafe { Fd::inherited(lease.life) }?;
         let pid = (lease.pid > 0).then_some(lease.pid);
-        let owner = Arc::new(Owner { life, pid });
+        let owner = Owner::new(life, pid);
         self.owners.push(Arc::clone(&owner));
         Some(owner)
     }
 
-    /// Gives a lease up; the answer comes when its duplicate is closed.
-    pub(super) fn release(&mut self, connection: Fd, number: u64) {
-        let known = self.held.contains_key(&number).then_some(number);
-        let number = known.or_else(|| self.over(&connection));
+    /// Gives a lease of the asking program up; the answer comes when its duplicate is closed.
+    pub(super) fn release(&mut self, connection: Fd, number: u64, ino: u64) {
+        let owner = peer_of(&connection).unwrap_or(None);
+        let its = |entry: &&Entry| entry.owner.pid == owner && entry.held.id.1 == ino;
+        let known = self.held.get(&number).filter(its).map(|_| number);
+        let number = known.or_else(|| self.over(owner, ino));
         match number.and_then(|number| self.held.remove(&number)) {
             Some(entry) => {
                 // Whoever looks at it just now has a reference. The description may have a new lease before that
-                // goes, which is not to be given up with it.
-                if entry.held.is_over() {
+                // goes, which is not to be given up with it. Who takes the file away does so himself, in his order.
+                if entry.held.is_over() && !entry.breaking {
                     entry.held.give_up();
                 }
                 entry.held.answer_when_released(connection);
@@ -674,11 +693,12 @@ impl Leases {
         }
     }
 
-    /// A lease of the asking program whose staging is over. It has given us no number for one that was
+    /// A lease of a program on a file whose staging is over. It has given us no number for one that was
     /// adopted.
-    fn over(&self, connection: &Fd) -> Option<u64> {
-        let pid = peer_of(connection).ok()??;
-        let over = |entry: &Entry| entry.owner.pid == Some(pid) && entry.held.is_over();
+    fn over(&self, owner: Option<i32>, ino: u64) -> Option<u64> {
+        let its =
+            |entry: &Entry| owner.is_some() && entry.owner.pid == owner && entry.held.id.1 == ino;
+        let over = |entry: &Entry| its(entry) && entry.held.is_over();
         let mut all = self.held.iter();
         all.find(|(_, entry)| over(entry))
             .map(|(number, _)| *number)
@@ -736,7 +756,7 @@ impl Leases {
         if let Some(owner) = self.owners.iter().find(known) {
             return Ok(Arc::clone(owner));
         }
-        let owner = Arc::new(Owner { life: life()?, pid });
+        let owner = Owner::new(life()?, pid);
         self.owners.push(Arc::clone(&owner));
         Ok(owner)
     }
@@ -753,7 +773,7 @@ fn peer_of(connection: &Fd) -> Result<Option<i32>, Errno> {
 /// slot is free, though the process may live, as after an `exec` that nobody saw.
 fn age(all: &[Aging]) -> Aged {
     let mut living: Vec<(*const OpenPool, Vec<u32>)> = Vec::new();
-    let mut open: BTreeMap<i32, Option<OpenFiles>> = BTreeMap::new();
+    let mut known: BTreeMap<i32, Option<OpenFiles>> = BTreeMap::new();
     let mut aged = Aged::default();
     let mut due = Vec::new();
     for (number, held, pid) in all {
@@ -768,9 +788,9 @@ fn age(all: &[Aging]) -> Aged {
             .iter()
             .any(|(known, slots)| *known == pool && slots.contains(&held.terms.slot));
         let mut open_files = || {
-            let known = open.entry((*pid)?);
-            known
-                .or_insert_with_key(|pid| held::open_files(*pid))
+            let of_program = known.entry((*pid)?);
+            of_program
+                .or_insert_with_key(|pid| open::open_files(*pid))
                 .clone()
         };
         // What could not be published now is tried again at the next look, and at the break.

@@ -20,6 +20,7 @@ pub mod client;
 mod held;
 mod lease;
 mod leases;
+mod open;
 mod records;
 mod reserve;
 mod serve;

@@ -230,7 +230,9 @@ impl Server {
             (Request::Acquire(staged), along) => {
                 return self.leases.acquire(&connection, &staged, along);
             }
-            (Request::Drop { lease }, _) => return self.leases.release(connection, lease),
+            (Request::Drop { lease, ino }, _) => {
+                return self.leases.release(connection, lease, ino);
+            }
             (Request::Publish { dev, ino }, _) => {
                 return self.leases.publish(connection, (dev, ino));
             }

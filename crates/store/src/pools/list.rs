@@ -295,6 +295,8 @@ mod tests {
         assert_eq!(paths(&list), [&here, &gone, elsewhere]);
         list.forget_the_gone().expect("forget");
         let mut kept = vec![here.clone()];
+        // Under another medium than memory there may be a mount point.
+        kept.extend((!gone.starts_with("/dev/shm")).then(|| gone.clone()));
         kept.extend(lasting.then(|| elsewhere.to_owned()));
         assert_eq!(paths(&list), kept);
         // The place of a pool that was made anew, and a pool that was moved.

@@ -70,6 +70,8 @@ pub(crate) enum Request<'a> {
     Drop {
         /// Its number.
         lease: u64,
+        /// The inode number of its file, of which a later monitor may hold it under another number.
+        ino: u64,
     },
     /// Publish what is staged of a file; its lease stays.
     Publish {
@@ -142,9 +144,9 @@ impl<'a> Request<'a> {
                 longs: [staged.file, 0],
                 tail: staged.pool,
             },
-            Self::Drop { lease } => Parts {
+            Self::Drop { lease, ino } => Parts {
                 kind: 6,
-                longs: [lease, 0],
+                longs: [lease, ino],
                 ..Parts::default()
             },
             Self::Publish { dev, ino } => Parts {
@@ -200,7 +202,7 @@ impl<'a> Request<'a> {
                 mode: b,
                 restore_append: c != 0,
             }),
-            (6, true) => Self::Drop { lease: x },
+            (6, true) => Self::Drop { lease: x, ino: y },
             (7, true) => Self::Publish { dev: x, ino: y },
             _ => return None,
         })
@@ -365,9 +367,19 @@ fn hear_the_last(socket: &Fd) -> Result<Answer, Errno> {
     }
 }
 
+/// The answer, if it is there. Of a socket that is not waited for, Linux says that it has ended when the other end is
+/// closed between its look for messages and its look for the end, although a message came in between; so the end counts
+/// when it is seen twice. An answer that was taken for the end was asked for again, and the second lease refused.
 fn take(socket: &Fd) -> Result<Answer, Errno> {
     let mut answer = [0u8; ANSWER];
-    let (len, _) = rustix::net::recv(socket.as_fd(), &mut answer[..], RecvFlags::empty())?;
+    let mut receive = || {
+        let received = rustix::net::recv(socket.as_fd(), &mut answer[..], RecvFlags::empty());
+        received.map(|(len, _)| len)
+    };
+    let len = match receive()? {
+        0 => receive()?,
+        len => len,
+    };
     Answer::decode(answer.get(..len).unwrap_or_default()).ok_or(Errno::CONNRESET)
 }
 
@@ -448,7 +460,10 @@ mod tests {
             Request::Pool { asked: b"" },
             Request::Pool { asked: &long },
             Request::Acquire(staged),
-            Request::Drop { lease: u64::MAX },
+            Request::Drop {
+                lease: u64::MAX,
+                ino: 3,
+            },
             Request::Publish { dev: 1, ino: 2 },
         ] {
             let mut bytes = [0; MESSAGE];
@@ -482,6 +497,42 @@ mod tests {
         });
         let len = none.encode(&mut bytes).expect("fits");
         assert_eq!(Request::decode(&bytes[..len]), None, "no pool");
+    }
+
+    /// Whoever answers closes the socket at once, and whoever asks does not wait in the kernel.
+    #[test]
+    fn the_last_word_is_heard_before_the_end() {
+        use super::{Fd, take};
+        use rustix::io::Errno;
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        use std::sync::mpsc::channel;
+        let (sender, to_answer) = channel::<Fd>();
+        let answerer = std::thread::spawn(move || {
+            for socket in to_answer {
+                assert!(super::answer(&socket, &Answer::yes()));
+            }
+        });
+        // For some seconds, not some rounds: a virtual machine without a second processor makes few of them.
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(2);
+        for round in 0..60_000 {
+            if std::time::Instant::now() > until {
+                break;
+            }
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+            let (ours, theirs) = pair.expect("a pair");
+            let ours = Fd::new(ours);
+            sender.send(Fd::new(theirs)).expect("it listens");
+            let answer = loop {
+                match take(&ours) {
+                    Err(Errno::AGAIN) => {}
+                    answer => break answer,
+                }
+            };
+            assert!(answer.is_ok(), "round {round}: {:?}", answer.err());
+        }
+        drop(sender);
+        answerer.join().expect("it ends");
     }
 
     #[test]

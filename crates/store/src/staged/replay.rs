@@ -85,7 +85,7 @@ pub fn recover<M: Medium, B: BaseFile>(
         let torn = found
             .rejected
             .iter()
-            .filter(|line| line.reason == Rejection::Torn);
+            .filter(|line| matches!(line.reason, Rejection::Torn | Rejection::TornData));
         report.torn = torn.count() as u64;
         report.rejected = found.counts.rejected - report.torn;
         let living = found.files.iter().filter(|file| !file.orphaned);
