@@ -60,7 +60,8 @@ fn commit_group(fds: Vec<i32>) -> Result<(), i32> {
     together::in_order(&mut used);
     let held = together::hold(&used);
     let bypassed = |used: &Used| used.ofd.writer().is_some_and(Writer::was_bypassed);
-    if held.iter().any(|held| held.is_kernels()) || used.iter().any(bypassed) {
+    let wanted = used.iter().any(|used| used.ofd.is_wanted());
+    if wanted || held.iter().any(|held| held.is_kernels()) || used.iter().any(bypassed) {
         return Err(libc::EINVAL);
     }
     // What `open` itself did to a file, and what was published of it before, is the kernel's to keep.

@@ -1,28 +1,165 @@
 //! Forked children that may have this process's descriptions, and when nobody has them any more.
 //!
-//! A server that forks to save itself shares all its descriptions with the child, so what is staged goes
-//! to the kernel first. It comes back when every child that may have it has ended: the parent asks for its
+//! A server that forks to save itself shares all its descriptions with the child. What a child uses is the
+//! kernel's, and comes back when every child that may have it has ended: the parent asks for its
 //! children by number, as it may ask for nobody else's, without waiting for them, and a child that gives
 //! descriptions to anybody else, by fork, exec, spawn, a socket or a ring, says so before it does, in a page
 //! that it shares with its parent. From then on nothing comes back to that parent.
 //!
-//! What a description is worth to its child (offset, flags) is the kernel's meanwhile; see [`Loan`].
+//! A description that a child never uses stays staged: the two have its offset in common there ([`Common`]), and a
+//! child that does use it asks for the file first, as anybody who opens it does. Only then, or where there is no room,
+//! offset and flags are the kernel's until the children have ended; see [`Loan`].
 //!
 //! # Safety
 //! The pages are never unmapped, so pointers to them stay good; all zero is a value of theirs.
 #![allow(unsafe_code)]
 
-use crate::{init, sys};
+use crate::{init, process, sys};
 use adit_store::direct::shared;
 use core::mem::MaybeUninit;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, Ordering};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags};
 
 /// What a parent and its children have in common.
 #[repr(C)]
 struct Page {
     /// Set before a child passes descriptions on.
     passed_on: AtomicU32,
+    descriptions: [Common; MOST_KEPT],
+}
+
+/// Descriptions that stay staged while there are children who may have them; with more, the others are lent.
+const MOST_KEPT: usize = 100;
+
+/// A description that stays staged although forked children have it, too.
+#[repr(C)]
+pub(crate) struct Common {
+    /// As that of [`crate::ofd::Ofd`], in whose place it is.
+    pub(crate) offset: AtomicI64,
+    /// What is on its way to the kernel. Written by who holds the lock alone.
+    pub(crate) handing: AtomicI64,
+    /// The process that takes the offset to the kernel.
+    holder: AtomicI32,
+    /// Set before a child asks for the file: from then on nothing is staged until the children have ended.
+    wanted: AtomicU32,
+    /// One of [`FREE`], [`USED`], [`LEFT`].
+    use_: AtomicU32,
+    /// Whether the program opened the file with `O_APPEND`, which may be missing as long as the offset is not the
+    /// kernel's.
+    appends: AtomicU32,
+}
+
+const FREE: u32 = 0;
+const USED: u32 = 1;
+/// The parent has closed it; a child may still have it.
+const LEFT: u32 = 2;
+
+/// The right to take the offset to the kernel.
+pub(crate) struct Handing<'a>(&'a Common);
+
+impl Drop for Handing<'_> {
+    fn drop(&mut self) {
+        self.0.holder.store(0, Ordering::SeqCst);
+    }
+}
+
+impl Common {
+    /// One for a description of this process, with its offset; `None` where there is no room. What a child may still
+    /// have is not used again: another thread's fork may be about to make one that is not known yet.
+    pub(crate) fn new(offset: i64, appends: bool) -> Option<&'static Self> {
+        let page = page(&OWN).filter(|_| OWNER.load(Ordering::SeqCst) == this_process())?;
+        let take = |from: u32| {
+            let taken = |one: &&Self| one.becomes(from, USED);
+            page.descriptions.iter().find(taken)
+        };
+        let known = || process::sharers() <= 1 && others() == Others::None;
+        let one = take(FREE).or_else(|| known().then(|| take(LEFT))?)?;
+        one.wanted.store(0, Ordering::SeqCst);
+        one.appends.store(u32::from(appends), Ordering::SeqCst);
+        one.offset.store(offset, Ordering::SeqCst);
+        Some(one)
+    }
+
+    fn becomes(&self, from: u32, to: u32) -> bool {
+        let use_ = &self.use_;
+        use_.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+    }
+
+    /// The parent has closed the description. A child that closes it says nothing: it has its own copy of the page
+    /// that knows of it.
+    pub(crate) fn leave(&'static self) {
+        let ours = page(&OWN).is_some_and(|page| {
+            page.descriptions
+                .as_ptr_range()
+                .contains(&ptr::from_ref(self))
+        });
+        if ours && OWNER.load(Ordering::SeqCst) == this_process() {
+            self.becomes(USED, LEFT);
+        }
+    }
+
+    /// See the field.
+    pub(crate) fn appends(&self) -> bool {
+        self.appends.load(Ordering::SeqCst) != 0
+    }
+
+    /// A child is about to ask for the file.
+    pub(crate) fn want(&self) {
+        self.wanted.store(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::SeqCst) != 0
+    }
+
+    /// Nobody has it beside the parent.
+    pub(crate) fn is_alone(&self) {
+        self.wanted.store(0, Ordering::SeqCst);
+    }
+
+    /// Waits for the right to take the offset to the kernel. Who died with it has left it.
+    pub(crate) fn lock(&self) -> Handing<'_> {
+        let this = this_process();
+        let mut seen = 0;
+        loop {
+            match self
+                .holder
+                .compare_exchange(seen, this, Ordering::SeqCst, Ordering::SeqCst)
+            {
+                Ok(_) => return Handing(self),
+                Err(holder) if holder == 0 || (holder != this && is_dead(holder)) => seen = holder,
+                Err(_) => {
+                    seen = 0;
+                    let _ = sys::sched_yield();
+                }
+            }
+        }
+    }
+
+    /// Whether the offset is on its way by a process that has died.
+    pub(crate) fn is_stuck(&self) -> bool {
+        let holder = self.holder.load(Ordering::SeqCst);
+        holder != 0 && holder != this_process() && is_dead(holder)
+    }
+}
+
+/// Whether a process has ended, waited for or not.
+fn is_dead(pid: i32) -> bool {
+    let Some(pid) = Pid::from_raw(pid) else {
+        return true;
+    };
+    match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(handle) => {
+            let mut one = [PollFd::new(&handle, PollFlags::IN)];
+            let now = rustix::event::Timespec::default();
+            rustix::event::poll(&mut one, Some(&now)).is_ok_and(|ready| ready > 0)
+        }
+        Err(errno) => errno == Errno::SRCH,
+    }
 }
 
 /// Children that are looked after at a time; with more nothing comes back.
@@ -77,17 +214,24 @@ pub(crate) fn pass_on() {
     if let Some(page) = page(&PARENTS) {
         page.passed_on.store(1, Ordering::SeqCst);
     }
-    // A handler in a child that does not know yet that it is one.
-    if let Some(page) = page(&OWN)
-        && OWNER.load(Ordering::SeqCst) != this_process()
-    {
+    if let Some(page) = page(&OWN).filter(|_| is_untold()) {
         page.passed_on.store(1, Ordering::SeqCst);
     }
+}
+
+/// Before a child is made that is not looked after.
+pub(crate) fn another() {
+    TOO_MANY.store(true, Ordering::SeqCst);
 }
 
 /// The number of this process.
 pub(crate) fn this_process() -> i32 {
     sys::getpid().map_or(0, |pid| pid as i32)
+}
+
+/// Whether what this process knows of its children is its parent's.
+pub(crate) fn is_untold() -> bool {
+    page(&OWN).is_some() && OWNER.load(Ordering::SeqCst) != this_process()
 }
 
 /// In the child of a fork.
@@ -171,6 +315,8 @@ pub(crate) struct Loan {
     /// Its status flags when it was lent.
     flags: AtomicU32,
     to_children: AtomicBool,
+    /// Children have it: the flags are those that it had when the first of them was forked.
+    kept: AtomicBool,
 }
 
 /// Who has a lent description beside this process.
@@ -189,6 +335,7 @@ impl Loan {
             between: AtomicU32::new(0),
             flags: AtomicU32::new(0),
             to_children: AtomicBool::new(false),
+            kept: AtomicBool::new(false),
         }
     }
 
@@ -203,11 +350,20 @@ impl Loan {
             (_, between) => (2 * between).min(LONGEST),
         };
         self.between.store(between, Ordering::SeqCst);
-        // Those of one that is lent already may be a child's doing.
-        if !self.is_out() {
+        // Those of one that is lent already, or that children have, may be a child's doing.
+        if !self.is_out() && !self.kept.load(Ordering::SeqCst) {
             self.flags.store(status_flags(fd), Ordering::Relaxed);
         }
         self.left.store(between, Ordering::SeqCst);
+    }
+
+    /// Children are about to have the description, which is not lent to them. `added` are the flags that the program
+    /// knows it by and the kernel does not.
+    pub(crate) fn keep(&self, fd: i32, added: i32) {
+        if !self.kept.swap(true, Ordering::SeqCst) {
+            let flags = status_flags(fd) | added as u32;
+            self.flags.store(flags, Ordering::Relaxed);
+        }
     }
 
     /// As [`Loan::begin`], to nobody, until the next write.
@@ -217,7 +373,9 @@ impl Loan {
         let _ = self
             .between
             .compare_exchange(none, first, Ordering::SeqCst, Ordering::SeqCst);
-        self.flags.store(status_flags(fd), Ordering::Relaxed);
+        if !self.kept.load(Ordering::SeqCst) {
+            self.flags.store(status_flags(fd), Ordering::Relaxed);
+        }
         self.left.store(1, Ordering::SeqCst);
     }
 
@@ -226,9 +384,12 @@ impl Loan {
         self.left.fetch_max(2, Ordering::SeqCst);
     }
 
-    /// It is not lent, or will never come back.
-    pub(crate) fn end(&self) {
+    /// It is not lent any more. `alone`: children do not have it either, or it is the kernel's for good.
+    pub(crate) fn end(&self, alone: bool) {
         self.to_children.store(false, Ordering::SeqCst);
+        if alone {
+            self.kept.store(false, Ordering::SeqCst);
+        }
         self.left.store(0, Ordering::SeqCst);
     }
 
@@ -263,13 +424,9 @@ impl Loan {
         self.left.store(between, Ordering::SeqCst);
     }
 
-    /// Whether the children have left its flags as they were, and have asked for no signals.
+    /// Whether the children have left its flags as they were.
     pub(crate) fn is_unchanged(&self, fd: i32) -> bool {
-        const F_GETSIG: i32 = 11;
-        let none = |command: i32| sys::fcntl(fd as usize, command as usize, 0) == Ok(0);
         status_flags(fd) == self.flags.load(Ordering::Relaxed)
-            && none(libc::F_GETOWN)
-            && none(F_GETSIG)
     }
 }
 
@@ -277,4 +434,11 @@ impl Loan {
 fn status_flags(fd: i32) -> u32 {
     let flags = sys::fcntl(fd as usize, libc::F_GETFL as usize, 0);
     flags.map_or(u32::MAX, |flags| flags as u32 & !(libc::O_ASYNC as u32))
+}
+
+/// Whether a description tells somebody by a signal: a child has asked for that, or the monitor has not left it yet.
+pub(crate) fn has_signals(fd: i32) -> bool {
+    const F_GETSIG: i32 = 11;
+    let set = |command: i32| sys::fcntl(fd as usize, command as usize, 0) != Ok(0);
+    set(libc::F_GETOWN) || set(F_GETSIG)
 }

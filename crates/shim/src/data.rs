@@ -505,7 +505,14 @@ pub(crate) extern "C" fn lseek(fd: i32, offset: i64, whence: i32) -> i64 {
                     None => continue,
                 }
             };
-            let size = || ofd.writer().and_then(|writer| writer.size(&ofd, fd));
+            let size = || {
+                let writer = ofd.writer()?;
+                writer.size(&ofd, fd).or_else(|| {
+                    // Of a file that children have, too, the kernel is not asked in a way that moves its offset.
+                    ofd.common()?;
+                    descriptors::regular_file(fd).map(|stat| stat.st_size as u64)
+                })
+            };
             let target = match whence {
                 libc::SEEK_SET => Some(offset),
                 libc::SEEK_CUR => (at as i64).checked_add(offset),
@@ -516,7 +523,15 @@ pub(crate) extern "C" fn lseek(fd: i32, offset: i64, whence: i32) -> i64 {
                 }
                 _ => None,
             };
-            // The kernel's own offset is idle while ours counts, so it can be used to ask.
+            // The kernel's own offset is idle while ours counts, so it can be used to ask; but not while a child may be
+            // about to take ours there.
+            let certain = target.is_some_and(|target| (0..=CERTAIN).contains(&target));
+            if target.is_some_and(|target| target < 0) && ofd.common().is_some() {
+                break Err(libc::EINVAL);
+            }
+            if !certain && ofd.common().is_some() {
+                break ofd.hand_over(fd).and_then(|()| kernel(offset, whence));
+            }
             let moved = match target {
                 Some(target) if (0..=CERTAIN).contains(&target) => Ok(target),
                 _ if whence == libc::SEEK_CUR => {

@@ -486,7 +486,7 @@ pub(crate) extern "C" fn close(fd: c_int) -> c_int {
 
 /// Publishes what is staged through `fd` and leaves it to the kernel, as when its last name is about to
 /// go: what is staged has one.
-fn publish(fd: c_int) -> Result<(), c_int> {
+pub(crate) fn publish(fd: c_int) -> Result<(), c_int> {
     let Some(ofd) = fds::promoted(fd) else {
         return Ok(());
     };
@@ -510,7 +510,14 @@ pub(crate) extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
     if flags & CLOSE_RANGE_CLOEXEC == 0 && !process::in_vfork_child() {
         fds::all()
             .filter(|&fd| (first..=last).contains(&(fd as c_uint)))
-            .for_each(forget_handing_over);
+            .for_each(|fd| {
+                // A range that is one is closed; with other flags it may not be.
+                if flags == 0 && is_the_parents(fd) {
+                    forget(fd);
+                } else {
+                    forget_handing_over(fd);
+                }
+            });
     }
 }
 
@@ -666,7 +673,8 @@ fn ready_for_fcntl(fd: c_int, command: c_int, argument: usize) -> Result<(), c_i
         | libc::F_OFD_SETLKW
             if is_writer(fd) && begins_at_a_number(argument as *const libc::flock) =>
         {
-            Ok(())
+            // To ask later would end the lock.
+            ask_the_parent(fd)
         }
         libc::F_GETLK
         | libc::F_SETLK
@@ -685,6 +693,21 @@ fn ready_for_fcntl(fd: c_int, command: c_int, argument: usize) -> Result<(), c_i
         | F_SETOWN_EX => unstage(fd),
         _ => Ok(()),
     }
+}
+
+/// See [`Writer::is_the_parents`].
+fn is_the_parents(fd: c_int) -> bool {
+    let ofd = fds::promoted(fd);
+    ofd.is_some_and(|ofd| ofd.writer().is_some_and(Writer::is_the_parents))
+}
+
+/// See [`Writer::ask_the_parent`].
+fn ask_the_parent(fd: c_int) -> Result<(), c_int> {
+    let Some(ofd) = fds::promoted(fd) else {
+        return Ok(());
+    };
+    ofd.writer()
+        .map_or(Ok(()), |writer| writer.ask_the_parent(&ofd, fd))
 }
 
 fn is_writer(fd: c_int) -> bool {
@@ -720,7 +743,7 @@ pub(crate) extern "C" fn after_fcntl(
             if let Some(ofd) = fds::promoted(fd)
                 && let Some(writer) = ofd.writer()
             {
-                return writer.status_flags(result);
+                return writer.status_flags(&ofd, fd, result);
             }
         }
         _ => {}

@@ -94,9 +94,13 @@ pub(crate) fn asked_pool() -> Option<&'static [u8]> {
     STAGING.get()?.pool.as_deref()
 }
 
-/// Whether a file that cannot be staged must not be opened for writing.
+/// Set when the process ends.
+static ENDED: AtomicBool = AtomicBool::new(false);
+
+/// Whether a file that cannot be staged must not be opened for writing. What libc still flushes when the process ends
+/// is the kernel's: nobody would hear of an error.
 pub(crate) fn required() -> bool {
-    STAGING.get().is_some_and(|staging| staging.required)
+    STAGING.get().is_some_and(|staging| staging.required) && !ENDED.load(Ordering::Relaxed)
 }
 
 /// Whether one `fsync` commits all staged files of this process.
@@ -206,8 +210,9 @@ extern "C" fn start() {
 /// one and may still read and write; what they write goes through the kernel.
 pub(crate) extern "C" fn end() {
     data::KERNEL_WRITES.store(true, Ordering::SeqCst);
+    ENDED.store(true, Ordering::SeqCst);
     times::settle_all();
-    let _ = process::unstage_all();
+    process::finish_all();
     stage::leave();
     REGISTRY.detach();
 }

@@ -4,34 +4,39 @@
 //! in a process with one thread; it goes back to the kernel for ever (it is *handed over*) before
 //! anyone else could use it: fork, vfork, spawn, exec, a duplicate passed over a socket, a call that
 //! moves the kernel's offset. From then on sequential calls go to the kernel and positional ones may
-//! still be served, because mapping and page cache are one. Only in modes other than `posix` it comes back, when
-//! forked children were all who could use it ([`crate::children`]), or a call that copies ([`crate::copies`]).
+//! still be served, because mapping and page cache are one. Only of a [`Writer`] it comes back, when
+//! forked children were all who could use it ([`crate::children`]), or a call that copies ([`crate::copies`]); and with
+//! forked children it can be in common before any of them uses it ([`Common`]).
 //!
 //! Modes other than `posix` promote at open what the program may write; such a description is backed by
 //! a [`Writer`] in the place of a mapping.
 //!
-//! This replaces the offsets in memory shared across `fork` that the design first had: the kernel
-//! already shares an offset between processes, survives the death of any of them, and needs no lock.
+//! Otherwise the kernel has what the design first had in memory shared across `fork`: it already shares an offset between
+//! processes, survives the death of any of them, and needs no lock.
 //!
 //! # Safety
 //! The arena is anonymous mappings of `Ofd` cells that are never unmapped and whose cells are
 //! initialised (all zero is a valid `Ofd`) before their address leaves [`allocate`].
 #![allow(unsafe_code)]
 
+use crate::children::Common;
 use crate::process::With;
 use crate::signal::engine;
 use crate::writer::Writer;
-use crate::{fds, sys, times};
+use crate::{fds, stage, sys, times};
 use adit_store::direct::DirectFile;
 use adit_store::registry::FileSlot;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+use rustix::io::Errno;
 
 /// The kernel owns the offset.
 const HANDED: i64 = -1;
 /// The offset is on its way to the kernel.
 const HANDING: i64 = -2;
+/// It is in [`Common`], or about to be found there.
+const MOVED: i64 = -3;
 
 /// User counters are spread over this many cache lines so that threads do not meet.
 const SHARDS: usize = 8;
@@ -55,6 +60,8 @@ unsafe impl Sync for Ofd {}
 #[repr(align(64))]
 pub(crate) struct Ofd {
     offset: AtomicI64,
+    /// What forked children have in common with this process, or null: the offset is there, then.
+    common: AtomicPtr<Common>,
     /// Descriptors of this process that name it.
     names: AtomicU32,
     /// Set while mapped stores have not reached the file's times.
@@ -170,26 +177,83 @@ impl Ofd {
         Users { ofd: self, shard }
     }
 
-    /// The current offset, waiting out a hand-over on another thread.
+    /// What forked children have in common with this process.
+    #[inline]
+    pub(crate) fn common(&self) -> Option<&'static Common> {
+        // SAFETY: null, or one of a page that stays; see `children`.
+        unsafe { self.common.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Where the offset is.
+    #[inline]
+    fn place(&self) -> &AtomicI64 {
+        self.common().map_or(&self.offset, |common| &common.offset)
+    }
+
+    /// The current offset, waiting out a hand-over on another thread, or in another process.
     #[inline]
     pub(crate) fn offset(&self) -> Offset {
         loop {
-            match self.offset.load(Ordering::Acquire) {
+            match self.place().load(Ordering::Acquire) {
                 HANDED => return Offset::Handed,
-                HANDING => {
-                    let _ = sys::sched_yield();
-                }
+                HANDING | MOVED => self.wait_for_the_offset(),
                 at => return Offset::At(at as u64),
             }
+        }
+    }
+
+    #[cold]
+    fn wait_for_the_offset(&self) {
+        let _ = sys::sched_yield();
+        if self.common().is_some_and(Common::is_stuck) {
+            each_promoted(|fd, other| {
+                if core::ptr::eq(other, self) {
+                    self.hand_over_offset(fd);
+                }
+            });
         }
     }
 
     /// Moves the offset from `from` to `to` unless someone moved it meanwhile.
     #[inline]
     pub(crate) fn advance(&self, from: u64, to: u64) -> bool {
-        self.offset
+        self.place()
             .compare_exchange(from as i64, to as i64, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
+    }
+
+    /// Has the offset in common with children that are about to be forked; false where there is no room. The caller
+    /// holds the writer's state.
+    pub(crate) fn have_in_common(&self, appends: bool) -> bool {
+        if self.common().is_some() {
+            return true;
+        }
+        let Some(common) = Common::new(HANDED, appends) else {
+            return false;
+        };
+        sys::with_signals_blocked(|| {
+            loop {
+                match self.offset.load(Ordering::Acquire) {
+                    HANDING | MOVED => {
+                        let _ = sys::sched_yield();
+                    }
+                    at => {
+                        common.offset.store(at, Ordering::SeqCst);
+                        if self.advance(at as u64, MOVED as u64) {
+                            break;
+                        }
+                    }
+                }
+            }
+            let common = core::ptr::from_ref(common).cast_mut();
+            self.common.store(common, Ordering::SeqCst);
+        });
+        true
+    }
+
+    /// Whether a forked child has asked for the file.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.common().is_some_and(Common::is_wanted)
     }
 
     /// Moves the kernel's offset from `from` back to `to`, unless someone moved it meanwhile.
@@ -215,32 +279,84 @@ impl Ofd {
 
     /// Gives the offset alone back to the kernel.
     pub(crate) fn hand_over_offset(&self, fd: i32) {
-        if self.offset.load(Ordering::Acquire) == HANDED {
-            return;
+        while self.place().load(Ordering::Acquire) != HANDED {
+            sys::with_signals_blocked(|| match self.common() {
+                Some(common) => hand_over_common(common, fd),
+                None => self.hand_over_own(fd),
+            });
         }
-        sys::with_signals_blocked(|| {
-            loop {
-                match self.offset.load(Ordering::Acquire) {
-                    HANDED => return,
-                    HANDING => {
-                        let _ = sys::sched_yield();
-                    }
-                    at => {
-                        if self.advance(at as u64, HANDING as u64) {
-                            let _ = sys::lseek(fd as usize, at as usize, libc::SEEK_SET as usize);
-                            self.offset.store(HANDED, Ordering::Release);
-                            return;
-                        }
+    }
+
+    fn hand_over_own(&self, fd: i32) {
+        loop {
+            match self.offset.load(Ordering::Acquire) {
+                HANDED | MOVED => return,
+                HANDING => {
+                    let _ = sys::sched_yield();
+                }
+                at => {
+                    let taken = self.offset.compare_exchange(
+                        at,
+                        HANDING,
+                        Ordering::AcqRel,
+                        Ordering::Acquire,
+                    );
+                    if taken.is_ok() {
+                        let _ = sys::lseek(fd as usize, at as usize, libc::SEEK_SET as usize);
+                        self.offset.store(HANDED, Ordering::Release);
+                        return;
                     }
                 }
             }
-        });
+        }
     }
 
-    /// Takes the offset from the kernel. The caller vouches that nobody else can be using it.
+    /// Takes the offset from the kernel. The caller vouches that nobody else can be using it, but a child that asks for
+    /// the file first.
     pub(crate) fn take_offset(&self, fd: i32) -> bool {
-        let at = sys::lseek(fd as usize, 0, libc::SEEK_CUR as usize);
-        at.is_ok_and(|at| self.advance(HANDED as u64, at as u64))
+        let take = || {
+            let at = sys::lseek(fd as usize, 0, libc::SEEK_CUR as usize);
+            at.is_ok_and(|at| self.advance(HANDED as u64, at as u64))
+        };
+        self.unless_wanted(take).unwrap_or(false)
+    }
+
+    /// Takes `O_APPEND` off, with which positional writes would append, before the file is staged. `ECHILD` where a child
+    /// asks for the file: it finds the description as the program made it.
+    pub(crate) fn take_append_off(&self, fd: i32, appends: bool) -> rustix::io::Result<()> {
+        self.unless_wanted(|| stage::set_append(fd, appends, false))
+            .unwrap_or(Err(Errno::CHILD))
+    }
+
+    /// Gives `O_APPEND` back, if the program had asked for it. A child that asks for the file does so itself, and may
+    /// have changed it since.
+    pub(crate) fn give_append_back(&self, fd: i32, appends: bool) {
+        let _ = self.unless_wanted(|| stage::set_append(fd, appends, true));
+    }
+
+    /// Does what a child that asks for the file waits for. One that has asked is not waited for.
+    fn unless_wanted<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+        match self.common() {
+            None => Some(work()),
+            Some(common) if common.is_wanted() => None,
+            Some(common) => sys::with_signals_blocked(|| {
+                let _right = common.lock();
+                (!common.is_wanted()).then(work)
+            }),
+        }
+    }
+
+    /// In a child, which has used nothing of it: asks for the file. Afterwards the kernel has all of it, for both.
+    pub(crate) fn ask_the_parent(&self, fd: i32) -> Result<(), i32> {
+        if let Some(common) = self.common() {
+            common.want();
+        }
+        stage::visit(fd)?;
+        // Who finds the offset handed over has waited for whoever just takes it back, and did not see that it is wanted.
+        if let Some(common) = self.common() {
+            sys::with_signals_blocked(|| hand_over_common(common, fd));
+        }
+        Ok(())
     }
 
     /// Notes that another process is about to have the description.
@@ -248,6 +364,12 @@ impl Ofd {
         self.shared.store(1, Ordering::SeqCst);
         match self.writer() {
             Some(writer) if with == With::Child => writer.share_with_child(self, fd),
+            // What this process was forked with, and the program does not get, is nobody's business.
+            Some(writer)
+                if with == With::Program && writer.is_the_parents() && ends_with_us(fd) =>
+            {
+                Ok(())
+            }
             _ => self.hand_over(fd),
         }
     }
@@ -334,6 +456,12 @@ impl Ofd {
             .is_ok()
         {
             let _inside = engine::enter();
+            if let Some(common) = self.common() {
+                common.leave();
+            }
+            if let Some(writer) = self.writer() {
+                writer.is_not_the_parents();
+            }
             // SAFETY: the last name and the last user are gone, and this thread won the right to
             // drop; a late reader of a stale word finds the word changed and does not look.
             unsafe { (*self.backing.get()).assume_init_drop() };
@@ -351,7 +479,7 @@ impl Ofd {
         unsafe { *self.slot.get() = None };
         if let Some(writer) = self.writer() {
             // SAFETY: as above.
-            unsafe { writer.in_new_process() };
+            unsafe { writer.in_new_process(self.common().is_some()) };
             self.offset.store(HANDED, Ordering::SeqCst);
         }
     }
@@ -362,9 +490,43 @@ impl Ofd {
         if !self.advance(from, end) {
             let further = |at| (0..end as i64).contains(&at).then_some(end as i64);
             let _ = self
-                .offset
+                .place()
                 .fetch_update(Ordering::AcqRel, Ordering::Acquire, further);
         }
+    }
+}
+
+/// Whether `exec` closes it.
+fn ends_with_us(fd: i32) -> bool {
+    sys::fcntl(fd as usize, libc::F_GETFD as usize, 0)
+        .is_ok_and(|flags| flags & libc::FD_CLOEXEC as usize != 0)
+}
+
+/// Gives an offset that several processes have in common to the kernel, and `O_APPEND` with it. Who died with that half
+/// done is followed.
+fn hand_over_common(common: &Common, fd: i32) {
+    let _right = common.lock();
+    loop {
+        let at = common.offset.load(Ordering::Acquire);
+        match at {
+            HANDED => return,
+            HANDING => {}
+            at => {
+                common.handing.store(at, Ordering::SeqCst);
+                if common
+                    .offset
+                    .compare_exchange(at, HANDING, Ordering::AcqRel, Ordering::Acquire)
+                    .is_err()
+                {
+                    continue;
+                }
+            }
+        }
+        let _ = stage::set_append(fd, common.appends(), true);
+        let at = common.handing.load(Ordering::SeqCst);
+        let _ = sys::lseek(fd as usize, at as usize, libc::SEEK_SET as usize);
+        common.offset.store(HANDED, Ordering::Release);
+        return;
     }
 }
 
@@ -413,6 +575,9 @@ pub(crate) fn allocate(
         (*cell)
             .offset
             .store(offset.map_or(HANDED, |at| at as i64), Ordering::SeqCst);
+        (*cell)
+            .common
+            .store(core::ptr::null_mut(), Ordering::SeqCst);
         (*cell).index.store(index, Ordering::Relaxed);
         (*cell).names.store(1, Ordering::SeqCst);
         (*cell).stored.store(0, Ordering::SeqCst);

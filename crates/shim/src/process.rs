@@ -1,9 +1,10 @@
 //! Calls that give other processes this one's open file descriptions.
 //!
-//! Before any of them, every description's offset goes back to the kernel (for ever, but for what forked
-//! children alone can have: [`crate::children`]) and every candidate is marked as shared. So parent and
-//! child, and whatever either executes, share offsets exactly as the kernel shares them, whoever dies when
-//! (PROTOCOLS, design section 6).
+//! Before any of them, every description's offset goes back to the kernel and every candidate is marked as
+//! shared; but what forked children alone can have stays staged, with an offset that parent and children keep
+//! in common ([`crate::children`]) until they are all gone or somebody else can have it. So parent and child,
+//! and whatever either executes, share offsets exactly as the kernel shares them, whoever dies when (PROTOCOLS,
+//! design section 6).
 //!
 //! A `vfork` child runs on its parent's memory: until it executes or exits, it must not change the
 //! parent's table (F2: Python's child calls `close_range` on everything). The parent thread is
@@ -38,11 +39,24 @@ pub(crate) fn sharing() -> bool {
     SHARING.load(Ordering::SeqCst) != 0
 }
 
+/// Whether this is a forked child that was not told so yet: a handler for a signal runs, or one that another library has
+/// set up for forks before ours.
+pub(crate) fn is_untold_child() -> bool {
+    sharing() && !in_vfork_child() && children::is_untold()
+}
+
+/// How many threads do so.
+pub(crate) fn sharers() -> u32 {
+    SHARING.load(Ordering::SeqCst)
+}
+
 /// With whom descriptions are shared.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum With {
     /// A forked child, which will end.
     Child,
+    /// A program that gets what is not closed when it starts.
+    Program,
     /// Anybody.
     Anybody,
 }
@@ -91,7 +105,7 @@ fn share_all_with(with: With) -> Result<(), c_int> {
 /// Before another program takes this one's place, or `system` and `wordexp` start one inside libc.
 /// (What another thread of this process stages while they do is not looked after.)
 pub(crate) extern "C" fn before_program() -> c_int {
-    let ready = share_all();
+    let ready = share_all_with(With::Program);
     if ready.is_ok() {
         signal::before_program();
     }
@@ -111,6 +125,7 @@ pub(crate) extern "C" fn minus_errno(errno: c_int) -> i64 {
 
 /// Before `forkpty`.
 pub(crate) extern "C" fn before_forkpty() -> c_int {
+    children::another();
     descriptors::refusal(share_all())
 }
 
@@ -243,9 +258,12 @@ fn resolve_for_children() {
     DONE.store(true, Ordering::Relaxed);
 }
 
-/// In the child of a fork: only this thread came along. A signal handler that runs before the end finds
-/// descriptors that are being shared.
+/// In the child of a fork: only this thread came along. A signal handler finds that nothing or all of it was done.
 fn in_new_process() {
+    sys::with_signals_blocked(renew);
+}
+
+fn renew() {
     children::in_new_process();
     if VFORKS.swap(0, Ordering::SeqCst) != 0 {
         for slot in &VFORKING {
@@ -253,9 +271,14 @@ fn in_new_process() {
         }
     }
     init::REGISTRY.after_fork_child();
-    ofd::each_promoted(|_, ofd| ofd.in_new_process());
     // SAFETY: only this thread came along.
     unsafe { stage::in_new_process() };
+    ofd::each_promoted(|_, ofd| {
+        if let Some(writer) = ofd.writer() {
+            writer.forget_the_parent();
+        }
+    });
+    ofd::each_promoted(|_, ofd| ofd.in_new_process());
     FOR_GOOD.store(false, Ordering::SeqCst);
     SHARING.store(0, Ordering::SeqCst);
 }
@@ -267,6 +290,7 @@ pub(crate) extern "C" fn before_clone(_function: usize, _stack: usize, flags: c_
     if flags & libc::CLONE_THREAD != 0 {
         return 0;
     }
+    children::another();
     let ready = share_all();
     if ready.is_ok() && flags & (libc::CLONE_VM | libc::CLONE_FILES) != 0 {
         descriptors::release_all();
@@ -436,6 +460,16 @@ pub(crate) fn unstage_all() -> Result<(), c_int> {
         ofd::each_promoted(|fd, _| unstaged = unstaged.and(descriptors::unstage(fd)));
     }
     unstaged
+}
+
+/// At the end of this process: publishes what it stages.
+pub(crate) fn finish_all() {
+    if init::staging() && !in_vfork_child() {
+        // What cannot be published is found by whoever recovers.
+        ofd::each_promoted(|fd, _| {
+            let _ = descriptors::publish(fd);
+        });
+    }
 }
 
 /// Before `lio_listio`.

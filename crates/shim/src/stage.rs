@@ -10,6 +10,7 @@
 //! program's, borrowed for the calls that it makes on them.
 #![allow(unsafe_code)]
 
+use crate::ofd::Ofd;
 use crate::{alloc, data, init, process, signal, sys};
 use adit_pmem::{Medium as _, MediumKind};
 use adit_pool::{FileMedium, FileName, FileRef, PoolFile};
@@ -214,7 +215,13 @@ pub(crate) const FORKING: Refusal = -1;
 pub(crate) const NAMELESS: Refusal = -2;
 
 /// Stages the file of `fd`, if it may be. `named` says that its name is known to be durable.
-pub(crate) fn take(fd: i32, mode: Mode, appends: bool, named: bool) -> Result<Staged, Refusal> {
+pub(crate) fn take(
+    ofd: &Ofd,
+    fd: i32,
+    mode: Mode,
+    appends: bool,
+    named: bool,
+) -> Result<Staged, Refusal> {
     if data::KERNEL_WRITES.load(Ordering::Relaxed) || init::memory_limited() {
         return Err(libc::ENOMEM);
     }
@@ -236,7 +243,7 @@ pub(crate) fn take(fd: i32, mode: Mode, appends: bool, named: bool) -> Result<St
     }
     let name = name_of(fd, &stat).ok_or(libc::EOPNOTSUPP)?;
     let staged = (0..ATTEMPTS)
-        .map(|_| pool.take(fd, &stat, &name, mode, appends))
+        .map(|_| pool.take((ofd, fd), &stat, &name, mode, appends))
         .find(|taken| !matches!(taken, Err(Error::Taken)))
         .unwrap_or(Err(Error::Contended))
         .map_err(|error| match error {
@@ -249,10 +256,87 @@ pub(crate) fn take(fd: i32, mode: Mode, appends: bool, named: bool) -> Result<St
     // has written: no `fsync` asks for that any more. Where it cannot be, they are the kernel's to lose.
     let durable = named || adit_pmem::kind_of_fd(fd) == MediumKind::Ram;
     if !durable && let Err(errno) = rustix::fs::fsync(borrow(fd)) {
-        let _ = staged.give_up(fd);
+        let _ = staged.give_up(ofd, fd);
         return Err(errno.raw_os_error());
     }
     Ok(staged)
+}
+
+/// Whether its owner may open the file, as [`visit`] does.
+pub(crate) fn is_open_to_its_owner(stat: &libc::stat) -> bool {
+    stat.st_mode & (libc::S_IRUSR | libc::S_IWUSR) != 0
+}
+
+/// Has whoever stages the file of a description publish everything and let go of it, as somebody does who opens it; but
+/// the open does not wait, so it fails, and nobody who watches the file is told of it. Where there is no lease nothing is
+/// opened: closing it would end this process's locks on the file; where there is one nobody has any. While the lease is
+/// being broken nothing is opened either: it might just have been given back, and that open would succeed.
+pub(crate) fn visit(fd: i32) -> Result<(), i32> {
+    let path = format!("/proc/thread-self/fd/{fd}");
+    let open = |access: OFlags| {
+        let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+        rustix::fs::open(path.as_str(), flags, rustix::fs::Mode::empty()).map(drop)
+    };
+    let (mut pause, mut asked) = (SHORTEST, Instant::now());
+    loop {
+        match held_lease(fd) {
+            Held::Nothing => return Ok(()),
+            Held::Breaking if asked.elapsed() < UNTIL_ASKED_AGAIN => {}
+            Held::Breaking | Held::Lease => {
+                asked = Instant::now();
+                let answer = match open(OFlags::RDONLY) {
+                    Err(Errno::ACCESS) => open(OFlags::WRONLY),
+                    answer => answer,
+                };
+                match answer {
+                    Ok(()) => return Ok(()),
+                    Err(Errno::AGAIN) => {}
+                    Err(errno) => return Err(errno.raw_os_error()),
+                }
+            }
+        }
+        std::thread::sleep(pause);
+        pause = (2 * pause).min(LONGEST);
+    }
+}
+
+/// Pauses between two looks whether the lease is gone.
+const SHORTEST: Duration = Duration::from_micros(20);
+const LONGEST: Duration = Duration::from_millis(2);
+/// The kernel ends a lease that its owner keeps for too long when somebody asks for the file, not by itself.
+const UNTIL_ASKED_AGAIN: Duration = Duration::from_secs(1);
+
+/// What a description has.
+enum Held {
+    Nothing,
+    Lease,
+    /// A lease that its owner was told to give back.
+    Breaking,
+}
+
+/// The lease of a description. Without a descriptor to look through one that is just being broken is not seen.
+fn held_lease(fd: i32) -> Held {
+    let path = format!("/proc/thread-self/fdinfo/{fd}");
+    let mut text = [0; 4096];
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let read = rustix::fs::open(path.as_str(), flags, rustix::fs::Mode::empty())
+        .and_then(|info| rustix::io::read(&info, &mut text));
+    let Ok(len) = read else {
+        let asked = sys::fcntl(fd as usize, libc::F_GETLEASE as usize, 0);
+        return if asked == Ok(libc::F_UNLCK as usize) {
+            Held::Nothing
+        } else {
+            Held::Lease
+        };
+    };
+    let says = |word: &[u8]| text[..len].windows(word.len()).any(|part| part == word);
+    if says(b"LEASE  BREAKING") {
+        Held::Breaking
+    } else if len == text.len() || says(b"LEASE") {
+        Held::Lease
+    } else {
+        Held::Nothing
+    }
 }
 
 /// A refusal as `adit stat` counts it.
@@ -290,7 +374,7 @@ fn eligible(fd: i32) -> Result<Stat, Refusal> {
 impl Pool {
     fn take(
         &self,
-        fd: i32,
+        (ofd, fd): (&Ofd, i32),
         stat: &Stat,
         name: &FileName,
         mode: Mode,
@@ -298,8 +382,9 @@ impl Pool {
     ) -> Result<Staged, Error> {
         let attachment = self.stage.attachment();
         let file = attachment.enter_file(name)?;
-        let base =
-            set_append(fd, appends, false).and_then(|()| KernelFile::new(ProgramFd::Program(fd)));
+        let base = ofd
+            .take_append_off(fd, appends)
+            .and_then(|()| KernelFile::new(ProgramFd::Program(fd)));
         let lease = base.as_ref().map_err(|errno| *errno).and_then(|_| {
             let request = AcquireRequest {
                 pool: self.path.as_bytes(),
@@ -321,7 +406,7 @@ impl Pool {
             (Ok(base), Ok(lease)) => (base, lease),
             (Err(errno), _) | (_, Err(errno)) => {
                 self.forget(file);
-                let _ = set_append(fd, appends, true);
+                ofd.give_append_back(fd, appends);
                 return Err(Error::Base(errno));
             }
         };
@@ -347,7 +432,7 @@ impl Pool {
             Err(Error::Taken) => Err(Error::Taken),
             Err(error) => {
                 self.forget(file);
-                let _ = set_append(fd, appends, true);
+                ofd.give_append_back(fd, appends);
                 release(fd, &lease);
                 Err(error)
             }
@@ -370,7 +455,7 @@ impl Pool {
 }
 
 /// Sets or clears `O_APPEND`, where the program had asked for it.
-fn set_append(fd: i32, appends: bool, on: bool) -> rustix::io::Result<()> {
+pub(crate) fn set_append(fd: i32, appends: bool, on: bool) -> rustix::io::Result<()> {
     if !appends {
         return Ok(());
     }
@@ -414,23 +499,27 @@ impl Staged {
 
     /// Publishes everything and gives the file back to the kernel. An error is the kernel's, for the
     /// program; what could not be published stays in the pool, and the lease with the monitor.
-    pub(crate) fn give_up(&self, fd: i32) -> Result<(), i32> {
+    pub(crate) fn give_up(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
         if !self.is_behind(fd) {
             // The number was closed, and maybe reused, by a call that we did not see. The monitor
             // has a descriptor of its own and publishes through that.
             return Ok(());
         }
         for _ in 0..PATIENCE {
-            match self.file.take_away(|| self.restore_append(fd)) {
+            match self
+                .file
+                .take_away(|| ofd.give_append_back(fd, self.appends))
+            {
                 Ok(_) => {
                     release(fd, &self.lease);
                     return Ok(());
                 }
                 Err(Error::Taken) => {
-                    self.was_taken(fd);
+                    self.was_taken(ofd, fd);
                     return Ok(());
                 }
-                Err(Error::Pool(adit_pool::Error::NotAttached)) => return Ok(()),
+                // It is the parent's.
+                Err(Error::Pool(adit_pool::Error::NotAttached)) => return ofd.ask_the_parent(fd),
                 Err(Error::Publishing { .. } | Error::Contended) => {
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
@@ -440,14 +529,14 @@ impl Staged {
         Err(libc::EIO)
     }
 
-    /// Somebody else has ended the staging. A monitor that came later does not know of `O_APPEND`.
-    pub(crate) fn was_taken(&self, fd: i32) {
-        self.restore_append(fd);
-    }
-
-    /// Gives the description `O_APPEND` back, if the program had asked for it.
-    fn restore_append(&self, fd: i32) {
-        let _ = set_append(fd, self.appends, true);
+    /// Somebody else has ended the staging. A monitor that came later does not know of `O_APPEND`. The monitor lets
+    /// openers in before it closes its duplicate, which would outlive the program's last close: watchers would hear of
+    /// that too late, and a file without a name would still take its space.
+    pub(crate) fn was_taken(&self, ofd: &Ofd, fd: i32) {
+        ofd.give_append_back(fd, self.appends);
+        if let Some(dir) = init::runtime_dir() {
+            let _ = client::release(dir, &self.lease);
+        }
     }
 
     /// Whether it is the file with this identity.

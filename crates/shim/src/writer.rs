@@ -6,14 +6,17 @@
 //! | fresh: nothing was written yet | ours | a mapping ([`crate::fresh`]), or the kernel, at our offset | first become one of the others |
 //! | staged: the pool has the newest bytes | ours | the engine | the engine |
 //! | the kernel's, until the last close | the kernel's | the kernel | the kernel, with `RWF_DSYNC` where the mode says so |
+//! | a parent's: inherited, and not used since | in common | first ask for the file, which makes it the kernel's | likewise |
 //!
 //! In mode `posix` a fresh description is on trial ([`crate::appends`]): the kernel writes and has the
 //! offset, under the state's lock, until enough was appended; a staged one goes back to that, and one that
 //! is the kernel's becomes foreign.
 //!
-//! Likewise a description that this process has shared with forked children is *lent*: fresh, but the kernel
-//! writes and has the offset, until the children have ended ([`crate::children`]). One that a call of the kernel's
-//! copies into is lent until that call has returned ([`crate::copies`]).
+//! A fork leaves everything as it is, but for the offset, which parent and child have in common then
+//! ([`crate::children`]). A child that uses a description first says that it wants the file, and tries to open it: so whoever
+//! stages it publishes, as for any opener. From then on the parent's is *lent*: fresh, but the kernel writes and has the
+//! offset, until the children have ended. One that a call of the kernel's copies into is lent until that call has
+//! returned ([`crate::copies`]).
 //!
 //! The first write stages the file if it may be ([`crate::stage`]). Whatever needs the kernel to know
 //! the file, or somebody else to have the description, first *unstages* it: all is published, the
@@ -42,11 +45,11 @@ use crate::stage::{self, Refusal, Staged};
 use crate::stat::Logical;
 use crate::{appends, children, descriptors, init, process, sys, together};
 use adit_store::registry::Reason;
-use adit_store::staged::{AppendsOnly, Error, Mode, Place, Where};
+use adit_store::staged::{AppendsOnly, Error, Mode, Place, Scope, Where};
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Calls that reach beyond here are the kernel's: file systems have limits, and it knows them.
@@ -78,6 +81,10 @@ pub(crate) struct Writer {
     trial: Option<Trial>,
     /// Only a fresh description is lent.
     loan: Loan,
+    /// Device and inode of the file, once forked children have the description.
+    identity: [AtomicU64; 2],
+    /// Set in a child as long as its state is the parent's: asked before the lock is taken.
+    parents: AtomicBool,
     /// Calls of the kernel's under way that copy into the file, or use the offset: until they have returned, the
     /// description stays lent. A call that a signal handler or a cancellation ends stays counted, and the file the
     /// kernel's.
@@ -96,6 +103,8 @@ enum State {
     Fresh(Fresh),
     Staged(Box<Staged>),
     Kernel,
+    /// Of the process that forked this one, which may have staged it.
+    Parents,
 }
 
 /// A program's buffers.
@@ -175,13 +184,13 @@ impl Held<'_> {
     pub(crate) fn staged(&self) -> Option<&Staged> {
         match &*self.state {
             State::Staged(staged) => Some(staged),
-            State::Fresh(_) | State::Kernel => None,
+            State::Fresh(_) | State::Kernel | State::Parents => None,
         }
     }
 
-    /// Whether the kernel has the description, for good or until forked children have ended.
+    /// Whether the kernel has the description, for good or until forked children have ended; or another process.
     pub(crate) fn is_kernels(&self) -> bool {
-        self.lent || matches!(*self.state, State::Kernel)
+        self.lent || matches!(*self.state, State::Kernel | State::Parents)
     }
 }
 
@@ -216,6 +225,16 @@ enum Answer<T> {
     NotStaged,
 }
 
+impl<T> From<Result<(), i32>> for Answer<T> {
+    /// What became of a call that had to give the file back first.
+    fn from(given_back: Result<(), i32>) -> Self {
+        match given_back {
+            Ok(()) => Self::NotStaged,
+            Err(errno) => Self::Failed(errno),
+        }
+    }
+}
+
 impl Writer {
     /// For a description that the program has just opened for writing with `flags`. Only what may be
     /// staged begins `fresh`.
@@ -236,6 +255,8 @@ impl Writer {
             losses: AtomicU32::new(0),
             trial: None,
             loan: Loan::new(),
+            identity: [const { AtomicU64::new(0) }; 2],
+            parents: AtomicBool::new(false),
             calls: AtomicU32::new(0),
             bypassed: AtomicBool::new(false),
             mapped: AtomicBool::new(false),
@@ -285,23 +306,76 @@ impl Writer {
     }
 
     /// In a forked child: what is staged is the parent's, and neither its memory nor its locks mean
-    /// anything here.
+    /// anything here. `in_common`: the two have the offset in common.
     ///
     /// # Safety
     /// The caller is the only thread of the process.
-    pub(crate) unsafe fn in_new_process(&self) {
+    pub(crate) unsafe fn in_new_process(&self, in_common: bool) {
+        let state = if in_common {
+            State::Parents
+        } else {
+            State::Kernel
+        };
         // SAFETY: the caller's promise; the old value is forgotten, so that nothing of the parent's
         // attachment is dropped here.
         unsafe {
-            mem::forget(mem::replace(
-                &mut *self.state.get(),
-                RwLock::new(State::Kernel),
-            ));
+            mem::forget(mem::replace(&mut *self.state.get(), RwLock::new(state)));
             mem::forget(mem::replace(&mut *self.account.get(), Account::new()));
         }
-        self.loan.end();
+        // Of two names of one description the second says nothing new.
+        if in_common && !self.parents.swap(true, Ordering::SeqCst) {
+            stage::STAGED.fetch_add(1, Ordering::SeqCst);
+        }
+        self.mapped.store(false, Ordering::SeqCst);
+        self.loan.end(true);
         self.calls.store(0, Ordering::SeqCst);
         self.account().because(Reason::SharedOffset);
+    }
+
+    /// In a forked child, before [`Self::in_new_process`]: what it was to the parent counts no more.
+    pub(crate) fn forget_the_parent(&self) {
+        self.parents.store(false, Ordering::SeqCst);
+    }
+
+    /// The description is not the parent's any more, or this process has none of it any more.
+    pub(crate) fn is_not_the_parents(&self) {
+        if self.parents.swap(false, Ordering::SeqCst) {
+            stage::STAGED.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// In a child that does not know yet that it is one: what another thread of its parent had locked would stay so for
+    /// ever.
+    fn be_told(&self, ofd: &Ofd) {
+        if process::is_untold_child() {
+            // SAFETY: a child has one thread until its handlers have run, and this one holds nothing of the state.
+            unsafe { self.in_new_process(ofd.common().is_some()) };
+        }
+    }
+
+    /// Asks for the file of a description that this process was forked with, before it uses it for the first time:
+    /// afterwards the kernel has all of it, for both.
+    pub(crate) fn ask_the_parent(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        self.be_told(ofd);
+        if !self.parents.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let _inside = engine::enter();
+        let mut state = self.change();
+        if let State::Parents = *state {
+            ofd.ask_the_parent(fd)?;
+            self.account().because(Reason::SharedOffset);
+            *state = State::Kernel;
+            self.is_not_the_parents();
+            // Whoever has just asked the kernel about the file asks again.
+            stage::GONE.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    /// Whether this process was forked with the description, and has not used it.
+    pub(crate) fn is_the_parents(&self) -> bool {
+        self.parents.load(Ordering::SeqCst)
     }
 
     /// Whether writes are durable when they return, by the mode's promise.
@@ -333,7 +407,11 @@ impl Writer {
 
     /// The status flags as the program set them, which differ from the kernel's while the file is
     /// staged: `O_APPEND` is off, and `O_ASYNC` is the lease's.
-    pub(crate) fn status_flags(&self, kernel: i32) -> i32 {
+    pub(crate) fn status_flags(&self, ofd: &Ofd, fd: i32, kernel: i32) -> i32 {
+        if self.is_the_parents() && self.ask_the_parent(ofd, fd).is_ok() {
+            let flags = sys::fcntl(fd as usize, libc::F_GETFL as usize, 0);
+            return flags.map_or(kernel, |flags| flags as i32);
+        }
         let _inside = engine::enter();
         if !matches!(*self.look(), State::Staged(_)) {
             return kernel;
@@ -349,10 +427,18 @@ impl Writer {
         fd: i32,
         work: impl FnOnce(&Staged) -> Result<T, Doubt>,
     ) -> Answer<T> {
+        if let Err(errno) = self.ask_the_parent(ofd, fd) {
+            return Answer::Failed(errno);
+        }
         let _inside = engine::enter();
+        if ofd.is_wanted() && matches!(*self.look(), State::Staged(_)) {
+            // A child goes on with the file. What could not be published when it asked, and cannot be now, is the
+            // program's all the same.
+            let _ = self.set_down(ofd, fd);
+        }
         let (answer, serial) = match &*self.look() {
             State::Staged(staged) => (work(staged), staged.serial),
-            State::Fresh(_) | State::Kernel => return Answer::NotStaged,
+            State::Fresh(_) | State::Kernel | State::Parents => return Answer::NotStaged,
         };
         match answer {
             Ok(done) => Answer::Done(done),
@@ -360,16 +446,11 @@ impl Writer {
                 self.lose(ofd, fd, serial);
                 Answer::NotStaged
             }
-            Err(Doubt::Whole) => match self.set_down(ofd, fd) {
-                Ok(()) => Answer::NotStaged,
-                Err(errno) => Answer::Failed(errno),
-            },
+            Err(Doubt::Whole) => self.set_down(ofd, fd).into(),
+            Err(Doubt::Unserved) if ofd.is_wanted() => self.set_down(ofd, fd).into(),
             Err(Doubt::Engine(Error::NoSpace)) if self.must_stay() => Answer::Failed(libc::ENOSPC),
             Err(Doubt::Engine(Error::Base(errno))) => Answer::Failed(errno.raw_os_error()),
-            Err(_) => match self.unstage(ofd, fd) {
-                Ok(()) => Answer::NotStaged,
-                Err(errno) => Answer::Failed(errno),
-            },
+            Err(_) => self.unstage(ofd, fd).into(),
         }
     }
 
@@ -378,7 +459,7 @@ impl Writer {
     fn must_stay(&self) -> bool {
         let clean = match &*self.look() {
             State::Staged(staged) => staged.file().is_clean(),
-            State::Fresh(_) | State::Kernel => true,
+            State::Fresh(_) | State::Kernel | State::Parents => true,
         };
         self.must_stage() || (self.mode == Mode::Atomic && !clean)
     }
@@ -406,7 +487,9 @@ impl Writer {
     fn lose(&self, ofd: &Ofd, fd: i32, serial: u64) {
         let mut state = self.change();
         match &*state {
-            State::Staged(staged) if staged.serial == serial => staged.was_taken(fd),
+            State::Staged(staged) if staged.serial == serial => {
+                staged.was_taken(ofd, fd);
+            }
             _ => return,
         }
         self.forget(&mut state, ofd, fd);
@@ -417,7 +500,10 @@ impl Writer {
         *state = State::Fresh(Fresh::new());
         // Others may write to it now, and an `fsync` is about their bytes as well.
         self.named.store(false, Ordering::Relaxed);
-        if let Some(trial) = &self.trial {
+        if ofd.is_wanted() {
+            // By a forked child: the kernel has it until the children have ended.
+            self.lend_out(ofd, fd, To::Children, Reason::SharedOffset);
+        } else if let Some(trial) = &self.trial {
             ofd.hand_over_offset(fd);
             trial.begin_anew(fd);
         }
@@ -427,7 +513,7 @@ impl Writer {
     fn set_down(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
         let mut state = self.change();
         if let State::Staged(staged) = &*state {
-            staged.give_up(fd)?;
+            staged.give_up(ofd, fd)?;
             self.begin_anew(&mut state, ofd, fd);
         }
         Ok(())
@@ -436,6 +522,7 @@ impl Writer {
     /// The same for a caller from outside, before the file's times or rights change. It may be staged again, if it
     /// then may be.
     pub(crate) fn put_down(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        self.ask_the_parent(ofd, fd)?;
         let _inside = engine::enter();
         together::before_publishing(ofd);
         self.set_down(ofd, fd)
@@ -445,7 +532,7 @@ impl Writer {
     fn forget(&self, state: &mut State, ofd: &Ofd, fd: i32) {
         self.begin_anew(state, ofd, fd);
         let losses = self.losses.fetch_add(1, Ordering::Relaxed);
-        if losses < MOST_LOSSES || self.must_stage() {
+        if losses < MOST_LOSSES || self.must_stage() || ofd.is_wanted() {
             return;
         }
         match &self.trial {
@@ -475,16 +562,27 @@ impl Writer {
         if self.loan.is_out() || called {
             return Err(Unstaged::Lent);
         }
-        if matches!(*state, State::Fresh(_)) {
+        if matches!(*state, State::Fresh(_)) && ofd.is_wanted() {
+            self.lend_out(ofd, fd, To::Children, Reason::SharedOffset);
+        } else if matches!(*state, State::Fresh(_)) {
             self.mapped.store(false, Ordering::Relaxed);
             match self.take(ofd, fd) {
-                Ok(staged) => *state = State::Staged(Box::new(staged)),
+                Ok(staged) => {
+                    // A child that asks later finds the lease.
+                    if ofd.is_wanted() && staged.give_up(ofd, fd).is_ok() {
+                        self.lend_out(ofd, fd, To::Children, Reason::SharedOffset);
+                    } else {
+                        *state = State::Staged(Box::new(staged));
+                    }
+                }
                 Err(stage::NAMELESS) => {
                     self.look_for_a_name(fd);
                     ofd.hand_over_offset(fd);
                     *state = State::Kernel;
                 }
-                Err(stage::FORKING) if self.trial.is_none() => {
+                Err(refusal)
+                    if ofd.is_wanted() || (refusal == stage::FORKING && self.trial.is_none()) =>
+                {
                     self.lend_out(ofd, fd, To::Children, Reason::SharedOffset);
                 }
                 Err(refusal) if self.must_stage() => return Err(Unstaged::Refused(refusal)),
@@ -499,7 +597,7 @@ impl Writer {
         match *state {
             State::Staged(_) => Ok(()),
             State::Fresh(_) => Err(Unstaged::Lent),
-            State::Kernel => refused,
+            State::Kernel | State::Parents => refused,
         }
     }
 
@@ -519,7 +617,7 @@ impl Writer {
             return Err(libc::EOPNOTSUPP);
         }
         let named = self.named.load(Ordering::Relaxed);
-        let take = || stage::take(fd, self.mode, self.appends, named);
+        let take = || stage::take(ofd, fd, self.mode, self.appends, named);
         let mut taken = take();
         // Who has just let go of the file, or only looks at it, is waited for before the program gets an error.
         for _ in 0..VISIT {
@@ -535,6 +633,7 @@ impl Writer {
     /// Publishes everything and leaves the description to the kernel for good. After an error the file
     /// is staged as before.
     pub(crate) fn unstage(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        self.ask_the_parent(ofd, fd)?;
         let _inside = engine::enter();
         if matches!(*self.look(), State::Kernel) {
             return Ok(());
@@ -542,31 +641,32 @@ impl Writer {
         together::before_publishing(ofd);
         let mut state = self.change();
         if let State::Staged(staged) = &*state {
-            staged.give_up(fd)?;
+            staged.give_up(ofd, fd)?;
         }
         ofd.hand_over_offset(fd);
         self.mapped.store(false, Ordering::Relaxed);
         self.account().because(Reason::SharedOffset);
         *state = State::Kernel;
-        self.loan.end();
+        self.loan.end(true);
         Ok(())
     }
 
-    /// Publishes everything and lends the description to a child that is about to be forked. After an error
+    /// Before a child is forked: the description stays what it is, as far as that can be, or is lent. After an error
     /// the file is staged as before.
     pub(crate) fn share_with_child(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        self.be_told(ofd);
+        let _inside = engine::enter();
         if self.trial.is_some() {
             return self.unstage(ofd, fd);
         }
-        let _inside = engine::enter();
-        if matches!(*self.look(), State::Kernel) {
+        if matches!(*self.look(), State::Kernel | State::Parents) || self.keep(ofd, fd) {
             return Ok(());
         }
         together::before_publishing(ofd);
         let mut state = self.change();
         match &*state {
-            State::Kernel => return Ok(()),
-            State::Staged(staged) => staged.give_up(fd)?,
+            State::Kernel | State::Parents => return Ok(()),
+            State::Staged(staged) => staged.give_up(ofd, fd)?,
             State::Fresh(_) => {}
         }
         *state = State::Fresh(Fresh::new());
@@ -574,15 +674,54 @@ impl Writer {
         Ok(())
     }
 
+    /// Has the offset in common with a child that is about to be forked, and changes nothing else; false where that
+    /// cannot be. What may be is published, as far as it can be: a child that never opens the file looks at its size.
+    fn keep(&self, ofd: &Ofd, fd: i32) -> bool {
+        let mut state = self.change();
+        let added = match &*state {
+            State::Staged(_) if self.appends => libc::O_APPEND,
+            State::Staged(_) => 0,
+            State::Fresh(_) if !self.loan.is_out() => 0,
+            State::Fresh(_) | State::Kernel | State::Parents => return false,
+        };
+        if ofd.is_wanted() || self.calls.load(Ordering::SeqCst) != 0 {
+            return false;
+        }
+        let Some(stat) = descriptors::regular_file(fd).filter(stage::is_open_to_its_owner) else {
+            return false;
+        };
+        if !ofd.have_in_common(self.appends) {
+            return false;
+        }
+        self.loan.keep(fd, added);
+        self.identity[0].store(stat.st_dev, Ordering::SeqCst);
+        self.identity[1].store(stat.st_ino, Ordering::SeqCst);
+        match &*state {
+            // What others have taken away is found at the next call, and what cannot be published stays in the pool.
+            State::Staged(staged) => {
+                let scope = match self.mode {
+                    Mode::Atomic => Scope::Committed,
+                    Mode::Posix | Mode::Sync | Mode::Strict => Scope::Everything,
+                };
+                drop(staged.file().publish(scope));
+            }
+            // A child's copy of a mapping would keep the file in use.
+            _ => *state = State::Fresh(Fresh::new()),
+        }
+        self.mapped.store(false, Ordering::Relaxed);
+        true
+    }
+
     /// Before a call of the kernel's that copies into the file, or uses the offset: publishes everything and lends the
     /// description to the kernel until the next write behind [`Self::call_has_returned`]. After an error the file is
     /// staged as before.
     pub(crate) fn lend_for_a_call(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        self.ask_the_parent(ofd, fd)?;
         let _inside = engine::enter();
         together::before_publishing(ofd);
         let mut state = self.change();
         if let State::Staged(staged) = &*state {
-            staged.give_up(fd)?;
+            staged.give_up(ofd, fd)?;
             self.begin_anew(&mut state, ofd, fd);
         }
         self.calls.fetch_add(1, Ordering::SeqCst);
@@ -627,29 +766,47 @@ impl Writer {
         }
         // Asked first: who forks later lends it once more, and waits for the state. And nothing else is asked
         // meanwhile, when this may be a child already, whose children are others.
+        let to_children = self.loan.is_to_children() || ofd.is_wanted();
         let others = if process::sharing() {
             Others::Children
-        } else if self.loan.is_to_children() {
+        } else if to_children {
             children::others()
         } else {
             Others::None
         };
-        if others == Others::Children {
+        let signals = || to_children && others == Others::None && children::has_signals(fd);
+        if others == Others::Children || signals() {
             self.loan.goes_on();
             return false;
         }
+        if let Some(common) = ofd
+            .common()
+            .filter(|_| to_children && others == Others::None)
+        {
+            common.is_alone();
+        }
         // What nobody else had nobody can have changed, but the monitor, which may be late to leave it.
-        let unchanged = !self.loan.is_to_children() || self.loan.is_unchanged(fd);
+        let unchanged = !to_children || self.loan.is_unchanged(fd);
         let ours = others == Others::None && unchanged && ofd.take_offset(fd);
+        if !ours && !to_children && ofd.is_wanted() {
+            // By a child that has it in common, at this moment.
+            self.loan.goes_on();
+            return false;
+        }
         if !ours {
             *state = State::Kernel;
         }
-        self.loan.end();
+        // Children were not looked for where it was not theirs.
+        self.loan.end(to_children || !ours);
         true
     }
 
     /// Takes a lent description back, if it may be.
     pub(crate) fn look_for_children(&self, ofd: &Ofd, fd: i32) {
+        if ofd.is_wanted() {
+            // What cannot be published now is not the kernel's yet.
+            let _ = self.set_down(ofd, fd);
+        }
         if self.loan.is_out() {
             self.is_back(ofd, fd);
         }
@@ -683,11 +840,12 @@ impl Writer {
     /// when the file is taken away, it may be staged again later. After an error the opener waits
     /// for the monitor, as any other does.
     pub(crate) fn lend(&self, ofd: &Ofd, fd: i32) {
+        self.be_told(ofd);
         let _inside = engine::enter();
         together::before_publishing(ofd);
         let mut state = self.change();
         if let State::Staged(staged) = &*state
-            && staged.give_up(fd).is_ok()
+            && staged.give_up(ofd, fd).is_ok()
         {
             self.forget(&mut state, ofd, fd);
         }
@@ -1032,6 +1190,13 @@ impl Writer {
 
     /// Size and time of last change, if the staged file is the one with this identity.
     pub(crate) fn logical(&self, ofd: &Ofd, fd: i32, device: u64, inode: u64) -> Option<Logical> {
+        let known = self
+            .identity
+            .each_ref()
+            .map(|part| part.load(Ordering::SeqCst));
+        if self.is_the_parents() && known != [device, inode] {
+            return None;
+        }
         let answer = self.ask(ofd, fd, |staged| {
             if !staged.is(device, inode) {
                 return Ok(None);

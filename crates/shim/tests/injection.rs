@@ -6,6 +6,9 @@
 //! the error that the kernel gave.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
 
+#[path = "../../../tests/scratch.rs"]
+mod scratch;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::{env, fs};
@@ -38,7 +41,7 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(name: &str) -> Self {
-        let path = Path::new("/dev/shm").join(format!("adit-inject-{name}-{}", std::process::id()));
+        let path = scratch::place().join(format!("adit-inject-{name}-{}", std::process::id()));
         fs::create_dir_all(&path).expect("scratch directory");
         Self(path)
     }

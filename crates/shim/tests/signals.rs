@@ -6,6 +6,9 @@
     reason = "tests run outside the library"
 )]
 
+#[path = "../../../tests/scratch.rs"]
+mod scratch;
+
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -18,10 +21,13 @@ use std::time::Duration;
 const LIMIT: &str = "30";
 
 /// The built library. Cargo does not build a crate's C library for its tests, so the first test that
-/// asks has it built.
+/// asks has it built, unless `ADIT_LIB` names one.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
+        if let Some(library) = std::env::var_os("ADIT_LIB") {
+            return library.into();
+        }
         let test = std::env::current_exe().unwrap();
         let profile = test.parent().unwrap().parent().unwrap();
         let mut cargo = Command::new(env!("CARGO"));
@@ -40,7 +46,7 @@ fn library() -> &'static Path {
     })
 }
 
-/// A directory of a test's own in shared memory, which is a medium that is served.
+/// A directory of a test's own, on a medium that is served.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -48,7 +54,7 @@ impl Scratch {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("adit-signal-test-{}-{number}", std::process::id());
-        let dir = Path::new("/dev/shm").join(name);
+        let dir = scratch::place().join(name);
         std::fs::DirBuilder::new().mode(0o700).create(&dir).unwrap();
         Self(dir)
     }

@@ -2,7 +2,8 @@
 //   wA TEXT, wB TEXT   appends          fA, fB   fsync          dA, dB   fdatasync
 //   g                  adit_commit_group of both                 r        of the first and a pipe
 //   x                  of the first and of a number that is none  cA, cB  closes
-//   p                  has a child that ends at once              k, q    has one that stays; ends it
+//   p                  has a child that ends at once              s        starts a program
+//   k, q               has a child that stays; ends it            u        has one that uses both, and stays
 //   iA, iB             asks for a clone that there cannot be
 // The library may be there or not: its function is looked up weakly, as adit.h says.
 #define _GNU_SOURCE
@@ -13,6 +14,7 @@
 #include <linux/fs.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/wait.h>
@@ -41,6 +43,16 @@ int main(int count, char **args) {
         case 'd': result = fdatasync(fd); break;
         case 'c': result = close(fd); break;
         case 'p': if (fork() == 0) _exit(0); result = wait(NULL) < 0 ? -1 : 0; break;
+        case 's': result = system("true"); break;
+        case 'u':
+            result = (child = fork()) < 0 ? -1 : 0;
+            if (child == 0) {
+                alarm(20);
+                if (lseek(fds[0], 0, SEEK_END) >= 0 && lseek(fds[1], 0, SEEK_END) >= 0) write(ends[1], "x", 1);
+                pause();
+            }
+            if (read(ends[0], line, 1) != 1) result = -1;
+            break;
         case 'k': result = (child = fork()) < 0 ? -1 : 0; if (child == 0) { alarm(20); pause(); } break;
         case 'i': result = ioctl(fd, FICLONE, fd); break;
         case 'q': result = kill(child, SIGKILL) < 0 || wait(NULL) < 0 ? -1 : 0; break;
