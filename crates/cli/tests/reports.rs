@@ -234,7 +234,13 @@ fn flush_publishes_what_a_program_has_staged_and_leaves_it_the_file() {
         (&staged[0]["bytes"], &staged[0]["uncommitted"]),
         (&300.into(), &1.into())
     );
-    assert_eq!(staged[0]["publishes"], 1, "{staged}");
+    // On a disk the time until then may be so long that its age has published it before.
+    let most = if common::scratch::is_memory() { 1 } else { 2 };
+    let publishes = staged[0]["publishes"].as_u64();
+    assert!(
+        publishes.is_some_and(|count| (1..=most).contains(&count)),
+        "{staged}"
+    );
 
     // Killed, it loses nothing: that is the monitor's, or the next reader's, work.
     drop(child);

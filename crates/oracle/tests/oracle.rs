@@ -5,7 +5,7 @@
 
 mod common;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 fn oracle(dir: &Path, args: &[&str], env: &[(String, String)]) -> Output {
@@ -44,9 +44,16 @@ fn agrees(dir: &Path, args: &[&str], env: &[(String, String)]) {
     );
 }
 
+fn media() -> Vec<PathBuf> {
+    [Some(common::first()), common::second()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
 /// Both media, a number of seeds, each in the given mode.
 fn seeds(name: &str, mode: &str, ops: &str, seeds: std::ops::Range<u32>, preload: bool) {
-    for (i, medium) in [common::memory(), common::disk()].iter().enumerate() {
+    for (i, medium) in media().iter().enumerate() {
         let dir = common::scratch(medium, &format!("{name}{i}"));
         for seed in seeds.clone() {
             let seed_text = seed.to_string();
@@ -97,7 +104,7 @@ fn adit_procs() {
 /// Each kind of damage to twin A is reported, so an agreement means something.
 #[test]
 fn planted_damage_is_found() {
-    let dir = common::scratch(&common::memory(), "planted");
+    let dir = common::scratch(&common::first(), "planted");
     for (mode, plants) in [
         (
             "single",
@@ -125,7 +132,7 @@ fn planted_damage_is_found() {
 /// A library that does nothing must not pass for one that serves.
 #[test]
 fn idleness_is_found() {
-    let dir = common::scratch(&common::memory(), "idle");
+    let dir = common::scratch(&common::first(), "idle");
     let said = oracle(&dir, &["--expect-served", "--ops", "500"], &[]);
     assert_eq!(
         said.status.code(),
@@ -139,7 +146,7 @@ fn idleness_is_found() {
 /// Shrinking leaves only operations that are needed for the mismatch, and it replays.
 #[test]
 fn any_part_of_a_run_is_a_run() {
-    let dir = common::scratch(&common::memory(), "parts");
+    let dir = common::scratch(&common::first(), "parts");
     for only in ["0-50", "0-5,20-400", "300-500"] {
         agrees(&dir, &["--ops", "500", "--seed", "9", "--only", only], &[]);
     }

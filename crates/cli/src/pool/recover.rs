@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use adit_pool::{FileName, PoolFile, Released};
-use adit_store::recovery::walkers;
-use adit_store::staged::{self, Error, Recovered};
+use adit_store::recovery::{recover_with, walkers};
+use adit_store::staged::{Error, Recovered};
 use serde::Serialize;
 
 use super::{failure, show};
@@ -41,8 +41,7 @@ pub(super) fn recover(named: &Named) -> Outcome {
     let file = PoolFile::open(path).map_err(fail)?;
     file.pool().walk_with(walkers());
     let attachment = file.attach().map_err(fail)?;
-    let recovered = staged::recover(&attachment, staged::open_by_name);
-    let recovered = recovered.map_err(|error| match &error {
+    let recovered = recover_with(&attachment).map_err(|error| match &error {
         Error::Pool(error) => failure(path, error),
         error => Failure::new(format!("{}: {error}", path.display())),
     })?;

@@ -11,6 +11,9 @@
     reason = "tests run outside the library"
 )]
 
+#[path = "../../../../tests/scratch.rs"]
+pub(crate) mod scratch;
+
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -22,10 +25,13 @@ use std::time::{Duration, Instant};
 pub const LIMIT: Duration = Duration::from_secs(30);
 
 /// The built library. Cargo does not build one crate's library for another's tests, so the first
-/// test that asks has it built.
+/// test that asks has it built, unless `ADIT_LIB` names one.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
+        if let Some(library) = std::env::var_os("ADIT_LIB") {
+            return library.into();
+        }
         let target = Path::new(env!("CARGO_BIN_EXE_adit")).parent().unwrap();
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["build", "--quiet", "-p", "adit-shim", "--manifest-path"]);
@@ -51,7 +57,8 @@ impl Scratch {
     pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let base = std::env::var_os("TMPDIR").map_or(PathBuf::from("/dev/shm"), PathBuf::from);
+        let base = scratch::named().or_else(|| std::env::var_os("TMPDIR").map(PathBuf::from));
+        let base = base.unwrap_or_else(scratch::place);
         let dir = base.join(format!("adit-cli-test-{}-{number}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         Self(dir)

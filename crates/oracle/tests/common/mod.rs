@@ -163,14 +163,20 @@ fn target_dir() -> PathBuf {
     dir
 }
 
-pub(crate) fn memory() -> PathBuf {
-    PathBuf::from("/dev/shm")
+/// The directory that the lab names, on the medium that it wants to have tested.
+pub(crate) fn named() -> Option<PathBuf> {
+    std::env::var_os("ADIT_TEST_SCRATCH").map(PathBuf::from)
 }
 
-/// A directory on a disk's file system: the build directory, unless named.
-pub(crate) fn disk() -> PathBuf {
-    std::env::var_os("ADIT_ORACLE_DISK")
-        .map_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from)
+/// Where everything is served: in memory, unless the lab names a place.
+pub(crate) fn first() -> PathBuf {
+    named().unwrap_or_else(|| PathBuf::from("/dev/shm"))
+}
+
+/// A disk's file system: where the build lies. With a place that the lab names there is no second one.
+pub(crate) fn second() -> Option<PathBuf> {
+    let build = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    named().is_none().then_some(build)
 }
 
 /// A fresh directory for one test.

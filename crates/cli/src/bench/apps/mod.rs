@@ -86,10 +86,14 @@ const RUN: Duration = Duration::from_millis(1200);
 impl Room {
     fn new(dir: &Path) -> Result<Self, String> {
         let path = dir.join(format!("adit-bench-apps-{}", std::process::id()));
-        std::fs::create_dir(&path).map_err(|e| format!("{}: {}", path.display(), said(&e)))?;
-        let janitor = Janitor::of(&path);
+        // Before there is a directory: who is killed right after making it leaves none.
+        let janitor = Janitor::of(&path).map_err(|e| format!("sh: {}", said(&e)))?;
+        if let Err(e) = std::fs::create_dir(&path) {
+            janitor.leave();
+            return Err(format!("{}: {}", path.display(), said(&e)));
+        }
         let mut room = Self {
-            _janitor: janitor.map_err(|e| format!("sh: {}", said(&e)))?,
+            _janitor: janitor,
             path,
             medium: doctor::medium_of(dir),
             sync: Duration::ZERO,
@@ -139,7 +143,7 @@ struct Janitor(Child);
 impl Janitor {
     fn of(path: &Path) -> std::io::Result<Self> {
         // Servers that die with this process may still be making files.
-        const SCRIPT: &str = r#"read -r _; rm -rf -- "$1" || { sleep 1; rm -rf -- "$1"; }"#;
+        const SCRIPT: &str = r#"read -r word; [ "$word" = leave ] || rm -rf -- "$1" || { sleep 1; rm -rf -- "$1"; }"#;
         let mut command = Command::new("/bin/sh");
         command.args(["-c", SCRIPT, "sh"]).arg(path);
         command.stdin(Stdio::piped()).stdout(Stdio::null());
@@ -149,6 +153,14 @@ impl Janitor {
             .env("PATH", "/usr/bin:/bin");
         command.current_dir("/");
         command.spawn().map(Self)
+    }
+
+    /// Removes nothing: the directory is somebody else's.
+    fn leave(mut self) {
+        use std::io::Write;
+        if let Some(mut pipe) = self.0.stdin.take() {
+            let _ = pipe.write_all(b"leave\n");
+        }
     }
 }
 
@@ -413,6 +425,17 @@ mod tests {
         // Fails when something was left behind.
         std::fs::remove_dir(&dir).unwrap();
         report
+    }
+
+    #[test]
+    fn what_somebody_else_has_made_stays() {
+        let dir = std::env::temp_dir().join(format!("adit-apps-there-{}", std::process::id()));
+        let there = dir.join(format!("adit-bench-apps-{}", std::process::id()));
+        std::fs::create_dir_all(there.join("kept")).unwrap();
+        let refused = Room::new(&dir).err().expect("it is there already");
+        assert!(refused.contains("exists"), "{refused}");
+        std::fs::remove_dir(there.join("kept")).unwrap();
+        std::fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
