@@ -2,8 +2,9 @@
 #
 #   make demo                  real programs plainly and under Adit, every byte compared
 #   make test                  everything that needs no privilege
-#   make lab                   real programs on tmpfs, ext4, XFS and btrfs, blocks relinked there, and DAX in a
-#                              virtual machine, with power cuts: root, loop devices, packages
+#   make lab                   real programs and the crates' own tests on tmpfs, ext4, XFS and btrfs, blocks relinked
+#                              and short sequences cut off there, and DAX in a virtual machine, with power cuts:
+#                              root, loop devices, packages
 #   make bench                 the measurements of `adit bench`
 #   make install PREFIX=/usr   command, library, header, man pages, completions (DESTDIR is honoured)
 
@@ -20,6 +21,7 @@ CARGO_TERM_PROGRESS_WHEN ?= never
 export CARGO_TERM_PROGRESS_WHEN
 
 RELEASE := $(CARGO_TARGET_DIR)/release
+DEBUG := $(CARGO_TARGET_DIR)/debug
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 # limit SECONDS: what does not end by itself is ended, and killed when it will not be.
 limit = timeout --kill-after=10 $(1)
@@ -80,12 +82,12 @@ test-cargo:
 .PHONY: test-oracle
 test-oracle:
 	$(call limit,900) $(CARGO) build --locked --workspace
-	$(call limit,600) tests/oracle $(CARGO_TARGET_DIR)/debug
+	$(call limit,600) tests/oracle $(DEBUG)
 
 .PHONY: test-torture
 test-torture:
 	$(call limit,900) $(CARGO) build --locked --workspace
-	$(call limit,240) tests/torture $(CARGO_TARGET_DIR)/debug
+	$(call limit,240) tests/torture $(DEBUG)
 
 .PHONY: test-deny
 test-deny:
@@ -95,24 +97,37 @@ test-deny:
 		echo "note: cargo-deny is not installed (cargo install cargo-deny --locked): licences and sources not checked"; \
 	fi
 
-# Real programs, as users run them, on two media; then with every file adopted at once, on all of them; and
-# those that write most in the mode that promises most.
-STAGED := bash git killed leveldb limits model outsider redis sqlite tail
+# Real programs as users run them on a disk, and with every file adopted at once on the other media; and those that
+# write most in the mode that promises most.
+STAGED := bash fsx git killed leveldb limits model outsider redis sqlite tail
 .PHONY: lab
-lab: lab-programs lab-relink lab-vm
+lab: lab-programs lab-suite lab-relink lab-sequences lab-vm
 
 .PHONY: lab-programs
 lab-programs: release
 	$(call limit,120) lab/self-test $(RELEASE)
-	$(call limit,400) lab/run --media ram,ext4 --total 360
-	$(call limit,700) lab/run --eager --total 660
+	$(call limit,300) lab/run --media ext4 --total 260
+	$(call limit,600) lab/run --eager --media ram,xfs,btrfs --total 560
 	$(call limit,300) lab/run --mode strict --media ram,ext4 --total 260 $(STAGED)
+
+# The tests that `make test` runs in memory and beside the build, on the media of loop devices.
+.PHONY: lab-suite
+lab-suite:
+	$(call limit,900) $(CARGO) build --locked --workspace
+	$(call limit,900) $(CARGO) test --locked --workspace --no-run
+	@$(call limit,480) sh -c 'lab/suite --plant --total 60 && lab/suite --total 400' || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/suite was skipped"; }
 
 # Staged bytes that become a file's without being copied, on loop devices.
 .PHONY: lab-relink
-lab-relink: release
-	$(call limit,900) $(CARGO) build --locked --release -p adit-store --example relinkbench
-	@$(call limit,420) sh -c 'lab/relink --bin $(RELEASE) --plant && lab/relink --bin $(RELEASE)' || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/relink was skipped"; }
+lab-relink:
+	$(call limit,900) $(CARGO) build --locked --workspace
+	$(call limit,900) $(CARGO) build --locked --workspace --examples
+	@$(call limit,420) sh -c 'lab/relink --bin $(DEBUG) --plant && lab/relink --bin $(DEBUG)' || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/relink was skipped"; }
+
+# Short sequences of operations on this machine's kernel: their processes die, the power of their disks is cut.
+.PHONY: lab-sequences
+lab-sequences: release
+	@$(call limit,600) lab/sequences --bin $(RELEASE) --total 400 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/sequences was skipped"; }
 
 # A stock kernel on emulated NVDIMMs: DAX file systems and power cuts. Where the machine cannot be built it
 # says so with status 77, which is a failure in continuous integration only.

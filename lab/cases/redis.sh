@@ -52,6 +52,18 @@ sum=$(ask debug digest)
 test -s dump.rdb && redis-check-rdb dump.rdb | grep -o 'RDB looks OK'
 crash
 
+# A forked child saves while clients write on. In modes that stage the log stays staged meanwhile, or the write would be
+# refused.
+ADIT_REQUIRE=1 start always
+ask config set rdb-key-save-delay 200 >/dev/null
+ask bgsave >/dev/null
+load beside 100
+ask info persistence | grep -o 'rdb_bgsave_in_progress:1'
+wait_until 20 sh -c "redis-cli -s '$socket' info persistence | grep -q rdb_bgsave_in_progress:0"
+ask info persistence | grep -oE '(rdb_last_bgsave|aof_last_write)_status:[a-z]+'
+sum=$(ask debug digest)
+crash
+
 # Killed while clients write: what was acknowledged is there, whatever else is.
 start no
 test "$(ask debug digest)" = "$sum" && echo "the same digest with appendfsync always"

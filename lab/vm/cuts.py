@@ -24,7 +24,7 @@ AIM = 0.008
 # and without one by the places where they are made.
 RECOVER = r"""
 for pool in /mnt/*/.adit-*/pool; do
-    [ ! -e $pool ] || task recover 60 "/adit/adit pool dump $pool | grep 'not believed'; /adit/adit pool recover $pool"
+    [ ! -e $pool ] || task recover 60 "/adit/adit pool dump $pool | grep '^rejected'; /adit/adit pool recover $pool"
 done
 """
 # Lines of the log that were being written: nobody was told of them, so they are no failure, but they are counted.

@@ -75,11 +75,12 @@ def stripped(path, scratch):
     return Path(path).read_bytes()
 
 
-def build(out, kernel, busybox, host_programs, our_files, guest, job):
+def build(out, kernel, busybox, host_programs, our_files, guest, job, modules=()):
     """Writes the archive.
 
     host_programs: paths of installed programs, which keep their names in /bin.
     our_files: {path inside: path outside} of programs and libraries that were built here.
+    modules: of the kernel's, beside those that are always there.
     """
     with open(out, "wb") as file:
         archive = Archive(file)
@@ -89,7 +90,7 @@ def build(out, kernel, busybox, host_programs, our_files, guest, job):
         archive.node("/dev/console", 5, 1)
         archive.add("/etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n")
         archive.add("/etc/group", b"root:x:0:\nnogroup:x:65534:\n")
-        order = kernel.load_order()
+        order = kernel.load_order(modules)
         for name, content in order:
             archive.add(f"/lab/modules/{name}.ko", content)
         archive.add("/lab/modules/order", "".join(f"{name}\n" for name, _ in order).encode())

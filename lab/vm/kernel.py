@@ -36,7 +36,7 @@ class Kernel:
         """Its first two numbers."""
         return tuple(int(number) for number in self.name.split(".")[:2])
 
-    def load_order(self):
+    def load_order(self, more=()):
         """The files of the wanted modules and of what they need, in the order of loading."""
         files = {p.name.split(".ko")[0].replace("-", "_"): p for p in self.modules.rglob("*.ko*")}
         built_in = {
@@ -57,7 +57,7 @@ class Kernel:
             if all(name != have for have, _ in order):
                 order.append((name, content))
 
-        for name in WANTED:
+        for name in [*WANTED, *more]:
             # Without the processor's own instruction the generic checksum serves.
             visit(name, not name.startswith("crc32c"))
         return order

@@ -13,6 +13,8 @@ from pathlib import Path
 # A multiple of 16 MB plus the label area, or ndctl calls the device misaligned.
 LABEL_MB = 2
 IMAGE_MB = {"ext4": 256, "xfs": 384}
+# Memory of a machine that sees this one's files: what it writes beside them is there.
+SHARING_GB = 5
 RUNNING = ["-accel", "tcg,thread=multi", "-smp", "2"]
 # QEMU before 8.1 can run an instruction that the kernel is just patching on another processor (Oops: int3). Linux 6.1
 # has never been seen to die of that, but one in ten starts of 6.12: its processors take turns.
@@ -34,10 +36,10 @@ class Failed(Exception):
     """The machine did not do what it was told; the message shows its last lines."""
 
 
-def make_images(directory):
-    """Fresh, sparse files for the NVDIMMs: {file system: file}."""
+def make_images(directory, sizes=None):
+    """Fresh, sparse files for the NVDIMMs: {file system: file}. `sizes` in megabytes, when they are not the usual ones."""
     images = {}
-    for name, size in IMAGE_MB.items():
+    for name, size in (sizes or IMAGE_MB).items():
         images[name] = directory / f"{name}.nvdimm"
         with open(images[name], "wb") as file:
             file.truncate((size + LABEL_MB) << 20)
@@ -63,7 +65,8 @@ def parse_tasks(lines):
 class Machine:
     """A running machine. It is killed when the `with` block ends, whatever happened."""
 
-    def __init__(self, kernel, initrd, images, acks, counting=False):
+    def __init__(self, kernel, initrd, images, acks, counting=False, share=None):
+        """`share`: where somebody offers files to read, by vhost-user."""
         self.acks = Path(acks)
         self.control = self.acks.with_suffix(".qmp")
         self.line = None
@@ -75,7 +78,8 @@ class Machine:
         command = [
             "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot",
             "-cpu", PROCESSOR, *(COUNTING if counting else running),
-            "-machine", "q35,nvdimm=on", "-m", "1G,slots=4,maxmem=8G",
+            "-machine", "q35,nvdimm=on" + (",memory-backend=memory" if share else ""),
+            "-m", f"{SHARING_GB if share else 1}G,slots=4,maxmem=16G",
             "-display", "none", "-qmp", f"unix:{self.control},server=on,wait=off", "-serial", "stdio", "-serial", f"file:{self.acks}",
             "-kernel", str(kernel.image), "-initrd", str(initrd),
             "-append", "console=ttyS0 panic=-1 loglevel=3 random.trust_cpu=on no_timer_check" + (COUNTING_KERNEL if counting else ""),
@@ -83,9 +87,13 @@ class Machine:
         for number, (name, image) in enumerate(images.items()):
             command += [
                 "-object", f"memory-backend-file,id=m{number},share=on,mem-path={image},"
-                           f"size={IMAGE_MB[name] + LABEL_MB}M,align=2M",
+                           f"size={image.stat().st_size >> 20}M,align=2M",
                 "-device", f"nvdimm,id=n{number},memdev=m{number},unarmed=off,label-size={LABEL_MB}M",
             ]
+        if share:
+            command += ["-object", f"memory-backend-memfd,id=memory,size={SHARING_GB}G,share=on",
+                        "-chardev", f"socket,id=files,path={share}",
+                        "-device", "vhost-user-fs-pci,chardev=files,tag=files"]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.queue = queue.Queue()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -27,9 +28,11 @@ HOST = {
     "xfs_db": "xfsprogs",
     "xfs_repair": "xfsprogs",
 }
+# The same for programs of crates: `cargo install` brings them.
+CRATES = {"fsx": "fsx"}
 # Package: those of its tests that touch a medium. The tests of copies touch none, and all their sizes and places take
 # minutes in emulation.
-TESTS = {"adit-pmem": ("adit_pmem", "media", "faults"), "adit-pool": ("files",)}
+TESTS = {"adit-pmem": ("adit_pmem", "media", "faults"), "adit-pool": ("files",), "adit-store": ("adit_store",)}
 EMULATOR = {"qemu-system-x86_64": "qemu-system-x86"}
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -55,6 +58,8 @@ def missing_packages():
 
 def install(say):
     """Installs what is missing when that is allowed; else says what to do."""
+    if crates := sorted(crate for name, crate in CRATES.items() if not find(name)):
+        raise Missing(f"programs are missing: cargo install --locked {' '.join(crates)}")
     packages = sorted(missing_packages())
     if not packages:
         return
@@ -81,25 +86,46 @@ def cargo(arguments, target, cwd=ROOT):
     return done.stdout
 
 
+def test_programs(said):
+    """What `cargo test --no-run --message-format=json` has built: {(package, target): path}."""
+    found = {}
+    for message in map(json.loads, said.splitlines()):
+        if message.get("executable") and message.get("profile", {}).get("test"):
+            # Cargo leaves the name out where the folder has the same.
+            package = re.search(r"([\w-]+)[#@][^/]*$", message["package_id"])[1]
+            package = package if package.startswith("adit") else f"adit-{package}"
+            found[(package, message["target"]["name"])] = Path(message["executable"])
+    return found
+
+
+def listed(target):
+    """The test programs of the crates, as `make test` builds them: {(package, target): path}."""
+    return test_programs(cargo(["test", "--workspace", "--no-run", "--message-format=json"], target))
+
+
+def powercut(target):
+    """Builds the two halves of a power cut, and says where they are. The judge is tried before it judges."""
+    for command in ("test", "build"):
+        cargo([command, "--release"], target / "powercut", ROOT / "lab" / "vm" / "powercut")
+    return target / "powercut" / "release"
+
+
 def built(target, say):
     """Builds what is under test: {path inside the machine: path here}."""
     say("building")
-    release = target / "release"
-    # As `make release` does, so that nothing is built twice.
-    cargo(["build", "--release", "-p", "adit-shim", "-p", "adit-cli"], target)
-    cargo(["build", "--release", "-p", "adit-cli", "--example", "staged-writer"], target)
-    cargo(["build", "--release", "-p", "adit-oracle"], target)
-    cargo(["build", "--release", "-p", "adit-sim", "--bin", "adit-torture"], target)
-    # The judge is tried before it judges.
-    cargo(["test", "--release"], target / "powercut", ROOT / "lab" / "vm" / "powercut")
-    cargo(["build", "--release"], target / "powercut", ROOT / "lab" / "vm" / "powercut")
-    files = {f"/adit/{name}": release / name for name in ("adit", "libadit.so", "adit-oracle", "adit-torture")}
-    files["/adit/staged-writer"] = release / "examples" / "staged-writer"
+    release, debug = target / "release", target / "debug"
+    # As `make release` and `make test` do, so that nothing is built twice.
+    cargo(["build", "--release", "-p", "adit-shim", "-p", "adit-cli", "-p", "adit-oracle"], target)
+    cargo(["build", "--workspace"], target)
+    tests = listed(target)
+    judges = powercut(target)
+    files = {"/adit/fsx.toml": ROOT / "lab" / "programs" / "fsx.toml"}
+    files |= {f"/adit/{name}": release / name for name in ("adit", "libadit.so", "adit-oracle")}
+    files["/adit/adit-torture"] = debug / "adit-torture"
+    files["/adit/staged-writer"] = debug / "examples" / "staged-writer"
     for name in ("powercut", "path-lengths"):
-        files[f"/adit/{name}"] = target / "powercut" / "release" / name
-    for package, names in TESTS.items():
-        for line in cargo(["test", "-p", package, "--no-run", "--message-format=json"], target).splitlines():
-            message = json.loads(line)
-            if message.get("executable") and message["target"]["name"] in names:
-                files[f"/adit/tests/{package[5:]}-{message['target']['name']}"] = Path(message["executable"])
+        files[f"/adit/{name}"] = judges / name
+    for (package, name), path in tests.items():
+        if name in TESTS.get(package, ()):
+            files[f"/adit/tests/{package.removeprefix('adit-')}-{name}"] = path
     return files

@@ -1,5 +1,7 @@
 """The tasks of the first boot: every medium named rightly, the oracle, SQLite, the engine's own tests."""
 
+import re
+
 PLACES = {"ext4": "dax", "xfs": "dax", "tmpfs": "ram"}
 # How often the kill -9 driver kills.
 TORTURE_ROUNDS = 12
@@ -7,6 +9,10 @@ TORTURE_ROUNDS = 12
 EAGER = "ADIT_ADOPT_BYTES=0 ADIT_ADOPT_PERCENT=0"
 # The emulated processor takes clwb and clflushopt of an inaccessible line for no operation, a real one faults.
 EMULATION_DIFFERS = ["write_back_of_inaccessible_lines_faults"]
+# Tests that simulate their medium, or are about where the host keeps its pools: they run in `make test`.
+ELSEWHERE = {"store-adit_store": ["staged::", "pools::"]}
+# What runs on tmpfs in `make test`, and is long.
+ON_DAX_ALONE = {"store-adit_store"}
 
 # The oracle compares which times have moved since it last looked; the emulated clock ticks so unevenly that it
 # also finds differences between two plain runs. A difference of times that comes back three times is one.
@@ -140,6 +146,23 @@ holds 500
 asked shutdown nosave || true
 """
 
+# Each read is compared with what was written; with mappings, and without, where a mode stages the file.
+FSX = r"""
+dir={dir}/fsx
+rm -rf $dir; mkdir -p $dir; cd $dir || exit 1
+cp /adit/fsx.toml maps.toml
+grep -Ev "^(map|invalidate)" maps.toml >calls.toml
+echo "mapread = 0" >>calls.toml
+echo "mapwrite = 0" >>calls.toml
+for what in maps calls; do
+    for side in plain adit; do
+        case $side in plain) run=;; adit) run="env {eager} {adit}";; esac
+        $run fsx -q -f $what.toml -N {operations} -S {seed} -P $dir $what-$side || exit 1
+    done
+    cmp $what-plain $what-adit || exit 1
+done
+"""
+
 # A program appends with O_APPEND and is killed in the end. What must be seen on the way: its file has a lease and no
 # O_APPEND, and the pool is mapped with MAP_SYNC where that exists; for somebody who opens the file there is all of it,
 # and while he keeps it open the description is as the program made it. Nothing that was acknowledged is lost.
@@ -252,11 +275,15 @@ def tasks(seeds, operations, tests, mode, clones):
         everything.append((f"torture-{place}", 90, f"{EAGER} /adit/adit-torture --dir {directory} --seed {seeds[0]} "
                                                    f"--rounds {TORTURE_ROUNDS} -- {run}"))
         everything.append((f"sqlite-{place}", 60, SQLITE.format(dir=directory, adit=run, eager=EAGER)))
+        everything.append((f"fsx-{place}", 60, FSX.format(dir=directory, adit=run, eager=EAGER, seed=seeds[0],
+                                                          operations=operations)))
         everything.append((f"bash-{place}", 60, BASH.format(dir=directory, adit=run, eager=EAGER)))
         everything.append((f"git-{place}", 120, GIT.format(dir=directory, adit=run, eager=EAGER)))
         everything.append((f"redis-{place}", 90, REDIS.format(dir=directory, adit=run, eager=EAGER)))
         for test in tests:
-            skip = "".join(f" --skip {name}" for name in EMULATION_DIFFERS)
+            if test in ON_DAX_ALONE and PLACES[place] != "dax":
+                continue
+            skip = "".join(f" --skip {name}" for name in EMULATION_DIFFERS + ELSEWHERE.get(test, []))
             everything.append((f"{test}-{place}", 120, f"TMPDIR={directory} ADIT_TEST_SCRATCH={directory} "
                                                        f"/adit/tests/{test} --test-threads 2{skip}"))
     if clones:
@@ -299,6 +326,33 @@ cat /tmp/oracle*-seed-* | grep -o "staged at [0-9]* looks" | awk '{ looks += $3 
 """
 
 
+RESULT = re.compile(r"test result: .* (\d+) passed; \d+ failed; (\d+) ignored; .* (\d+) filtered out")
+
+
+def counted(output):
+    """What a program of tests says of itself: how many passed, and how many ran elsewhere."""
+    for line in reversed(output):
+        if found := RESULT.match(line.strip()):
+            return f"{found[1]} passed, {int(found[2]) + int(found[3])} elsewhere"
+    return "passed"
+
+
+def table(results):
+    """What ran where: a line for each kind of task, a column for each place."""
+    cells = {}
+    for name, status, _, output in results:
+        place = next((place for place in PLACES if f"-{place}" in name), None)
+        kind = name.replace(f"-{place}", "") if place else name
+        said = counted(output) if status == 0 else f"FAILED ({status})"
+        cells.setdefault(kind, {})[place] = said
+    width = max(map(len, cells)) + 2
+    lines = ["what ran where".ljust(width) + "".join(f"{place} ({medium})".ljust(30) for place, medium in PLACES.items())]
+    for kind, row in cells.items():
+        said = row[None] if None in row else "".join(row.get(place, "-").ljust(30) for place in PLACES)
+        lines.append((kind.ljust(width) + said).rstrip())
+    return lines
+
+
 def afterwards(mode):
     """The names of what runs when all lanes are done."""
     return {"shared-blocks", "device-dax"} | ({"oracle-staged"} if mode != "posix" else set())
@@ -311,8 +365,8 @@ def job(lanes, mode):
     text += "wait\n"
     if mode != "posix":
         text += f"task oracle-staged 30 {quote(STAGED)}\n"
-    text += "must umount /mnt/xfs\nmust mkfs.xfs -q -f -m reflink=1 /dev/pmem1\n"
+    text += "unmount /mnt/xfs\nmust mkfs.xfs -q -f -m reflink=1 /dev/pmem1\n"
     text += "must mount -t xfs -o dax=always /dev/pmem1 /mnt/xfs\nexport SOUND=$(reflink)\n"
     text += f"task shared-blocks 30 {quote(SHARING)}\n"
-    text += "must umount /mnt/xfs\nmust ndctl create-namespace -f -e namespace1.0 -m devdax -M mem\n"
+    text += "unmount /mnt/xfs\nmust ndctl create-namespace -f -e namespace1.0 -m devdax -M mem\n"
     return text + f"task device-dax 30 {quote(DEVICE)}\n"

@@ -21,11 +21,12 @@ use std::process::ExitCode;
 const USAGE: &str =
     "usage: powercut write KIND DIR SEED PORT TAG [early] [no-fsync] [reopen] [rest]
        powercut check KIND DIR SEED PROMISE ACKNOWLEDGED
-       powercut sequences PROMISE DIR SEED COUNT PORT TAG [no-fsync]
-       powercut check-sequences PROMISE DIR SEED NUMBER EVENTS BACK
+       powercut sequences PROMISE DIR SEED NUMBERS PORT TAG [early] [no-fsync] [wait]
+       powercut check-sequences PROMISE DIR SEED [unordered] NUMBER EVENTS BACK [NUMBER EVENTS BACK]...
        powercut count PROMISE DIR SEED
 KIND: overwrite, unwritten, append, replace
-PROMISE: posix, sync, atomic, strict";
+PROMISE: posix, sync, atomic, strict; killed, killed-strict when only processes died
+NUMBERS: COUNT, or FIRST-LAST";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -81,13 +82,24 @@ fn run_sequences(
         ("count", []) => Ok(ace::Order::new(series.seed, series.promise)
             .count()
             .to_string()),
-        ("sequences", [count, port, tag]) => series.run(size(count)?, port, tag, None),
-        ("sequences", [count, port, tag, plant]) => {
-            let plant = write::How::parse(plant).ok_or(USAGE)?;
-            series.run(size(count)?, port, tag, Some(plant))
+        ("sequences", [numbers, port, tag, how @ ..]) => {
+            let how: Option<Vec<_>> = how.iter().map(|word| write::How::parse(word)).collect();
+            let (first, last) = numbers.split_once('-').unwrap_or(("1", numbers));
+            series.run(size(first)?..=size(last)?, port, tag, &how.ok_or(USAGE)?)
         }
-        ("check-sequences", [number, events, back]) => {
-            series.check(size(number)?, size(events)?, size(back)?)
+        ("check-sequences", looks) if !looks.is_empty() => {
+            let (ordered, looks) = match looks {
+                [first, rest @ ..] if first == "unordered" => (false, rest),
+                all => (true, all),
+            };
+            let looks: Result<Vec<_>, String> = looks
+                .chunks(3)
+                .map(|look| match look {
+                    [number, events, back] => Ok([size(number)?, size(events)?, size(back)?]),
+                    _ => Err(USAGE.into()),
+                })
+                .collect();
+            series.check(&looks?, ordered)
         }
         _ => Err(USAGE.into()),
     }

@@ -5,7 +5,8 @@ use crate::promise::Promise;
 use crate::write::{How, send};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::ops::RangeInclusive;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,6 +15,8 @@ use std::time::Duration;
 const PAUSE: Duration = Duration::from_millis(50);
 /// Directories of older sequences are removed.
 const KEPT: usize = 24;
+/// Between an acknowledgement that comes too early on purpose and what it acknowledges.
+const TOO_EARLY: Duration = Duration::from_millis(20);
 
 /// One series of sequences in a directory.
 pub(crate) struct Series {
@@ -27,21 +30,21 @@ impl Series {
         self.dir.join(format!("s{number}"))
     }
 
-    /// Runs sequences from the first on until there are no more, or so many.
+    /// Runs sequences, as many of these as there are.
     pub(crate) fn run(
         &self,
-        count: usize,
+        numbers: RangeInclusive<usize>,
         port: &str,
         tag: &str,
-        plant: Option<How>,
+        how: &[How],
     ) -> Result<String, String> {
         let port = OpenOptions::new()
             .write(true)
             .open(port)
             .map_err(|e| format!("{port}: {e}"))?;
         let order = Order::new(self.seed, self.promise);
-        let count = count.min(order.count());
-        for number in 1..=count {
+        let (first, last) = (*numbers.start(), *numbers.end().min(&order.count()));
+        for number in first..=last {
             let story = order.story(number).ok_or("no such sequence")?;
             let failed = |what: &str| {
                 let what = format!("{tag}: sequence {number} {:?}: {what}", story.events);
@@ -56,23 +59,37 @@ impl Series {
             };
             say(0).map_err(failed("acknowledging"))?;
             let home = self.home(number);
-            let mut hands = Hands::new(&home, &story, plant);
+            let mut hands = Hands::new(&home, &story, how.contains(&How::NoFsync));
             for event in 1..=end {
+                if how.contains(&How::Early) {
+                    say(event).map_err(failed("acknowledging"))?;
+                    std::thread::sleep(TOO_EARLY);
+                }
                 hands
                     .event(event)
                     .map_err(failed(&format!("event {event}")))?;
-                say(event).map_err(failed("acknowledging"))?;
+                if !how.contains(&How::Early) {
+                    say(event).map_err(failed("acknowledging"))?;
+                }
             }
-            std::thread::sleep(PAUSE);
+            if how.contains(&How::Wait) {
+                wait().map_err(failed("waiting"))?;
+            } else {
+                std::thread::sleep(PAUSE);
+            }
         }
-        send(&port, &format!("{tag} {} 0 end", count + 1)).map_err(|e| e.to_string())?;
-        Ok(format!("{count} sequences"))
+        send(&port, &format!("{tag} {} 0 end", last + 1)).map_err(|e| e.to_string())?;
+        Ok(format!("sequences {first} to {last}"))
     }
 
     /// What every sequence starts from, durable.
     fn prepare(&self, number: usize) -> std::io::Result<()> {
         if number > KEPT {
-            std::fs::remove_dir_all(self.home(number - KEPT))?;
+            match std::fs::remove_dir_all(self.home(number - KEPT)) {
+                // Whoever was killed before it was made left the next program to go on with the next one.
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                removed => removed?,
+            }
         }
         let home = self.home(number);
         std::fs::create_dir_all(home.join(DIRS[1]))?;
@@ -85,29 +102,37 @@ impl Series {
         Ok(())
     }
 
-    /// Judges the newest sequence, of which so many events were acknowledged, and some before it.
-    pub(crate) fn check(
-        &self,
-        number: usize,
-        events: usize,
-        back: usize,
-    ) -> Result<String, String> {
+    /// Judges sequences, each with how many of its events were acknowledged, and so many before it that were done.
+    pub(crate) fn check(&self, looks: &[[usize; 3]], ordered: bool) -> Result<String, String> {
         let order = Order::new(self.seed, self.promise);
-        let first = number.saturating_sub(back.min(KEPT - 2)).max(1);
-        for n in first..=number {
-            let story = order.story(n).ok_or("no such sequence")?;
-            let done = if n == number {
-                events
-            } else {
-                story.events.len()
-            };
-            let found = look(&self.home(n)).map_err(|e| format!("sequence {n}: {e}"))?;
-            story.judge(done, self.promise, &found)?;
+        let mut said = Vec::new();
+        for &[number, events, back] in looks {
+            let first = number.saturating_sub(back.min(KEPT - 2)).max(1);
+            for n in first..=number {
+                let story = order.story(n).ok_or("no such sequence")?;
+                let done = if n == number {
+                    events
+                } else {
+                    story.events.len()
+                };
+                let found = look(&self.home(n)).map_err(|e| format!("sequence {n}: {e}"))?;
+                if ordered {
+                    story.judge(done, self.promise, &found)?;
+                } else {
+                    story.judge_unordered(done, self.promise, &found)?;
+                }
+            }
+            said.push(format!(
+                "sequences {first} to {number}, of the last {events} events"
+            ));
         }
-        Ok(format!(
-            "sequences {first} to {number}, of the last {events} events"
-        ))
+        Ok(said.join("; "))
     }
+}
+
+/// Until the runner has done what it wants to do while the files are open, which it says with one byte.
+fn wait() -> std::io::Result<()> {
+    std::io::stdin().read_exact(&mut [0])
 }
 
 /// Reads a directory as it is.
@@ -142,17 +167,18 @@ struct Hands<'a> {
     open: BTreeMap<usize, File>,
     /// Half of the sequences close a file after each use.
     keep: bool,
-    plant: Option<How>,
+    /// A bug on purpose.
+    no_fsync: bool,
 }
 
 impl<'a> Hands<'a> {
-    fn new(home: &'a Path, story: &'a Story, plant: Option<How>) -> Self {
+    fn new(home: &'a Path, story: &'a Story, no_fsync: bool) -> Self {
         Self {
             home,
             story,
             open: BTreeMap::new(),
-            keep: crate::kinds::mix(story.number as u64).is_multiple_of(2),
-            plant,
+            keep: story.keeps_open(),
+            no_fsync,
         }
     }
 
@@ -180,7 +206,7 @@ impl<'a> Hands<'a> {
         let before = &story.trees[number - 1];
         match story.events[number - 1] {
             Event::Op(op) => self.operate(number, op, before)?,
-            Event::SyncFile(_) | Event::SyncDir(_) if self.plant == Some(How::NoFsync) => {}
+            Event::SyncFile(_) | Event::SyncDir(_) if self.no_fsync => {}
             Event::SyncFile(name) => self.file(before, name)?.sync_all()?,
             Event::SyncDir(dir) => File::open(self.home.join(DIRS[dir]))?.sync_all()?,
         }

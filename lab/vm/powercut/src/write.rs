@@ -20,6 +20,8 @@ pub(crate) enum How {
     Reopen,
     /// Rests now and then, so long that what it has staged is published meanwhile.
     Rest,
+    /// Waits for a byte on standard input after each short sequence, instead of a moment.
+    Wait,
 }
 
 impl How {
@@ -29,6 +31,7 @@ impl How {
             "no-fsync" => Some(Self::NoFsync),
             "reopen" => Some(Self::Reopen),
             "rest" => Some(Self::Rest),
+            "wait" => Some(Self::Wait),
             _ => None,
         }
     }

@@ -1,0 +1,73 @@
+"""Disks that are files: a file system on each, and a power cut as a clone of one."""
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+
+SIZE_MB = 768
+FICLONE = 0x40049409
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+# Bit of features_incompat that says that files may exchange ranges.
+EXCHANGE_BIT = 0x40
+
+
+class Failure(Exception):
+    """What must hold does not."""
+
+
+def alone():
+    """Goes on in a mount namespace of its own. Who copies the mounts of this machine meanwhile, as a container does,
+    would keep ours alive."""
+    if "ADIT_LAB_MOUNTS" not in os.environ:
+        private = ["unshare", "--mount", "--propagation", "private", sys.executable, *sys.argv]
+        os.execvpe(private[0], private, {**os.environ, "ADIT_LAB_MOUNTS": "private"})
+
+
+def tool(command, limit=60, **more):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, **more)
+    if done.returncode:
+        raise Failure(f"{' '.join(map(str, command))}: {(done.stderr or done.stdout).strip()}")
+    return done.stdout
+
+
+class Medium:
+    """A file system in a file, mounted while it is used."""
+
+    def __init__(self, work, name, make, size=SIZE_MB):
+        self.image, self.where = work / f"{name}.img", work / name
+        with open(self.image, "wb") as file:
+            file.truncate(size << 20)
+        tool([*make, str(self.image)])
+        if name == "xfs":
+            self.allow_exchange()
+        self.where.mkdir()
+        self.mounted = False
+
+    def allow_exchange(self):
+        """An older mkfs.xfs does not know the feature; an older kernel refuses to mount it."""
+        shown = tool(["xfs_db", "-x", "-c", "sb 0", "-c", "p features_incompat", str(self.image)])
+        bits = int(shown.split("=")[1], 0) | EXCHANGE_BIT
+        tool(["xfs_db", "-x", "-c", "sb 0", "-c", f"write -d features_incompat {bits:#x}", str(self.image)])
+
+    def __enter__(self):
+        tool(["mount", "-o", "loop", str(self.image), str(self.where)])
+        self.mounted = True
+        return self.where
+
+    def __exit__(self, *_):
+        for _ in range(100):
+            if subprocess.run(["umount", str(self.where)], capture_output=True, check=False).returncode == 0:
+                return
+            time.sleep(0.1)
+        subprocess.run(["umount", "-l", str(self.where)], check=False)
+        raise Failure(f"{self.where} stays busy")
+
+
+def clone_of(image, nth):
+    """What the disk has been given until now, and nothing else."""
+    cut = image.with_name(f"cut-{nth}.img")
+    with open(image, "rb") as source, open(cut, "wb") as target:
+        fcntl.ioctl(target, FICLONE, source.fileno())
+    return cut

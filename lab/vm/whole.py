@@ -1,0 +1,106 @@
+"""The crates' own tests and the cases of real programs on DAX: `lab/suite` and `lab/run`, as on the machine's own disks.
+
+They need compilers, interpreters and servers, which no archive should hold. So the machine sees the files of the one
+around it (virtiofs), and what it writes among them it keeps to itself (overlayfs).
+"""
+
+import os
+import shlex
+import subprocess
+import time
+from pathlib import Path
+
+import machine
+import programs
+from kernel import Missing
+
+DAEMONS = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")
+MODULES = ("virtio_pci", "virtiofs", "overlay")
+IMAGE_MB = {"ext4": 1536, "xfs": 1536}
+# An emulated processor is so much slower.
+PATIENCE = 12
+INSIDE = "chroot /whole /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Files:
+    """This machine's files, for another one to read."""
+
+    def __init__(self, work):
+        self.socket = work / "files.sock"
+        daemon = next((path for path in DAEMONS if os.access(path, os.X_OK)), None)
+        if not daemon:
+            raise Missing(f"none of {', '.join(DAEMONS)} is there (Debian: qemu-system-common or virtiofsd)")
+        command = [daemon, f"--socket-path={self.socket}", "-o", "source=/", "-o", "sandbox=chroot", "-o", "cache=always"]
+        self.log = open(work / "files.log", "w+b")
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+
+    def __enter__(self):
+        for _ in range(100):
+            if self.socket.exists() or self.process.poll() is not None:
+                break
+            time.sleep(0.1)
+        if not self.socket.exists():
+            self.log.seek(0)
+            raise machine.Failed(f"this machine's files cannot be shared: {self.log.read().decode(errors='replace')[-800:]}")
+        return self.socket
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+
+def command(name, media, arguments, target):
+    words = [f"HOME={Path.home()}", f"CARGO_TARGET_DIR={target}", "ADIT_LAB_PMEM=/dev/pmem0 /dev/pmem1",
+             str(programs.ROOT / "lab" / name), "--media", media, "--patience", str(PATIENCE), *arguments]
+    return f"cd / && {INSIDE} {shlex.join(words)}"
+
+
+def tasks(target, options):
+    """(name, seconds, command) of each."""
+    only, cases, mode = options.whole_tests, options.whole_programs, options.whole_mode
+    media, seconds, found = options.whole_media, options.whole, []
+    if only:
+        some = [] if only == ["all"] else ["--only", ",".join(only)]
+        arguments = ["--built", "/tests.list", "--jobs", "2", "--total", str(seconds), *some]
+        found.append(("tests", seconds + 60, command("suite", media, arguments, target)))
+    if cases:
+        some = [] if cases == ["all"] else cases
+        how = ["--eager"] if mode == "posix" else ["--mode", mode]
+        arguments = [*how, "--jobs", "2", "--total", str(seconds), *some]
+        found.append((f"programs-{mode}", seconds + 60, command("run", media, arguments, target)))
+    return found
+
+
+def job(all_tasks):
+    lines = ["see_all\n"]
+    for name, seconds, text in all_tasks:
+        quoted = text.replace("'", "'\\''")
+        lines.append(f"task {name} {seconds} '{quoted}'\n")
+    return "".join(lines)
+
+
+def run(lab, options, target, say):
+    """Returns failures."""
+    listed = lab.work / "tests.list"
+    listed.write_text("".join(f"{package} {name} {path}\n"
+                              for (package, name), path in sorted(programs.listed(target).items())))
+    chosen = tasks(target, options)
+    begun = time.monotonic()
+    files, lab.files = lab.files, {"/adit/tests.list": listed}
+    lab.images = machine.make_images(lab.work, IMAGE_MB)
+    try:
+        with Files(lab.work) as socket, lab.boot(job(chosen), share=socket) as guest:
+            end = guest.until("@@end", sum(seconds for _, seconds, _ in chosen) + 60)
+            results = guest.tasks()
+    finally:
+        lab.files = files
+    failures = [] if end.startswith("@@end done") else [(end, guest.lines[-20:])]
+    for name, status, seconds, output in results:
+        say(f"{name}: ended with {status} after {seconds:.0f} s")
+        print("\n".join(f"    {line}" for line in output), flush=True)
+        if status:
+            failures.append((f"{name} on DAX ended with {status}", []))
+    failures += [(f"{name} did not run", []) for name in {t[0] for t in chosen} - {r[0] for r in results}]
+    say(f"everything on DAX: {time.monotonic() - begun:.0f} s in all")
+    return failures + guest.complaints()
