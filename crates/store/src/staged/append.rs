@@ -21,7 +21,6 @@
 use adit_pmem::copy::guarded_copy;
 use adit_pmem::{BaseFile, Medium};
 use adit_pool::{Extent, FileGuard, Op, ReplayOp, When};
-use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::Ordering;
 
 use super::board::Words;
@@ -29,6 +28,7 @@ use super::error::{Error, Result, is_pressure};
 use super::file::StagedFile;
 use super::memory::{Cursor, total};
 use super::recycle::Covered;
+use crate::clock;
 
 /// Up to this many bytes a CRC costs less than a fence that drains a processor. A fence that waits for a
 /// device costs more than any CRC.
@@ -151,7 +151,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             let mut guard = self.lock()?;
             let (when, durable) = (self.mode.when(), self.known_durable());
             let seq = guard.log(&Op::Truncate { size }, when, durable)?;
-            self.show(&guard, seq, [ReplayOp::Truncate { size }], now())?;
+            self.show(&guard, seq, [ReplayOp::Truncate { size }], clock::now())?;
             drop(guard);
             self.settle_up_to(seq)
         })
@@ -161,7 +161,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// back to an older one.
     pub(super) fn was_written(&self) -> Result<()> {
         if self.last_write()?.is_some() {
-            self.lock()?.set_modified(now())?;
+            self.lock()?.set_modified(clock::now())?;
         }
         Ok(())
     }
@@ -342,7 +342,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let request = Request {
             place,
             filled,
-            time: now(),
+            time: clock::now(),
         };
         let fence_own = || {
             // The fence of whoever serves us does not cover what this core has streamed.
@@ -403,7 +403,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             .unzip();
         let (when, durable) = (self.mode.when(), self.known_durable());
         let seq = guard.log_group(&ops, when, durable)?;
-        self.show(&guard, seq, shown, now())?;
+        self.show(&guard, seq, shown, clock::now())?;
         drop(guard);
         self.settle_up_to(seq)?;
         Ok(offset)
@@ -535,13 +535,4 @@ unsafe fn take(from: &mut From<'_>, own: &mut [u8]) -> Result<()> {
         // SAFETY: `done + part` is within `own`; the caller vouches for the buffers.
         unsafe { guarded_copy(start.wrapping_add(done), at, part) }.map_err(|_| Error::Fault)
     })
-}
-
-/// The time of a write, in nanoseconds since 1970. Never that of the last tick, as some kernels have it:
-/// it could be older than one that the kernel gave the file before.
-fn now() -> u64 {
-    let now = clock_gettime(ClockId::Realtime);
-    (now.tv_sec as u64)
-        .wrapping_mul(1_000_000_000)
-        .wrapping_add(now.tv_nsec as u64)
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use adit_pmem::{BaseFile, Medium};
 use adit_pool::{Attachment, Extent, FileGuard, FileName, FileRef, Pool, Recovery, ReplayOp, When};
-use rustix::time::Timespec;
+use rustix::fs::Timespec;
 
 use super::board::Board;
 use super::claim::is_relinking;

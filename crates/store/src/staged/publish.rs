@@ -104,7 +104,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
                 Err(error) => done[nth] = Err(error),
             }
         }
-        // Where nothing is committed nothing is published: the claim goes first.
+        // Where a commit is not durable yet nothing is published: the claim goes first.
         begun.retain(|(_, _, begin)| !matches!(begin.target, Ok(None)));
         for (nth, _one, begin) in begun {
             let mut published = Published::default();
@@ -271,15 +271,28 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 
     /// Claims the file, if there is anything to publish.
     fn begin(&self, guard: &mut FileGuard<'_, M>, scope: Scope) -> Result<Option<Begun<'_, M>>> {
-        if self.look().ops.is_empty() {
+        if !self.has_to_publish(scope)? {
             self.follow(guard)?;
-            if self.look().ops.is_empty() {
+            if !self.has_to_publish(scope)? {
                 return Ok(None);
             }
         }
         let claim = self.claim(guard)?;
         let target = self.aim(guard, scope);
         Ok(Some(Begun { claim, target }))
+    }
+
+    /// Whether there is anything to publish, as far as this process knows. A claim makes all readers throw their copies
+    /// away: none is taken for what is not committed, at every look at its age.
+    fn has_to_publish(&self, scope: Scope) -> Result<bool> {
+        match scope {
+            // A commit that somebody is just making durable counts: who waits for room waits for it.
+            Scope::Committed => {
+                let view = self.look();
+                Ok(view.ops.front().is_some_and(|(seq, _)| *seq <= view.commit))
+            }
+            Scope::Everything => Ok(!self.look().ops.is_empty()),
+        }
     }
 
     /// Publishes what was begun, with the file's lock given up; `false` when somebody else has claimed the file

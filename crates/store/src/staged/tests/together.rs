@@ -704,6 +704,33 @@ fn many_files_are_published_with_one_walk() {
     }
 }
 
+/// Readers throw their copies away when somebody claims the file: nobody does for what may not be published.
+#[test]
+fn what_is_not_committed_is_not_claimed() {
+    let watched = Watched::in_mode(Mode::Atomic, 1);
+    let (own, other) = (&watched.own[0], &watched.other[0]);
+    let word = || {
+        let pool = watched.stage.attachment().pool();
+        pool.version(own.file()).expect("word")
+    };
+    let publish = || {
+        let done = StagedFile::publish_together(&[(other, Scope::Committed)]);
+        let again = other.publish(Scope::Committed).expect("publish");
+        assert_eq!(again, Published::default());
+        done[0].as_ref().expect("publish").records
+    };
+    let free = word();
+    own.append(b"one").expect("append");
+    assert_eq!((publish(), word()), (0, free));
+    own.fsync().expect("fsync");
+    own.append(b"two").expect("append");
+    assert!(publish() > 0);
+    let once = word();
+    assert_ne!(once, free);
+    assert_eq!((publish(), word()), (0, once));
+    assert_eq!(contents(&watched.bases[0]).expect("read"), b"one");
+}
+
 /// A file that cannot be published now keeps nobody from the others.
 #[test]
 fn files_that_others_have_are_left_out() {
