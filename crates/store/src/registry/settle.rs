@@ -64,16 +64,20 @@ pub(super) fn by_recorded_descriptor(handle: &FileSlot) -> bool {
 
 /// Makes way for times that the program is about to set.
 pub(super) fn give_way(handle: &FileSlot, modified: Option<(i64, i64)>) {
+    // First: a settlement that has found the mark has looked at the count of these times before that, and finds it
+    // changed in the end.
+    handle.pending_word().swap(0, Ordering::SeqCst);
     if let Some((seconds, nanoseconds)) = modified {
         handle.note_explicit(seconds, nanoseconds);
     }
-    handle.pending_word().swap(0, Ordering::SeqCst);
     for _ in 0..PAUSES {
         if handle.settling_word().load(Ordering::SeqCst) == 0 {
             return;
         }
         let _ = rustix::thread::nanosleep(&PAUSE);
     }
+    // It may be dead: the next one must not settle once more what it has begun. If it lives, it finds the count changed.
+    handle.settling_word().store(0, Ordering::SeqCst);
 }
 
 /// Sets the modification time to now and leaves the access time alone; where only the owner may do
