@@ -1,5 +1,6 @@
 //! The engine: direct files, staging, publishing, the registry and the monitor.
 
+mod clock;
 pub mod direct;
 pub mod monitor;
 pub mod pools;

@@ -12,8 +12,8 @@ use core::time::Duration;
 use adit_pool::FileRef;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use rustix::time::{ClockId, clock_gettime};
 
+use crate::clock;
 use crate::registry::RuntimeDir;
 use crate::registry::wire::{self, Answer, Request};
 use crate::staged::Mode;
@@ -21,8 +21,9 @@ use crate::staged::Mode;
 /// How long finding or making a pool may take: its blocks are reserved, and made durable.
 const FOR_A_POOL: Duration = Duration::from_secs(3);
 
-/// How long taking a lease may take: the monitor attaches to the pool for the first one.
-const FOR_A_LEASE: Duration = Duration::from_secs(1);
+/// How long taking a lease may take: the monitor attaches to the pool for the first one, and on a busy machine has to
+/// get its turn.
+const FOR_A_LEASE: Duration = Duration::from_secs(3);
 
 /// How long giving one up may take: the monitor may be in the middle of publishing, and on a busy machine has to get its
 /// turn. Until it has closed its duplicate nobody can execute the file.
@@ -237,7 +238,7 @@ fn ask_anyway(
         Ok(answer) => Err(Refused::of(&answer)),
         Err(error) => {
             if error == Errno::TIMEDOUT {
-                let until = now().saturating_add(LEFT_ALONE.as_nanos() as u64);
+                let until = clock::steady().saturating_add(LEFT_ALONE.as_nanos() as u64);
                 SILENT_UNTIL.store(until, Ordering::Relaxed);
             }
             Err(Refused::NoMonitor(error))
@@ -247,12 +248,7 @@ fn ask_anyway(
 
 /// Whether the monitor did not answer in time lately.
 fn is_silent() -> bool {
-    now() < SILENT_UNTIL.load(Ordering::Relaxed)
-}
-
-fn now() -> u64 {
-    let time = clock_gettime(ClockId::Monotonic);
-    crate::registry::sys::nanoseconds(time.tv_sec, time.tv_nsec)
+    clock::steady() < SILENT_UNTIL.load(Ordering::Relaxed)
 }
 
 /// The number of a mode in a message.

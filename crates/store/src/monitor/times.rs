@@ -7,6 +7,7 @@ use rustix::fd::AsFd as _;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
 
+use crate::clock;
 use crate::registry::layout::{Header, Slot, slot_offset};
 use crate::registry::settle::times;
 use crate::registry::snapshot::{SlotCopy, Snapshot};
@@ -80,7 +81,7 @@ fn settle_shown(snapshot: &Snapshot, marks: &Marks<'_>, slot: &SlotCopy) -> Sett
     give_back_explicit_time(snapshot, marks.index, slot, &pin);
     match advanced {
         Ok(()) => {
-            marks.note(offset_of!(Slot, settled_at), sys::now());
+            marks.note(offset_of!(Slot, settled_at), clock::now());
             Settled::Advanced
         }
         Err(_) => Settled::Nothing,

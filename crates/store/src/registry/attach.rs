@@ -32,6 +32,7 @@ use super::slot::FileSlot;
 use super::sys::{self, Fd};
 use super::text::{Text, number};
 use super::{FileId, Promise, birth, settle};
+use crate::clock;
 
 /// States of a registry.
 mod phase {
@@ -447,7 +448,7 @@ fn fill(slot: &Slot, id: FileId, fd: RawFd, stat: &Statx) {
     slot.dev.store(id.dev, Ordering::Relaxed);
     slot.ino.store(id.ino, Ordering::Relaxed);
     slot.born.store(birth(stat), Ordering::Relaxed);
-    slot.opened_at.store(sys::now(), Ordering::Relaxed);
+    slot.opened_at.store(clock::now(), Ordering::Relaxed);
     slot.reserved_to.store(0, Ordering::Relaxed);
     slot.append_position.store(0, Ordering::Relaxed);
     slot.window_at.store(0, Ordering::Relaxed);
@@ -483,7 +484,7 @@ fn own_pid() -> u32 {
 
 /// Creates the process's file under a name nobody has used.
 fn create(dir: &Fd) -> Result<(Text<64>, Fd), Errno> {
-    let mut nonce = sys::now();
+    let mut nonce = clock::now();
     for _ in 0..8 {
         let mut name = Text::new();
         name.push(b"proc.").push_number(u64::from(own_pid()));
@@ -577,7 +578,7 @@ fn describe(header: &Header) {
     header.magic.store(MAGIC, Ordering::Relaxed);
     header.abi.store(ABI, Ordering::Relaxed);
     header.pid.store(own_pid(), Ordering::Relaxed);
-    header.attached_at.store(sys::now(), Ordering::Relaxed);
+    header.attached_at.store(clock::now(), Ordering::Relaxed);
     let mut buffer = [0u8; 512];
     let read = sys::open(c"/proc/self/stat", OFlags::RDONLY)
         .and_then(|fd| sys::read_full(&fd, &mut buffer, 0));

@@ -26,6 +26,7 @@ pub(crate) mod wire;
 
 use core::sync::atomic::Ordering;
 
+use crate::clock;
 use rustix::fs::Statx;
 
 pub use attach::Registry;
@@ -163,5 +164,5 @@ impl Promise {
 
 /// Birth time of an inode in one word, zero where the file system has none.
 pub(crate) fn birth(stat: &Statx) -> u64 {
-    sys::nanoseconds(stat.stx_btime.tv_sec, i64::from(stat.stx_btime.tv_nsec))
+    clock::nanoseconds(stat.stx_btime.tv_sec, i64::from(stat.stx_btime.tv_nsec))
 }

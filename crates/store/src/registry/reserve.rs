@@ -12,6 +12,7 @@ use super::slot::FileSlot;
 use super::sys;
 use super::text::number;
 use super::wire::{PATIENCE, Request, Target, ask};
+use crate::clock;
 
 /// Appends between two looks at the clock: a window.
 const WINDOW: u64 = 16;
@@ -50,7 +51,7 @@ impl FileSlot {
     #[cold]
     fn in_bursts(&self) -> bool {
         let slot = self.slot;
-        let now = sys::now();
+        let now = clock::now();
         let took = now.wrapping_sub(slot.window_at.swap(now, Ordering::Relaxed));
         let [judged, fast, slow, _] = slot.windows.load(Ordering::Relaxed).to_le_bytes();
         let judged = judged.wrapping_add(1);

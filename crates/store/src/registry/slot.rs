@@ -5,7 +5,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use rustix::fd::RawFd;
 
 use super::layout::{Counters, Header, STRIPES, Slot, state};
-use super::{Promise, Reason, settle, sys};
+use super::{Promise, Reason, settle};
+use crate::clock;
 
 /// One registered open file.
 ///
@@ -131,7 +132,7 @@ impl FileSlot {
 
     /// Notes that the kernel's time has been advanced.
     pub(super) fn note_settled(&self) {
-        self.slot.settled_at.store(sys::now(), Ordering::Relaxed);
+        self.slot.settled_at.store(clock::now(), Ordering::Relaxed);
     }
 
     /// Notes the time that the program sets itself; see [`super::Registry::program_sets_times`].

@@ -16,6 +16,7 @@ use super::layout::{SIZE, slot_offset, state};
 use super::sys::{self, Fd};
 use super::text::{Text, number};
 use super::{FileId, Reason};
+use crate::clock;
 
 /// Files looked at per pass; more than a user can have processes.
 const MOST_FILES: usize = 1 << 17;
@@ -94,12 +95,12 @@ impl Snapshot {
         }
         let mut header = Box::new([0u8; HEADER]);
         let read = sys::read_full(&fd, &mut header[..], 0)?;
-        let modified = sys::nanoseconds(stat.st_mtime as i64, stat.st_mtime_nsec as i64);
+        let modified = clock::nanoseconds(stat.st_mtime as i64, stat.st_mtime_nsec as i64);
         Ok(Self {
             fd,
             header,
             // A time that lies ahead says nothing; such a file is not being made now.
-            age: sys::now().checked_sub(modified).unwrap_or(u64::MAX),
+            age: clock::now().checked_sub(modified).unwrap_or(u64::MAX),
             whole: read == HEADER && stat.st_size as u64 == SIZE as u64,
         })
     }

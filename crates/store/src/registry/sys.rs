@@ -118,17 +118,3 @@ pub(crate) fn borrow(fd: RawFd) -> Option<BorrowedFd<'static>> {
     // system call fail, because nothing is closed or mapped through this view.
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
-
-/// Wall-clock time in nanoseconds since 1970.
-pub(crate) fn now() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-    nanoseconds(time.tv_sec, time.tv_nsec)
-}
-
-/// One number out of seconds and nanoseconds; zero when it cannot be expressed.
-pub(crate) fn nanoseconds(seconds: i64, nanoseconds: i64) -> u64 {
-    let seconds = u64::try_from(seconds).unwrap_or(0);
-    seconds
-        .saturating_mul(1_000_000_000)
-        .saturating_add(u64::try_from(nanoseconds).unwrap_or(0))
-}
