@@ -34,7 +34,6 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 
-use super::Ready;
 use super::adopt::{self, Stray};
 use super::client::{Refused, mode_number, mode_of};
 use super::held::{self, Held, OpenPool, Terms};
@@ -43,13 +42,14 @@ use super::open::{self, OpenFiles};
 use super::records::{LeaseRecord, Listed, Record, Records};
 use super::standby::Standby;
 use super::workers::{Haste, Workers};
+use super::{Ready, has_room_for};
 use crate::pools::{NoPool, Places};
 use crate::registry::sys::Fd;
 use crate::registry::wire::{self, Answer, Staged};
 use crate::staged::Mode;
 use crate::{recovery, staged};
 
-/// Files held at a time; the limit on descriptors is usually reached before.
+/// Files held at a time; the limit on descriptors may be reached before.
 const MOST: usize = 1 << 16;
 
 /// Leases being taken back at a time. Each has a thread, most of which wait for a disk.
@@ -506,7 +506,7 @@ impl Leases {
     ) -> Result<u64, Refused> {
         let fd = along.ok_or(Refused::NotUnderstood)?;
         let mode = mode_of(staged.mode).ok_or(Refused::NotUnderstood)?;
-        if self.held.len() >= MOST || self.ending {
+        if self.held.len() >= MOST || self.ending || !has_room_for(&fd) {
             return Err(Refused::TooMany);
         }
         let stat = rustix::fs::fstat(fd.as_fd()).map_err(Refused::Lease)?;

@@ -435,6 +435,17 @@ fn watch(dir: &Fd) -> Result<Fd, Errno> {
     Ok(news)
 }
 
+/// Descriptors that are left for connections, of which many may come at once, for pools, and for the next standby.
+const SPARE: u64 = 160;
+
+/// Whether a descriptor that has come may be kept: the kernel gives the lowest number that is free. A monitor that
+/// keeps them all can answer nobody, not even those who want to give some back.
+fn has_room_for(fd: &Fd) -> bool {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let limit = limit.unwrap_or(u64::MAX);
+    u64::try_from(fd.raw()).is_ok_and(|number| number < limit - SPARE.min(limit / 4))
+}
+
 /// The monitor holds a descriptor per process it stays for and per file it reserves for.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

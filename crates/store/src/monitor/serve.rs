@@ -17,12 +17,12 @@ use rustix::net::SocketFlags;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 
-use super::Ready;
 use super::lease;
 use super::leases::Leases;
 use super::records::{Listed, Record, Records};
 use super::reserve::Reservations;
 use super::standby::Standby;
+use super::{Ready, has_room_for};
 use crate::pools::Places;
 use crate::registry::attention::Attention;
 use crate::registry::sys::{self, Fd};
@@ -138,7 +138,7 @@ impl Server {
     }
 
     fn stay_while(&mut self, life: Fd) {
-        if self.lives.len() < MOST_LIVES {
+        if self.lives.len() < MOST_LIVES && has_room_for(&life) {
             let listed = self.records.list(&Record::Life(life.raw()));
             self.lives.push((listed, life));
         }
@@ -221,8 +221,10 @@ impl Server {
                 self.join(&connection, pid, along);
                 true
             }
-            (Request::Reserve(target), Some(fd)) => self.reservations.add(dir, target, fd),
-            (Request::Reserve(_), None) => false,
+            (Request::Reserve(target), Some(fd)) if has_room_for(&fd) => {
+                self.reservations.add(dir, target, fd)
+            }
+            (Request::Reserve(_), _) => false,
             (Request::Release(target), _) => self.reservations.release(target),
             (Request::Pool { asked }, along) => {
                 return self.leases.pool_for(connection, asked, along);
