@@ -3,6 +3,7 @@
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use adit_pmem::MediumKind;
 
@@ -14,6 +15,22 @@ pub(crate) fn named() -> Option<PathBuf> {
 /// Where files lie: in memory, unless the lab names another place.
 pub(crate) fn place() -> PathBuf {
     named().unwrap_or_else(|| "/dev/shm".into())
+}
+
+/// How many times as long everything takes here, as the lab says of a slow processor.
+pub(crate) fn patience() -> u32 {
+    let patience = std::env::var("ADIT_TEST_PATIENCE").ok();
+    patience.map_or(1, |times| times.parse().expect("a number"))
+}
+
+/// A time limit, usually of so many seconds, that only keeps a test from hanging.
+pub(crate) fn limit(usual: u32) -> Duration {
+    Duration::from_secs(1) * usual * patience()
+}
+
+/// The same for `timeout(1)`.
+pub(crate) fn seconds(usual: u32) -> String {
+    limit(usual).as_secs().to_string()
 }
 
 /// The medium of the place.

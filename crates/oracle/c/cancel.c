@@ -3,7 +3,7 @@
 #include "t.h"
 #include <pthread.h>
 static int a, p[2];
-static volatile int cleaned, started;
+static volatile int cleaned, started, asked;
 static void cleanup(void *x) { cleaned += (int)(long)x; }
 static void *waits(void *x) {
   char b[10];
@@ -31,7 +31,7 @@ static void *off(void *x) {
   char b[100];
   pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
   started = 1;
-  usleep(20000);
+  while (!asked) usleep(100);
   long n = pread(a, b, 100, 5000);
   return (void *)n;
 }
@@ -49,7 +49,7 @@ static void *tested(void *x) {
   (void)x;
   started = 1;
   pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
-  usleep(20000);
+  while (!asked) usleep(100);
   pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
   char b[10];
   // Pending already: the read is a cancellation point even when it need not wait.
@@ -64,11 +64,12 @@ static void *many(void *x) {
 static void one(const char *what, void *(*f)(void *), long x) {
   pthread_t t;
   void *r;
-  started = 0;
+  started = asked = 0;
   pthread_create(&t, NULL, f, (void *)x);
   while (!started) usleep(100);
   usleep(5000);
   pthread_cancel(t);
+  asked = 1;
   pthread_join(t, &r);
   printf("%s: %s, cleaned %d\n", what, r == PTHREAD_CANCELED ? "cancelled" : "returned", cleaned);
   fflush(stdout);

@@ -69,7 +69,8 @@ fn compile(scratch: &Scratch) -> PathBuf {
 fn run(scratch: &Scratch, program: &Path, injection: Option<&str>) -> Output {
     let mut command = Command::new("timeout");
     command
-        .args(["60", "strace", "-f", "-qq", "-o"])
+        .arg(scratch::seconds(60))
+        .args(["strace", "-f", "-qq", "-o"])
         .arg(scratch.0.join("trace"));
     command.args(["-e", "trace=all"]);
     if let Some(injection) = injection {

@@ -88,14 +88,30 @@ pub(crate) fn open_rw(path: &Path) -> std::fs::File {
     options.read(true).write(true).open(path).expect("open")
 }
 
-/// Waits until something holds, or panics after a minute, which is long on the busiest machine.
+/// Waits until something holds, or panics after a minute, which is long on the busiest machine that is a real one.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = std::time::Instant::now();
     while !holds() {
-        let waited = begun.elapsed();
-        assert!(waited.as_secs() < 60, "never happened: {what}");
+        assert!(
+            begun.elapsed() < scratch::limit(60),
+            "never happened: {what}"
+        );
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
+}
+
+/// While this is held, no process is just being made that has copies of our descriptors.
+pub(crate) fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static STARTING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    STARTING
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Starts a process.
+pub(crate) fn spawn(command: &mut Command) -> Child {
+    let _alone = alone();
+    command.spawn().expect("a process")
 }
 
 /// A helper process: this test binary, told to run one ignored test, which is its `main`.
@@ -118,7 +134,7 @@ impl Helper {
         for (name, value) in arguments {
             command.env(name, value);
         }
-        let mut child = command.spawn().expect("helper");
+        let mut child = spawn(&mut command);
         let stdin = child.stdin.take();
         let stdout = BufReader::new(child.stdout.take().expect("stdout"));
         Self {

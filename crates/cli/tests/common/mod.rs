@@ -22,7 +22,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// The longest any command in these tests may take.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub fn limit() -> Duration {
+    scratch::limit(30)
+}
 
 /// The built library. Cargo does not build one crate's library for another's tests, so the first
 /// test that asks has it built, unless `ADIT_LIB` names one.
@@ -114,7 +116,7 @@ impl Finished {
     }
 }
 
-/// Runs to the end of the command and of its output, at most for [`LIMIT`].
+/// Runs to the end of the command and of its output, at most for [`limit`].
 pub fn finish(command: &mut Command) -> Finished {
     let mut child = command
         .stdout(Stdio::piped())
@@ -137,14 +139,14 @@ pub fn finish(command: &mut Command) -> Finished {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
         }
-        if begun.elapsed() > LIMIT {
+        if begun.elapsed() > limit() {
             let _ = child.kill();
             let _ = child.wait();
-            panic!("{command:?} took longer than {LIMIT:?}");
+            panic!("{command:?} took longer than {:?}", limit());
         }
         std::thread::sleep(Duration::from_millis(2));
     };
-    let rest = LIMIT.saturating_sub(begun.elapsed());
+    let rest = limit().saturating_sub(begun.elapsed());
     let text = |from: std::sync::mpsc::Receiver<String>| {
         from.recv_timeout(rest)
             .expect("nobody keeps the output open behind the program")

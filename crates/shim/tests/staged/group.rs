@@ -149,7 +149,7 @@ fn taken_over_later(mut place: Place, next: &[&str]) {
     group.all_well(&["wA 2"]);
     place.monitor = Place::watch(&place.dir, "run", None).expect("a monitor");
     let mut outsider = Command::new("timeout")
-        .args(["-k", "1", "20", "sh", "-c"])
+        .args(["-k", "1", &scratch::seconds(20), "sh", "-c"])
         // What is marked so is not staged again.
         .arg("cat $0; printf 3 >> $0; chmod u+s $0")
         .arg(place.dir.join("A"))
@@ -190,7 +190,7 @@ fn a_monitor_that_comes_later_leaves_leases_to_one_that_lives() {
     let (_, command) = built().expect("what runs already");
     let mut needed = Command::new("sleep").arg("0.5").spawn().expect("sleep(1)");
     let monitor = Command::new("timeout")
-        .args(["-k", "1", "10"])
+        .args(["-k", "1", &scratch::seconds(60)])
         .arg(command)
         .args(["monitor", "--stay-for", &needed.id().to_string()])
         .env("ADIT_RUNTIME_DIR", &other)

@@ -226,7 +226,7 @@ impl Held {
         #[cfg(test)]
         if planted::is_lease_first() {
             self.give_up();
-            std::thread::sleep(core::time::Duration::from_millis(500));
+            planted::wait_for_reader();
         }
         #[cfg(test)]
         while planted::ends_here() {
@@ -439,6 +439,12 @@ pub(super) mod planted {
 
     pub(in crate::monitor) fn lease_first() {
         LEASE_FIRST.store(true, Ordering::Relaxed);
+    }
+
+    /// Until the test says that whoever was let in has read.
+    pub(super) fn wait_for_reader() {
+        let dir = crate::testing::argument("T_DIR");
+        crate::testing::eventually("read", || dir.join("read").exists());
     }
 
     pub(super) fn is_lease_first() -> bool {

@@ -7,7 +7,7 @@
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
 mod leases;
@@ -16,8 +16,8 @@ mod open;
 use super::*;
 use crate::registry::{FileSlot, Listing, Registry, layout, list};
 use crate::testing::{
-    Helper, Scratch, argument, eventually, id_of, is_helper, listen, modified, old, open_rw,
-    registry, runtime_at, say,
+    Helper, Scratch, alone, argument, eventually, id_of, is_helper, listen, modified, old, open_rw,
+    registry, runtime_at, say, scratch::limit, spawn,
 };
 
 /// Clears the runtime directory when a test fails, so that a monitor which runs beside it in a
@@ -32,6 +32,23 @@ impl Drop for Evict<'_> {
                 let _ = std::fs::remove_file(entry.path());
             }
         }
+    }
+}
+
+/// A program that is attached: a monitor that nobody else needs yet stays for it.
+struct Needed(&'static Registry);
+
+impl Needed {
+    fn new(scratch: &Scratch) -> Self {
+        let registry = registry(&scratch.path("run"));
+        attach(registry, &open_rw(&scratch.old_file("needed")));
+        Self(registry)
+    }
+}
+
+impl Drop for Needed {
+    fn drop(&mut self) {
+        self.0.detach();
     }
 }
 
@@ -78,6 +95,14 @@ fn helper_monitor() {
         },
         None => options,
     };
+    if let Some(limit) = std::env::var_os("T_DESCRIPTORS") {
+        let limit = limit.to_str().and_then(|limit| limit.parse().ok());
+        let limit = rustix::process::Rlimit {
+            current: limit,
+            maximum: limit,
+        };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("limit");
+    }
     if std::env::var_os("T_LEASE_FIRST").is_some() {
         held::planted::lease_first();
     }
@@ -208,7 +233,15 @@ fn times_the_program_sets_win_against_a_settlement_under_way() {
         // First so short that the program waits for the monitor, then longer than it waits.
         for (dawdle, rounds, pause) in [(300, 100, 20), (40_000, 5, 2_000)] {
             times::dawdle::MICROSECONDS.store(dawdle, Ordering::Relaxed);
-            for round in 0..rounds {
+            // And as often as it takes until the two have met.
+            let settled_at = || listing(&scratch).processes[0].files[0].settled_at;
+            let (mut met, mut last, mut round) = (0, settled_at(), 0);
+            let begun = Instant::now();
+            while round < rounds || met < 5 {
+                assert!(
+                    begun.elapsed() < limit(60),
+                    "the two hardly met: {met} times"
+                );
                 slot.stored_now();
                 // Any point of the monitor's round.
                 std::thread::sleep(Duration::from_micros(round % 50 * pause));
@@ -217,14 +250,15 @@ fn times_the_program_sets_win_against_a_settlement_under_way() {
                 let settling = || listing(&scratch).processes[0].files[0].pending;
                 eventually("the monitor is through", || !settling());
                 assert_eq!(modified(&path), old(), "{dawdle}, round {round}");
+                let now = settled_at();
+                met += u32::from(now != last);
+                last = now;
+                round += 1;
             }
         }
         times::dawdle::MICROSECONDS.store(0, Ordering::Relaxed);
         registry.detach();
-        let Outcome::Idle(work) = monitor.join().expect("monitor") else {
-            panic!("the only monitor");
-        };
-        assert!(work.settled > 10, "the two hardly met: {work:?}");
+        monitor.join().expect("monitor");
     });
 }
 
@@ -250,7 +284,7 @@ fn a_killed_program_is_repaired_and_cleared_away() {
     let path = scratch.old_file("data");
     let mut program = program(&scratch);
     program.kill();
-    assert!(!listing(&scratch).processes[0].alive);
+    eventually("it is dead", || !listing(&scratch).processes[0].alive);
     assert_eq!(modified(&path), old(), "nobody looked after it yet");
     let outcome = run(&runtime_at(&scratch.path("run")), &quick()).expect("run");
     let work = Work {
@@ -350,11 +384,8 @@ fn there_is_one_monitor_and_it_ends_when_idle() {
     let started = Instant::now();
     let outcome = run(&dir, &quick()).expect("run");
     assert_eq!(outcome, Outcome::Idle(Work::default()));
-    let lived = started.elapsed();
-    assert!(
-        lived >= quick().idle && lived < Duration::from_secs(5),
-        "{lived:?}"
-    );
+    // How long the end of it takes depends on what else there is to be recovered on the machine.
+    assert!(started.elapsed() >= quick().idle);
     assert!(!join(&dir, std::process::id()), "nobody listens");
     assert!(!scratch.path("run/monitor.sock").exists());
 }
@@ -368,18 +399,23 @@ fn many_that_start_at_once_agree_on_one() {
         stay_for: Some(program.child.id()),
         ..quick()
     };
-    let running = std::sync::atomic::AtomicU32::new(0);
+    let (running, agreed) = (AtomicU32::new(0), AtomicU32::new(0));
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
                 let outcome = run(&dir, &options).expect("run");
-                let ran = u32::from(outcome != Outcome::AlreadyRunning);
-                running.fetch_add(ran, Ordering::Relaxed);
+                if outcome == Outcome::AlreadyRunning {
+                    agreed.fetch_add(1, Ordering::Relaxed);
+                } else {
+                    running.fetch_add(1, Ordering::Relaxed);
+                }
             });
         }
+        eventually("the others agree", || agreed.load(Ordering::Relaxed) == 7);
         // Much longer than it stays for nobody.
         std::thread::sleep(quick().idle * 3);
-        assert!(join(&dir, 0), "it stays for the program");
+        assert_eq!(running.load(Ordering::Relaxed), 0, "it stays");
+        eventually("it answers", || join(&dir, 0));
         drop(program);
     });
     assert_eq!(running.into_inner(), 1);
@@ -400,8 +436,10 @@ fn it_stays_for_whoever_joined() {
     let program = Helper::start("monitor::tests::helper_sleeps", &[("T_DIR", &scratch.0)]);
     std::thread::scope(|scope| {
         let _evict = Evict(&scratch);
+        let needed = Needed::new(&scratch);
         let monitor = scope.spawn(|| run(&dir, &quick()).expect("run"));
         eventually("joined", || join(&dir, program.child.id()));
+        drop(needed);
         std::thread::sleep(quick().idle * 3);
         assert!(!monitor.is_finished());
         let path = scratch.old_file("data");
@@ -428,7 +466,6 @@ fn helper_joins() {
         pid: pid.expect("a number"),
     };
     let asked = || ask(&dir.open().expect("open"), &request, None, wire::PATIENCE);
-    say("running");
     eventually("joined", || asked().is_ok_and(|answer| answer.agreed()));
     say("joined");
     listen();
@@ -441,10 +478,10 @@ fn it_stays_for_whoever_asks_and_not_for_the_number_that_is_said() {
     let own = std::process::id().to_string();
     let arguments = [("T_DIR", scratch.0.as_path()), ("T_PID", Path::new(&own))];
     let mut program = Helper::start("monitor::tests::helper_joins", &arguments);
-    // On a slow machine a program starts for longer than an idle monitor stays.
-    program.wait_for("running");
+    let needed = Needed::new(&scratch);
     let monitor = std::thread::spawn(move || run(&dir, &quick()).expect("run"));
     program.wait_for("joined");
+    drop(needed);
     std::thread::sleep(quick().idle * 3);
     assert!(!monitor.is_finished(), "the program lives");
     drop(program);
@@ -456,12 +493,14 @@ fn what_is_no_process_is_not_stayed_for() {
     let scratch = Scratch::new();
     let dir = scratch.runtime();
     let fd = dir.open().expect("open");
+    let needed = Needed::new(&scratch);
     let monitor = std::thread::spawn(move || run(&dir, &quick()).expect("run"));
     let null = open_rw(Path::new("/dev/null"));
     let null = sys::borrow(null.as_raw_fd());
     let join = Request::Join { pid: 1 };
     let asked = || ask(&fd, &join, null, wire::PATIENCE);
     eventually("joined", || asked().is_ok_and(|answer| answer.agreed()));
+    drop(needed);
     eventually("nobody is stayed for", || monitor.is_finished());
 }
 
@@ -602,7 +641,8 @@ fn helper_thousand() {
             // SAFETY: one byte from a local; then the process waits for its end.
             unsafe {
                 libc::write(pipe[1], (&raw const byte).cast(), 1);
-                libc::alarm(60);
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                libc::alarm(600);
                 loop {
                     libc::pause();
                 }
@@ -892,12 +932,12 @@ fn a_stopped_or_killed_monitor_does_not_stop_the_program() {
         appender.slot.close(appender.file.as_raw_fd());
         attach(appender.registry, &appender.file)
     };
-    let appender = Appender {
+    let mut appender = Appender {
         slot: slot(&appender),
         ..appender
     };
     let mut monitor = monitor(&scratch);
-    assert!(appender.ask());
+    appender.ask_patiently();
     appender.wait_for_blocks();
     let pid = monitor.child.id() as i32;
     // SAFETY: the pid is that of our child.
@@ -921,17 +961,16 @@ fn a_small_file_system_is_left_to_the_program() {
     let scratch = Scratch::new();
     let small = scratch.path("small");
     std::fs::create_dir(&small).expect("mkdir");
-    let mounted = std::process::Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=1m", "none"])
-        .arg(&small)
-        .status();
+    let mut mount = std::process::Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=1m", "none"]);
+    let mounted = spawn(mount.arg(&small)).wait();
     if !mounted.is_ok_and(|status| status.success()) {
         return;
     }
     scratch.runtime();
     let monitor = monitor(&scratch);
-    let appender = Appender::in_dir(&scratch, &small);
-    assert!(appender.ask());
+    let mut appender = Appender::in_dir(&scratch, &small);
+    appender.ask_patiently();
     for _ in 0..20 {
         appender.append(b'a');
         std::thread::sleep(Duration::from_millis(3));
@@ -940,8 +979,12 @@ fn a_small_file_system_is_left_to_the_program() {
     appender.registry.release(&appender.slot);
     appender.registry.detach();
     drop((appender, monitor));
-    let status = std::process::Command::new("umount").arg(&small).status();
-    assert!(status.expect("umount").success());
+    let mut unmount = std::process::Command::new("umount");
+    let unmounted = {
+        let _alone = alone();
+        unmount.arg(&small).status()
+    };
+    assert!(unmounted.expect("umount").success());
 }
 
 #[test]
@@ -997,7 +1040,14 @@ fn requests_that_make_no_sense_are_survived() {
     };
     eventually("it answers again", || join(&dir, 0));
     let agreed = |request: Request<'_>, along| {
-        let answer = ask(&fd, &request, along, Duration::from_secs(10));
+        let asked = || ask(&fd, &request, along, Duration::from_secs(10));
+        // Who says nothing for a moment is not waited for.
+        let mut answer = asked();
+        for _ in 0..10 {
+            if matches!(answer, Err(Errno::PIPE | Errno::CONNRESET)) {
+                answer = asked();
+            }
+        }
         answer.map(|answer| answer.agreed())
     };
     let directory = Some(fd.as_fd());

@@ -12,7 +12,25 @@ use super::super::client::{self, AcquireRequest, Lease, Refused};
 use super::*;
 use crate::registry::RuntimeDir;
 use crate::staged::{Error, KernelFile, Mode, Stage, StagedFile, handle_of};
-use crate::testing::{self, argument, eventually, is_helper, listen, open_rw, runtime_at, say};
+use crate::testing::{
+    self, alone, argument, eventually, is_helper, listen, open_rw, runtime_at, say, spawn,
+};
+
+/// A program has better things to do than to wait for a monitor that does not get its turn: it leaves its file to the
+/// kernel, and asks nothing for some seconds. Here it asks again.
+fn patiently<T>(mut ask: impl FnMut() -> Result<T, Refused>) -> Result<T, Refused> {
+    let begun = Instant::now();
+    loop {
+        match ask() {
+            Err(Refused::NoMonitor(Errno::TIMEDOUT))
+                if begun.elapsed() < testing::scratch::limit(60) =>
+            {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            answer => return answer,
+        }
+    }
+}
 
 /// A program at a pool, with the steps that staging takes.
 struct Program {
@@ -60,7 +78,7 @@ impl Program {
         let asked = named
             .as_ref()
             .map(|path| path.as_os_str().as_encoded_bytes());
-        let pool = client::pool_for(&dir, borrowed(file), asked).expect("a pool");
+        let pool = patiently(|| client::pool_for(&dir, borrowed(file), asked)).expect("a pool");
         let pool = std::str::from_utf8(pool.as_bytes()).expect("path");
         let file = PoolFile::open(Path::new(pool)).expect("open the pool");
         let stage = Stage::new(file.attach().expect("attach"));
@@ -78,30 +96,39 @@ impl Program {
     }
 
     fn acquire(&self, file: &File, entry: FileRef, mode: Mode) -> Result<Lease, Refused> {
-        client::acquire(
-            &self.dir,
-            &AcquireRequest {
-                pool: self.pool.as_os_str().as_encoded_bytes(),
-                file: entry,
-                slot: self.stage.attachment().slot(),
-                mode,
-                restore_append: false,
-                fd: borrowed(file),
-            },
-        )
+        self.acquire_with(file, entry, mode, false)
     }
 
-    fn release(&self, lease: &Lease) {
-        client::release(&self.dir, lease).expect("release");
+    fn acquire_with(
+        &self,
+        file: &File,
+        entry: FileRef,
+        mode: Mode,
+        restore_append: bool,
+    ) -> Result<Lease, Refused> {
+        let request = AcquireRequest {
+            pool: self.pool.as_os_str().as_encoded_bytes(),
+            file: entry,
+            slot: self.stage.attachment().slot(),
+            mode,
+            restore_append,
+            fd: borrowed(file),
+        };
+        let _alone = alone();
+        patiently(|| client::acquire(&self.dir, &request))
+    }
+
+    fn release(&self, lease: &Lease) -> bool {
+        patiently(|| client::release(&self.dir, lease)).expect("release")
     }
 }
 
 /// Whether somebody holds a lease on the file: an opener that does not wait is sent away.
 fn is_leased(path: &Path) -> bool {
-    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK;
+    use rustix::fs::OFlags;
     let opened = rustix::fs::open(
         path.to_str().expect("path"),
-        flags,
+        OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC,
         rustix::fs::Mode::empty(),
     );
     matches!(opened, Err(Errno::AGAIN))
@@ -159,13 +186,44 @@ fn a_lease_is_refused_with_the_reason() {
     let refused = program.acquire(&null, entry, Mode::Atomic);
     assert_eq!(refused, Err(Refused::Lease(Errno::INVAL)));
     let proc = File::open("/proc/self/status").expect("open");
-    let refused = client::pool_for(&dir, borrowed(&proc), None);
+    let refused = patiently(|| client::pool_for(&dir, borrowed(&proc), None));
     assert_eq!(refused.err(), Some(Refused::Medium));
     // A pool that is none.
     let garbage = scratch.old_file("garbage");
     let name = garbage.as_os_str().as_encoded_bytes();
-    let chosen = client::pool_for(&dir, borrowed(&file), Some(name));
+    let chosen = patiently(|| client::pool_for(&dir, borrowed(&file), Some(name)));
     assert!(matches!(chosen, Err(Refused::Pool(_))), "{chosen:?}");
+}
+
+/// Who has no room for more can still be asked, and told to give some back.
+#[test]
+fn a_monitor_at_its_limit_of_descriptors_answers() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let _monitor = monitor_with(&scratch, &[("T_DESCRIPTORS", Path::new("200"))]);
+    let open = |nth: usize| open_rw(&scratch.old_file(&format!("data{nth}")));
+    let program = Program::new(&scratch, &open(0));
+    let mut held = Vec::new();
+    let refused = loop {
+        let file = open(held.len());
+        let entry = program.enter(&file);
+        match program.acquire(&file, entry, Mode::Strict) {
+            Ok(lease) => held.push((file, entry, lease)),
+            Err(refused) => break refused,
+        }
+    };
+    assert_eq!(refused, Refused::TooMany);
+    assert!((100..150).contains(&held.len()), "{}", held.len());
+    eventually("it answers", || join(&dir, 0));
+    let (file, entry, lease) = held.remove(50);
+    assert!(program.release(&lease));
+    let again = program.acquire(&file, entry, Mode::Strict);
+    held.push((file, entry, again.expect("there is room again")));
+    let refused = program.acquire(&open(1000), entry, Mode::Strict);
+    assert_eq!(refused, Err(Refused::TooMany));
+    for (_, _, lease) in &held {
+        assert!(program.release(lease));
+    }
 }
 
 const WRITTEN: &[u8] = b"what the program staged ";
@@ -204,17 +262,7 @@ fn helper_stages() {
     let flags = rustix::fs::fcntl_getfl(borrowed(&file)).expect("flags");
     let positional = flags - rustix::fs::OFlags::APPEND;
     rustix::fs::fcntl_setfl(borrowed(&file), positional).expect("set flags");
-    let lease = client::acquire(
-        &program.dir,
-        &AcquireRequest {
-            pool: program.pool.as_os_str().as_encoded_bytes(),
-            file: entry,
-            slot: program.stage.attachment().slot(),
-            mode,
-            restore_append: true,
-            fd: borrowed(&file),
-        },
-    );
+    let lease = program.acquire_with(&file, entry, mode, true);
     let _lease = lease.expect("lease");
     let base = KernelFile::new(borrowed(&file)).expect("base");
     let staged = StagedFile::open_entry(&program.stage, entry, base, mode).expect("staged");
@@ -270,6 +318,7 @@ fn outsider_sees_everything(monitor_arguments: &[(&str, &Path)]) -> bool {
     program.signal(rustix::process::Signal::STOP);
     let start = Instant::now();
     let seen = std::fs::read(&path).expect("read");
+    std::fs::write(scratch.path("read"), "").expect("write");
     println!("let in after {:?}", start.elapsed());
     let complete = seen == [&before, WRITTEN].concat();
     program.signal(rustix::process::Signal::CONT);
@@ -601,7 +650,11 @@ fn pair(scratch: &Scratch) -> (Option<i32>, Option<i32>) {
 
 fn kill(pid: i32) {
     let pid = rustix::process::Pid::from_raw(pid).expect("pid");
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("kill");
+    // It may have ended by itself since it was seen.
+    match rustix::process::kill_process(pid, rustix::process::Signal::KILL) {
+        Ok(()) | Err(Errno::SRCH) => {}
+        Err(error) => panic!("kill: {error}"),
+    }
 }
 
 fn both(scratch: &Scratch) -> (i32, i32) {
@@ -625,27 +678,37 @@ fn outsider_sees_everything_when(
     meanwhile: impl FnOnce(&Scratch, &Helper),
     flags: &str,
 ) -> bool {
+    outsider_sees_everything_within(SOON, deaths, meanwhile, flags)
+}
+
+/// Before the kernel lets an opener in by itself.
+const SOON: Duration = Duration::from_secs(40);
+
+fn outsider_sees_everything_within(
+    patience: Duration,
+    deaths: impl Fn(&Scratch),
+    meanwhile: impl FnOnce(&Scratch, &Helper),
+    flags: &str,
+) -> bool {
     let scratch = Scratch::new();
     scratch.runtime();
     let path = scratch.old_file("data");
     let before = std::fs::read(&path).expect("read");
+    let needed = Needed::new(&scratch);
     let _monitor = monitor_with(&scratch, &[("T_STANDBY", Path::new("1"))]);
     let mut program = staging(&scratch, "atomic", "data");
+    drop(needed);
     program.ask("append", "appended");
     program.signal(rustix::process::Signal::STOP);
     deaths(&scratch);
     // In a process of its own: without a monitor it waits for as long as the kernel likes.
     let mut opener = std::process::Command::new("cat");
-    let mut opener = opener
-        .arg(&path)
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .expect("an outsider");
+    let mut opener = spawn(opener.arg(&path).stdout(std::process::Stdio::piped()));
     let mut seen = Vec::new();
     meanwhile(&scratch, &program);
     let begun = Instant::now();
     while opener.try_wait().expect("wait").is_none() {
-        if begun.elapsed() > Duration::from_secs(15) {
+        if begun.elapsed() > patience {
             let _ = opener.kill();
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -718,17 +781,20 @@ fn kill_both(scratch: &Scratch) {
 /// The tests above and below notice when nobody takes over.
 #[test]
 fn without_monitor_and_standby_an_outsider_waits() {
-    assert!(!outsider_sees_everything_after(kill_both));
+    let patience = Duration::from_secs(15);
+    assert!(!outsider_sees_everything_within(
+        patience,
+        kill_both,
+        |_, _| {},
+        "appends"
+    ));
 }
 
 /// Whether the kernel lets one process have the descriptors of another, as a monitor that comes later
 /// needs.
 fn may_look_into_others() -> bool {
     let mut other = std::process::Command::new("cat");
-    let mut other = other
-        .stdin(std::process::Stdio::piped())
-        .spawn()
-        .expect("cat");
+    let mut other = spawn(other.stdin(std::process::Stdio::piped()));
     let pid = rustix::process::Pid::from_raw(other.id() as i32).expect("pid");
     let life = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
     let flags = rustix::process::PidfdGetfdFlags::empty();
@@ -795,11 +861,13 @@ fn a_monitor_that_comes_later_goes_on_with_everything() {
     scratch.runtime();
     let (path, other) = (scratch.old_file("data"), scratch.old_file("other"));
     let before = len(&path);
+    let needed = Needed::new(&scratch);
     let first = start_another(&scratch);
     let file = open_rw(&other);
     let program = Program::new(&scratch, &file);
     let entry = program.enter(&file);
     let lease = program.acquire(&file, entry, Mode::Sync).expect("lease");
+    drop(needed);
     let mut writer = staging(&scratch, "sync", "data");
     kill_both(&scratch);
     let _second = start_another(&scratch);
@@ -817,7 +885,7 @@ fn a_monitor_that_comes_later_goes_on_with_everything() {
         .forget_file(entry)
         .expect("forget");
     // A monitor that has seen the end of it by then has given it back by itself.
-    client::release(&program.dir, &lease).expect("release");
+    program.release(&lease);
     assert!(!is_leased(&other));
     // Nothing of it is held any more: a lease can be had by whoever opens it.
     drop(file);
@@ -841,11 +909,13 @@ fn a_standby_goes_on_with_everything() {
     let dir = scratch.runtime();
     let (path, other) = (scratch.old_file("data"), scratch.old_file("other"));
     let before = len(&path);
+    let needed = Needed::new(&scratch);
     let mut first = monitor_with(&scratch, &[("T_STANDBY", Path::new("1"))]);
     let file = open_rw(&other);
     let program = Program::new(&scratch, &file);
     let entry = program.enter(&file);
     let lease = program.acquire(&file, entry, Mode::Sync).expect("lease");
+    drop(needed);
     let mut writer = staging(&scratch, "sync", "data");
     let _ = both(&scratch);
     first.kill();
@@ -929,13 +999,13 @@ fn a_lease_that_the_monitor_does_not_know_is_left_to_the_program() {
     let lease = program.acquire(&file, entry, Mode::Strict).expect("lease");
     first.kill();
     let _second = monitor_with(&scratch, &[("T_BLIND", Path::new("1"))]);
-    assert_eq!(client::release(&program.dir, &lease), Ok(false));
+    assert!(!program.release(&lease));
     assert!(is_leased(&path), "it is the description's");
     // SAFETY: integers only.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
     assert!(!is_leased(&path));
     let lease = program.acquire(&file, entry, Mode::Strict).expect("lease");
-    assert_eq!(client::release(&program.dir, &lease), Ok(true));
+    assert!(program.release(&lease));
 }
 
 #[test]
@@ -983,7 +1053,8 @@ fn a_pool_that_has_grown_is_small_again_when_nobody_uses_it() {
         .forget_file(entry)
         .expect("forget");
     let attachment = program.stage.into_attachment().expect("no file is open");
-    attachment.detach().expect("detach");
+    // Whoever leaves last cuts it.
+    program._file.detach(attachment).expect("detach");
     eventually("cut", || pool_size() == made);
     let pool = PoolFile::open(&scratch.path("run/pool")).expect("open");
     assert!(pool.pool().check().expect("check").is_sound());
