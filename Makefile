@@ -129,11 +129,16 @@ lab-relink:
 lab-sequences: release
 	@$(call limit,600) lab/sequences --bin $(RELEASE) --total 400 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/sequences was skipped"; }
 
+# Of the crates' own tests and the cases of real programs what an emulated processor does in some minutes; the rest of
+# them runs with `lab/vm/run --whole`.
+WHOLE := --whole 420 --whole-quick --whole-tests shim-staged,cli-reports,cli-pool,shim-injection \
+	--whole-programs bash,children,cp,git,make,sqlite,tail
+
 # A stock kernel on emulated NVDIMMs: DAX file systems and power cuts. Where the machine cannot be built it
 # says so with status 77, which is a failure in continuous integration only.
 .PHONY: lab-vm
 lab-vm: release
-	@$(call limit,1640) lab/vm/run --paths --path-modes posix,strict --also 6.12 --total 1500 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/vm was skipped"; }
+	@$(call limit,2240) lab/vm/run --paths --path-modes posix,strict --also 6.12 $(WHOLE) --total 2100 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/vm was skipped"; }
 
 .PHONY: install
 install: release

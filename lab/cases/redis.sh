@@ -57,8 +57,9 @@ crash
 ADIT_REQUIRE=1 start always
 ask config set rdb-key-save-delay 200 >/dev/null
 ask bgsave >/dev/null
-load beside 100
+load beside 20
 ask info persistence | grep -o 'rdb_bgsave_in_progress:1'
+load beside2 80
 wait_until 20 sh -c "redis-cli -s '$socket' info persistence | grep -q rdb_bgsave_in_progress:0"
 ask info persistence | grep -oE '(rdb_last_bgsave|aof_last_write)_status:[a-z]+'
 sum=$(ask debug digest)

@@ -89,8 +89,8 @@ def series(lab, inspector, options, say):
     """Cuts after each sequence that gets that far before the next begins. Returns the report."""
     report = Report()
     by_tag = {run.tag: run for run in runs(options)}
-    deadline = time.monotonic() + options.sequence_time
     with lab.boot(job(by_tag.values(), options)) as machine:
+        deadline = time.monotonic() + options.sequence_time
         cut_after, line = None, Line()
         while machine.process.poll() is None:
             if time.monotonic() > deadline:

@@ -284,7 +284,7 @@ def tasks(seeds, operations, tests, mode, clones):
             if test in ON_DAX_ALONE and PLACES[place] != "dax":
                 continue
             skip = "".join(f" --skip {name}" for name in EMULATION_DIFFERS + ELSEWHERE.get(test, []))
-            everything.append((f"{test}-{place}", 120, f"TMPDIR={directory} ADIT_TEST_SCRATCH={directory} "
+            everything.append((f"{test}-{place}", 360, f"TMPDIR={directory} ADIT_TEST_SCRATCH={directory} "
                                                        f"/adit/tests/{test} --test-threads 2{skip}"))
     if clones:
         everything.append(("untracked-xfs", 90, UNTRACKED.format(

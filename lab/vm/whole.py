@@ -18,7 +18,7 @@ DAEMONS = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")
 MODULES = ("virtio_pci", "virtiofs", "overlay")
 IMAGE_MB = {"ext4": 1536, "xfs": 1536}
 # An emulated processor is so much slower.
-PATIENCE = 12
+PATIENCE = 10
 INSIDE = "chroot /whole /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -51,7 +51,7 @@ class Files:
 
 
 def command(name, media, arguments, target):
-    words = [f"HOME={Path.home()}", f"CARGO_TARGET_DIR={target}", "ADIT_LAB_PMEM=/dev/pmem0 /dev/pmem1",
+    words = [f"HOME={Path.home()}", f"CI={os.environ.get('CI', '')}", f"CARGO_TARGET_DIR={target}", "ADIT_LAB_PMEM=/dev/pmem0 /dev/pmem1",
              str(programs.ROOT / "lab" / name), "--media", media, "--patience", str(PATIENCE), *arguments]
     return f"cd / && {INSIDE} {shlex.join(words)}"
 
@@ -62,7 +62,8 @@ def tasks(target, options):
     media, seconds, found = options.whole_media, options.whole, []
     if only:
         some = [] if only == ["all"] else ["--only", ",".join(only)]
-        arguments = ["--built", "/tests.list", "--jobs", "2", "--total", str(seconds), *some]
+        quick = ["--quick"] if options.whole_quick else []
+        arguments = ["--built", "/tests.list", "--jobs", "2", "--total", str(seconds), *quick, *some]
         found.append(("tests", seconds + 60, command("suite", media, arguments, target)))
     if cases:
         some = [] if cases == ["all"] else cases
