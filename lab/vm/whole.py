@@ -62,8 +62,9 @@ def tasks(target, options):
     media, seconds, found = options.whole_media, options.whole, []
     if only:
         some = [] if only == ["all"] else ["--only", ",".join(only)]
-        quick = ["--quick"] if options.whole_quick else []
-        arguments = ["--built", "/tests.list", "--jobs", "2", "--total", str(seconds), *quick, *some]
+        which = ["--quick"] if options.whole_quick else []
+        which += ["--tests", options.whole_names] if options.whole_names else []
+        arguments = ["--built", "/tests.list", "--jobs", "2", "--total", str(seconds), *which, *some]
         found.append(("tests", seconds + 60, command("suite", media, arguments, target)))
     if cases:
         some = [] if cases == ["all"] else cases
