@@ -110,6 +110,16 @@ impl<M: Medium> Pool<M> {
         }
     }
 
+    /// The same for who goes on with the base file when it is not: that is durable by then, also where whoever has
+    /// forgotten it died over it. A loss of power would bring its records back, over what is written there now.
+    pub fn ensure_not_forgotten(&self, file: FileRef) -> Result<()> {
+        let live = self.ensure_live(file);
+        if matches!(live, Err(Error::Forgotten)) {
+            self.make_mark_durable(file)?;
+        }
+        live
+    }
+
     /// The file's publishing word: see [`crate::FileGuard::version`]. Of another file, when this one is
     /// not in the table any more: ask [`Pool::ensure_live`] afterwards.
     pub fn version(&self, file: FileRef) -> Result<u64> {

@@ -515,7 +515,7 @@ impl<M: Medium> Attachment<M> {
             _lock: lock,
         };
         // It may have been forgotten, and its entry reused, before or while we waited.
-        self.pool.ensure_live(file)?;
+        self.pool.ensure_not_forgotten(file)?;
         if acquired == Acquired::OwnerDied {
             guard.repair()?;
         }

@@ -209,12 +209,16 @@ fn go_on(story: &Story, act: Act, world: &World) -> Result<()> {
     let pool = alive.pool();
     let mut file = story.one;
     // He writes over what is in the base file, when that is said to be so.
-    if matches!(act, Act::Retire | Act::Forget) && pool.retired(file)? > 0 {
+    let write_over = || -> Result<()> {
         world.begin(11);
         let mut base = read_base(pool.medium())?;
         base[LEN as usize..2 * LEN as usize].fill(11);
         write_base(pool.medium(), &base)?;
         world.acknowledge(11);
+        Ok(())
+    };
+    if act == Act::Retire && pool.retired(file)? > 0 {
+        write_over()?;
     }
     match alive.lock_file(file) {
         Ok(mut guard) => {
@@ -234,7 +238,10 @@ fn go_on(story: &Story, act: Act, world: &World) -> Result<()> {
                 relink(story, &mut guard)?;
             }
         }
-        Err(adit_pool::Error::Forgotten) => file = alive.enter_file(&name(1))?,
+        Err(adit_pool::Error::Forgotten) => {
+            write_over()?;
+            file = alive.enter_file(&name(1))?;
+        }
         Err(error) => return Err(error),
     }
     world.begin(20);

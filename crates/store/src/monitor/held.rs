@@ -169,10 +169,11 @@ impl Held {
         self.fd.as_ref().map_or(-1, |fd| fd.raw())
     }
 
-    /// Whether the file is not staged any more.
+    /// Whether the file is not staged any more, durably: whoever is let in then may write to it.
     pub(super) fn is_over(&self) -> bool {
+        use adit_pool::Error::Forgotten;
         let pool = self.pool.file.pool();
-        matches!(pool.seen_retired(self.terms.file), Ok(u64::MAX))
+        matches!(pool.ensure_not_forgotten(self.terms.file), Err(Forgotten))
     }
 
     /// Whether the lease is held and nobody waits for it.

@@ -447,7 +447,10 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Present size, staged bytes included.
     pub fn size(&self) -> Result<u64> {
         let size = self.look().overlay.size();
-        self.stage.attachment.pool().ensure_live(self.file)?;
+        self.stage
+            .attachment
+            .pool()
+            .ensure_not_forgotten(self.file)?;
         Ok(size)
     }
 

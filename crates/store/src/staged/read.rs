@@ -152,7 +152,10 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         }
         let unmoved = self.reuse.is_still(before.0);
         // Before any error is believed: the base file may have gone the way of others.
-        self.stage.attachment().pool().ensure_live(self.file)?;
+        self.stage
+            .attachment()
+            .pool()
+            .ensure_not_forgotten(self.file)?;
         let unmoved = unmoved && self.version()? == before.1;
         copied?;
         Ok(unmoved.then_some(done))
