@@ -13,7 +13,8 @@
 //!   nowhere else, and a flush is what writes them to the file. Words that are never flushed, such as
 //!   locks, never cost a write.
 //! - **A fence** asks the kernel to sync the file, through the mapping, so that no descriptor is
-//!   needed. Three counters in the mirror tell when there is nothing to sync, whoever wrote last.
+//!   needed. Three counters in the mirror tell when there is nothing to sync, whoever wrote last, and a fourth word
+//!   how far they have written: who has not mapped all of that, because the file has grown, syncs for himself alone.
 //! - **An order** costs nothing: whoever relies on it has a CRC to tell what came too late.
 //!
 //! When no descriptor can be had (the program has used them up, or may write no file that long), chunks
@@ -40,11 +41,12 @@ pub trait Reopen: Send + Sync {
     fn reopen(&self) -> Result<(OwnedFd, u64), Errno>;
 }
 
-/// Words behind the tables in the mirror, each in a line of its own: writes begun, writes ended, and how
-/// many of the ended ones a sync has covered.
+/// Words behind the tables in the mirror, each in a line of its own: writes begun, writes ended, how many of the
+/// ended ones a sync has covered, and where the farthest of them ends.
 const BEGUN: u64 = 0;
 const ENDED: u64 = LINE as u64;
 const SYNCED: u64 = 2 * LINE as u64;
+const REACH: u64 = 3 * LINE as u64;
 
 /// Bytes that a mirror has behind the tables, of which the medium uses the first half of a page.
 pub const MIRROR_TAIL: u64 = 4096;
@@ -169,6 +171,10 @@ impl CachedMedium {
             end = end.max(offset + from.len() as u64);
         }
         let fd = self.descriptor(end)?;
+        // Before it has ended: who sees that it has sees this.
+        if self.count(REACH)? < end {
+            self.raise(REACH, |reach| reach.max(end))?;
+        }
         self.counted(|| {
             writes.iter().try_for_each(|&(offset, from)| match &fd {
                 Some(fd) => self.put(fd, offset, from),
@@ -225,9 +231,14 @@ impl CachedMedium {
         if self.count(BEGUN)? == ended && self.count(SYNCED)? >= ended {
             return Ok(());
         }
+        // What is synced is what is mapped, which is at least this much.
+        let all = self.count(REACH)? <= self.file.size();
         self.file
             .sync()
             .map_err(|_| self.lost(0, self.file.size()))?;
+        if !all {
+            return Ok(());
+        }
         self.raise(SYNCED, |count| count.max(ended))
     }
 }
@@ -357,6 +368,7 @@ impl Medium for CachedMedium {
         }
         // Nothing is known to be durable: as if one write had ended and none were covered.
         self.mirror.store(self.tables + SYNCED, 0)?;
+        self.mirror.store(self.tables + REACH, self.file.size())?;
         self.mirror.store(self.tables + BEGUN, 1)?;
         self.mirror.store(self.tables + ENDED, 1)
     }

@@ -165,6 +165,28 @@ fn a_fence_that_has_nothing_to_sync_asks_nobody() {
     assert_eq!(synced(), 1);
 }
 
+/// Who has mapped the file before it grew does not sync what lies behind that, and does not say so.
+#[test]
+fn a_fence_covers_what_is_mapped_alone() {
+    let place = Place::new("grown");
+    let narrow = place.medium(true);
+    narrow.begin_anew().unwrap();
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.write(true).open(place.0.join("file")).unwrap();
+    file.set_len(2 * SIZE).unwrap();
+    let wide = place.medium(true);
+    let mirror = place.map("mirror", Persistence::Ram);
+    let counts = || [0, 64, 128].map(|at| mirror.load(TABLES + at).unwrap());
+    narrow.write_streaming(TABLES, &[1; 64]).unwrap();
+    narrow.fence();
+    assert_eq!(counts(), [2, 2, 2]);
+    wide.write_streaming(SIZE + 4096, &[2; 64]).unwrap();
+    narrow.fence();
+    assert_eq!(counts(), [3, 3, 2], "it has not seen the last one");
+    wide.fence();
+    assert_eq!(counts(), [3, 3, 3]);
+}
+
 /// A write that failed may have changed the file, so it never counts as ended: a fence that others make is not
 /// taken to have covered it.
 #[test]
