@@ -619,7 +619,12 @@ fn dup_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if let Err(errno) = before_alias(old) {
         return sys::to_libc(Err(errno)) as c_int;
     }
-    let known = fds::word(old).is_some_and(|word| word.load(Ordering::SeqCst) != 0);
+    let is_known = |fd| fds::word(fd).is_some_and(|word| word.load(Ordering::SeqCst) != 0);
+    let known = is_known(old);
+    // Nothing happens to it where the call fails.
+    if is_known(new) && sys::fcntl(old as usize, libc::F_GETFD as usize, 0).is_err() {
+        return call();
+    }
     let of_stream = known && may_be_a_stream(new);
     forget_handing_over(new);
     let fd = call();

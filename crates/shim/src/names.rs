@@ -74,7 +74,7 @@ pub(crate) fn put_down(dir: c_int, path: Path, flags: c_int) {
 
 /// Before this process opens a file that it stages: the open would wait for the monitor, and without
 /// one for the process itself, until the kernel loses patience with the lease.
-fn lend(dir: c_int, path: Path) {
+pub(crate) fn lend(dir: c_int, path: Path) {
     each_staged(dir, path, 0, |writer, ofd, fd| writer.lend(ofd, fd));
 }
 

@@ -166,7 +166,7 @@ pub(crate) extern "C" fn before_temporary() {}
 
 /// Before `fopen(path, mode)`: as before any open, what this process stages itself is published.
 pub(crate) extern "C" fn before_open(path: *const c_char) {
-    names::release(libc::AT_FDCWD, path, 0);
+    names::lend(libc::AT_FDCWD, path);
 }
 
 /// Before `freopen(path, mode, file)`, which puts another file on the stream's descriptor. What is
@@ -276,8 +276,12 @@ pub(crate) extern "C" fn before_fdopen(fd: c_int, mode: *const c_char) -> c_int 
         sys::fcntl(fd as usize, libc::F_GETFL as usize, 0)
             .is_ok_and(|flags| flags as c_int & libc::O_APPEND != 0)
     };
-    if mode.starts_with(b"a") && !appends() {
-        return descriptors::before_fcntl(fd, libc::F_SETFL, 0);
+    if mode.starts_with(b"a") {
+        // While it is staged its description does not append, and libc looks at that as well.
+        descriptors::put_down(fd);
+        if !appends() {
+            return descriptors::before_fcntl(fd, libc::F_SETFL, 0);
+        }
     }
     0
 }

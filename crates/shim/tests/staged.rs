@@ -805,6 +805,26 @@ fn what_cannot_be_published_is_given_to_nobody() {
     }
 }
 
+/// A thread that blocks signals is not served, so the kernel gets its file. Where that cannot be, because what is staged
+/// cannot be published, the kernel must not get its bytes either: it does not know where they go.
+#[test]
+fn what_cannot_be_published_is_not_written_below() {
+    let Some(place) = Place::new("blocked") else {
+        return;
+    };
+    if !has_strace() {
+        return;
+    }
+    let program = place.compile("blocked");
+    for mode in MODES {
+        let _ = fs::remove_file(place.file());
+        let traced = place.traced(&program, mode, Some("pwrite64:error=ENOSPC"));
+        let said = run(place.for_the_file_alone(&traced).arg(place.file())).stdout;
+        assert_eq!(String::from_utf8_lossy(&said), "done\n", "mode {mode}");
+        wait_for("both lines", || place.content() == "one\ntwo\n");
+    }
+}
+
 /// What the calls say that give a file away, of which a line is staged.
 fn given(place: &Place, program: &Path, inject: Option<&str>) -> String {
     let _ = fs::remove_file(place.file());

@@ -102,7 +102,11 @@ extern "C" fn admit(fd: c_int) -> usize {
     if ours && ask() {
         return 1;
     }
-    let _ = descriptors::hand_over(fd);
+    // What cannot be published stays ours. The kernel knows neither its offset nor its `O_APPEND`, and would write below
+    // what is staged: for this call a bad address is the lesser evil.
+    if descriptors::hand_over(fd).is_err() {
+        return 1;
+    }
     // A writer that the kernel has runs no guarded copies, and still adds to the kernel's promise.
     usize::from(fds::promoted(fd).is_some_and(|ofd| ofd.writer().is_some_and(Writer::is_kernels)))
 }

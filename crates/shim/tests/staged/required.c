@@ -4,6 +4,9 @@
 //              t (O_TMPFILE in its directory), T (so that it can get no name), f (fopen "a"), y (tmpfile)
 //   wN TEXT    writes a line through it            cN   closes
 //   dN         duplicates it and closes the copy   tN   cuts it to nothing
+//   FN         opens it as a stream to be read, and closes that
+//   AN TEXT    writes a line through a stream of it that appends
+//   DN         duplicates in its place what is not open
 //   u          removes its name
 //   hN, eN     changes its rights and its owner, or its times, through it; H, E by its name
 //   vN HOW     has the kernel copy the line of FILE.source into it, at its offset: r (copy_file_range), s (sendfile),
@@ -121,6 +124,7 @@ int main(int count, char **args) {
     int fds[10], opened;
     char line[256];
     size_t len = 0;
+    FILE *stream;
     while (len < sizeof line && read(0, line + len, 1) == 1) {
         if (line[len++] != '\n') continue;
         line[len - 1] = 0;
@@ -162,6 +166,12 @@ int main(int count, char **args) {
         case 'v': result = copy_into(*fd, args[1], line[3]); break;
         case 'V': result = copy_from(*fd, args[1], line[3]); break;
         case 'B': result = write_beside_a_copy(*fd); break;
+        case 'F': stream = fopen(args[1], "r"), result = stream ? fclose(stream) : -1; break;
+        case 'A':
+            stream = fdopen(*fd, "a");
+            result = stream && fprintf(stream, "%s\n", line + 3) > 0 ? fflush(stream) : -1;
+            break;
+        case 'D': result = dup2(-1, *fd); break;
         case 'u': result = unlink(args[1]); break;
         case 'h': result = fchmod(*fd, 0640) | fchown(*fd, getuid(), getgid()); break;
         case 'H': result = chmod(args[1], 0600) | chown(args[1], getuid(), getgid()); break;

@@ -350,6 +350,36 @@ fn a_file_is_staged_again_behind_a_copy() {
     }
 }
 
+/// What the program opens as a stream, or makes a stream of, is staged again with the next write; and a call that fails
+/// changes nothing.
+#[test]
+fn a_file_is_staged_again_behind_a_stream() {
+    let Some(place) = Place::new("behind") else {
+        return;
+    };
+    place.compile("required");
+    for mode in MODES {
+        for flags in ["o0 w", "o0 wa"] {
+            let _ = fs::remove_file(place.file());
+            let mut program = Told::start(&place, mode, &place.file());
+            program.answers(&[(flags, "done"), ("w0 one", "done"), ("F0", "done")]);
+            program.answers(&[("w0 two", "done")]);
+            assert!(place.is_leased(), "mode {mode}, {flags}: opened");
+            program.answers(&[("D0", "EBADF"), ("w0 three", "done")]);
+            assert!(place.is_leased(), "mode {mode}, {flags}: in vain");
+            let mut wanted = "one\ntwo\nthree\n".to_owned();
+            // A stream that makes it append is the kernel's.
+            if flags == "o0 wa" {
+                program.answers(&[("A0 four", "done"), ("w0 five", "done")]);
+                assert!(place.is_leased(), "mode {mode}, {flags}: a stream of it");
+                wanted.push_str("four\nfive\n");
+            }
+            drop(program);
+            wait_for("all of it", || place.content() == wanted);
+        }
+    }
+}
+
 /// What the kernel has copied is as durable as what it writes.
 #[test]
 fn what_was_copied_is_durable_when_the_call_returns() {
