@@ -515,9 +515,12 @@ impl<M: Medium> Attachment<M> {
             _lock: lock,
         };
         // It may have been forgotten, and its entry reused, before or while we waited.
-        self.pool.ensure_not_forgotten(file)?;
         if acquired == Acquired::OwnerDied {
+            self.pool.ensure_not_forgotten(file)?;
             guard.repair()?;
+        } else {
+            // Who forgets a file has its lock until that is durable.
+            self.pool.ensure_live(file)?;
         }
         Ok(guard)
     }
