@@ -41,6 +41,8 @@ enum Act {
     Retire,
     /// Publishing a file, and forgetting it.
     Forget,
+    /// The same; who goes on looks without the file's lock, as readers do.
+    Look,
     /// A file that was not known.
     Enter,
     /// Making the pool larger.
@@ -178,7 +180,7 @@ impl Act {
                 publish(dead, one)?;
                 guard.retire(seq)?;
             }
-            Self::Forget => {
+            Self::Forget | Self::Look => {
                 let mut guard = dead.lock_file(one)?;
                 guard.commit()?;
                 publish(dead, one)?;
@@ -217,7 +219,15 @@ fn go_on(story: &Story, act: Act, world: &World) -> Result<()> {
         world.acknowledge(11);
         Ok(())
     };
-    if act == Act::Retire && pool.retired(file)? > 0 {
+    let is_told = match act {
+        Act::Retire => pool.retired(file)? > 0,
+        Act::Look => matches!(
+            pool.ensure_not_forgotten(file),
+            Err(adit_pool::Error::Forgotten)
+        ),
+        _ => false,
+    };
+    if is_told {
         write_over()?;
     }
     match alive.lock_file(file) {
@@ -239,7 +249,9 @@ fn go_on(story: &Story, act: Act, world: &World) -> Result<()> {
             }
         }
         Err(adit_pool::Error::Forgotten) => {
-            write_over()?;
+            if !is_told {
+                write_over()?;
+            }
             file = alive.enter_file(&name(1))?;
         }
         Err(error) => return Err(error),
@@ -427,6 +439,11 @@ fn in_a_publication() {
 #[test]
 fn in_the_end_of_a_staging() {
     survives(Act::Forget);
+}
+
+#[test]
+fn in_the_end_of_a_staging_that_a_reader_sees() {
+    survives(Act::Look);
 }
 
 #[test]
