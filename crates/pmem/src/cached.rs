@@ -248,6 +248,10 @@ impl Medium for CachedMedium {
         self.file.size()
     }
 
+    fn reach(&self, size: u64) {
+        self.file.reach(size);
+    }
+
     #[inline]
     fn load(&self, offset: u64) -> Result<u64, OutOfRange> {
         if self.in_tables(offset) {

@@ -23,7 +23,8 @@ use core::ptr::null_mut;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::mm::{
-    Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_anonymous, msync, munmap,
+    Advice, MapFlags, MremapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap,
+    mremap_fixed, msync, munmap,
 };
 
 /// Size of a page of memory. The only one of x86-64; elsewhere the kernel refuses finer ranges.
@@ -298,6 +299,29 @@ impl Window {
         let mapped =
             unsafe { map_file(at.cast(), len, fd.as_fd(), file_offset, access, want_sync)? };
         Ok(mapped.1)
+    }
+
+    /// Maps `len` more bytes of the file that is mapped up to `offset`, as it is mapped there, without
+    /// the file being open: its descriptor may be closed, and the program at its limit of them. Whether
+    /// the file is that long is not asked; what is not there faults.
+    pub fn extend(&self, offset: usize, len: usize) -> Result<(), MapError> {
+        let at = part(self.base, self.len, offset, len)?;
+        if offset < PAGE {
+            return Err(MapError::BadRange);
+        }
+        let last = at.wrapping_sub(PAGE).cast();
+        // The kernel copies a shared mapping that is said to have no length, and makes the copy longer.
+        // It cannot be made in place: the addresses are taken, and must not be free for a moment.
+        // SAFETY: nothing is taken away, and the kernel picks a free range.
+        let copy = unsafe { mremap(last, 0, PAGE + len, MremapFlags::MAYMOVE)? };
+        let more = copy.wrapping_byte_add(PAGE);
+        // SAFETY: the range that moves is the copy's; the one that it replaces lies inside the window.
+        let moved = unsafe { mremap_fixed(more, len, len, MremapFlags::MAYMOVE, at.cast()) };
+        let left = if moved.is_ok() { PAGE } else { PAGE + len };
+        // SAFETY: what is left of the copy is ours, and nobody knows of it.
+        let _ = unsafe { munmap(copy, left) };
+        moved?;
+        Ok(())
     }
 
     /// Takes `len` bytes at `offset` back: inaccessible again, the addresses still ours.

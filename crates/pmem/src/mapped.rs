@@ -195,6 +195,20 @@ impl MappedMedium {
         Ok(self.size.fetch_max(size, Ordering::AcqRel).max(size))
     }
 
+    /// Maps more of the file without having it open: for who was told that it is `size` bytes long. What
+    /// is not there is refused when it is accessed.
+    fn extend(&self, size: u64) -> Result<(), MapError> {
+        let present = self.size.load(Ordering::Acquire);
+        if size <= present {
+            return Ok(());
+        }
+        // As when growing, two threads at once do the same.
+        self.window
+            .extend(present as usize, (size - present) as usize)?;
+        self.size.fetch_max(size, Ordering::AcqRel);
+        Ok(())
+    }
+
     /// What makes stores durable.
     pub fn persistence(&self) -> Persistence {
         self.persistence
@@ -353,6 +367,10 @@ fn whole_pages(fd: BorrowedFd<'_>) -> Result<u64, MediumError> {
 impl Medium for MappedMedium {
     fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
+    }
+
+    fn reach(&self, size: u64) {
+        let _ = self.extend(size);
     }
 
     #[inline]

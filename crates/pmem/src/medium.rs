@@ -180,6 +180,10 @@ pub trait Medium: Send + Sync {
         Ok(())
     }
 
+    /// Somebody has made the medium larger, as the caller knows: makes its first `size` bytes accessible,
+    /// where that can be. [`size`](Self::size) tells whether it could.
+    fn reach(&self, _size: u64) {}
+
     /// Nobody else uses the medium, and nothing that was stored without being flushed is wanted any
     /// more. A medium may need this to agree with what it holds.
     fn begin_anew(&self) -> Result<(), OutOfRange> {

@@ -461,6 +461,44 @@ fn a_medium_grows_in_place() {
     );
 }
 
+/// Who hears that the file has grown needs no descriptor of it.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_medium_reaches_what_others_have_added() {
+    fault::install().expect("handlers");
+    let (file, medium) = medium(2, Persistence::Ram);
+    let copy = rustix::io::dup(&file).expect("dup");
+    drop(file);
+    ftruncate(&copy, 300 * PAGE as u64).expect("grow the file");
+    pwrite(&copy, b"added", 299 * PAGE as u64).expect("fill");
+    std::thread::scope(|scope| {
+        for thread in 1..=4_u64 {
+            let medium = &medium;
+            scope.spawn(move || {
+                for pages in 1..=75 {
+                    let size = pages * thread * PAGE as u64;
+                    medium.reach(size);
+                    assert!(medium.size() >= size);
+                    medium.store(size - 8 * thread, thread).expect("store");
+                }
+            });
+        }
+    });
+    assert_eq!(medium.size(), 300 * PAGE as u64);
+    let mut seen = [0; 5];
+    medium.read(299 * PAGE as u64, &mut seen).expect("read");
+    assert_eq!(&seen, b"added");
+    pread(&copy, &mut seen, 300 * PAGE as u64 - 32).expect("read");
+    assert_eq!(seen, [4, 0, 0, 0, 0], "it is the file's own page");
+    medium.reach(PAGE as u64);
+    medium.reach(65 * HUGE as u64);
+    assert_eq!(medium.size(), 300 * PAGE as u64, "less, and too much");
+    // What the file does not have is no part of it, whoever said so.
+    medium.reach(301 * PAGE as u64);
+    assert!(medium.load(300 * PAGE as u64).is_err());
+    assert_eq!(medium.load(300 * PAGE as u64 - 32), Ok(4));
+}
+
 #[test]
 fn a_file_that_is_not_dax_is_not_taken_for_it() {
     let file = memory_file(1);

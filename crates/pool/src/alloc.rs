@@ -23,9 +23,52 @@ use crate::layout::{ChunkKind, ChunkWord, LINE, ORPHAN, PAGE};
 use crate::log::Place;
 use crate::pool::{Attachment, Pool};
 
-/// Free chunks that only logs may take, and from how many chunks on a pool has them.
-const KEPT_FOR_LOGS: u32 = 2;
-const KEEPS_FROM: u32 = 16;
+/// From how many chunks beside its tables on a pool keeps a free one for the log of a commit: its program
+/// may be killed, and whoever comes then has to commit what it left before anything becomes free.
+const KEEPS_ONE_FROM: u32 = 6;
+/// From how many on it keeps one more, for logs of any kind: whoever publishes what is committed may have
+/// to log what he relinks.
+const KEEPS_TWO_FROM: u32 = 12;
+
+/// What a chunk is leased for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Staged bytes.
+    Data,
+    /// Names of files.
+    Names,
+    /// A log.
+    Log,
+    /// A log that is to begin with a commit.
+    Commit,
+}
+
+impl Purpose {
+    fn kind(self) -> ChunkKind {
+        match self {
+            Self::Data => ChunkKind::Data,
+            Self::Names => ChunkKind::Names,
+            Self::Log | Self::Commit => ChunkKind::Log,
+        }
+    }
+
+    fn role(self) -> Role {
+        match self.kind() {
+            ChunkKind::Log => Role::Log,
+            _ => Role::Data,
+        }
+    }
+
+    /// Free chunks that it has to leave, where there are so many beside the tables.
+    fn leaves(self, usable: u32) -> u32 {
+        let one = u32::from(usable >= KEEPS_ONE_FROM);
+        match self {
+            Self::Commit => 0,
+            Self::Log => one,
+            Self::Data | Self::Names => one + u32::from(usable >= KEEPS_TWO_FROM),
+        }
+    }
+}
 
 /// Bytes zeroed at once in a chunk that becomes a log.
 const ZEROED_AT_ONCE: u64 = 64 << 10;
@@ -341,30 +384,27 @@ impl<M: Medium> Pool<M> {
         Ok(true)
     }
 
-    /// Whether more chunks are free than logs may need: whoever publishes for somebody else has to log
-    /// something before anything becomes free, so data and names leave a few chunks of a pool that has
-    /// many.
-    fn may_lease(&self, kind: ChunkKind, count: u32) -> Result<bool> {
-        if kind == ChunkKind::Log || count < KEEPS_FROM {
-            return Ok(true);
-        }
+    /// Whether more chunks are free than this purpose has to leave.
+    fn may_lease(&self, purpose: Purpose, count: u32) -> Result<bool> {
+        let leaves = purpose.leaves(count.saturating_sub(self.geometry().header_chunks()));
         let mut free = 0;
         for chunk in 0..count {
+            if free > leaves {
+                break;
+            }
             let word = self.chunk_word(chunk)?;
             free += u32::from(word.is_some_and(|word| word.kind == ChunkKind::Free));
-            if free > KEPT_FOR_LOGS {
-                return Ok(true);
-            }
         }
-        Ok(false)
+        Ok(free > leaves)
     }
 
     /// Leases a free chunk, searching from `hint`.
-    pub(crate) fn lease(&self, kind: ChunkKind, owner: u16, hint: &AtomicU32) -> Result<u32> {
-        let count = self.chunk_count()?;
-        if !self.may_lease(kind, count)? {
+    pub(crate) fn lease(&self, purpose: Purpose, owner: u16, hint: &AtomicU32) -> Result<u32> {
+        let count = self.mapped_chunks()?;
+        if !self.may_lease(purpose, count)? {
             return Err(Error::Full { chunks: count });
         }
+        let kind = purpose.kind();
         let start = hint.load(Ordering::Relaxed);
         for i in 0..count {
             let chunk = start.wrapping_add(i) % count;
@@ -466,10 +506,9 @@ impl<M: Medium> Attachment<M> {
     }
 
     /// Leases a chunk and sets up its map.
-    pub(crate) fn lease_as(&self, kind: ChunkKind, role: Role) -> Result<u32> {
-        let chunk = self
-            .pool
-            .lease(kind, self.owner_field(), &self.state.hint)?;
+    pub(crate) fn lease_as(&self, purpose: Purpose) -> Result<u32> {
+        let hint = &self.state.hint;
+        let chunk = self.pool.lease(purpose, self.owner_field(), hint)?;
         let words = (self.pool.geometry().chunk_size() / PAGE) as usize;
         let fresh = self.map(chunk).is_none();
         let Some(slot) = self.maps.get(chunk as usize) else {
@@ -477,7 +516,7 @@ impl<M: Medium> Attachment<M> {
         };
         let word = self.pool.load(self.pool.geometry().chunk_word(chunk))?;
         slot.get_or_init(|| Box::new(ChunkMap::new(words)))
-            .begin(role, word);
+            .begin(purpose.role(), word);
         if fresh {
             self.chain(chunk);
         }
@@ -535,10 +574,10 @@ impl<M: Medium> Attachment<M> {
                     return Ok(Extent { offset, len });
                 }
             }
-            self.lease_as(ChunkKind::Data, Role::Data)?;
+            self.lease_as(Purpose::Data)?;
         }
         Err(Error::Full {
-            chunks: self.pool.chunk_count()?,
+            chunks: self.pool.mapped_chunks()?,
         })
     }
 

@@ -197,7 +197,7 @@ impl<M: Medium> Pool<M> {
 
     fn check_chunks(&self, report: &mut CheckReport) -> Result<()> {
         let header = self.geometry().header_chunks();
-        for chunk in 0..self.superblock()?.chunk_count.min(self.chunk_count()?) {
+        for chunk in 0..self.chunk_count()?.min(self.superblock()?.chunk_count) {
             let offset = self.geometry().chunk_word(chunk);
             let Some(word) = self.chunk_word(chunk)? else {
                 report.problem(

@@ -131,6 +131,17 @@ pub enum Error {
     /// The pool file cannot be mapped.
     #[error("the pool cannot be mapped: {0}")]
     Mapping(#[source] adit_pmem::MediumError),
+    /// Others have made the pool larger, and this process cannot map the new part.
+    #[error(
+        "the pool has {chunks} chunks, of which this process can map only {mapped}; raise its limit of \
+         memory (ulimit -v) or start it anew"
+    )]
+    NotMapped {
+        /// Chunks of the pool.
+        chunks: u32,
+        /// Chunks that are mapped here.
+        mapped: u32,
+    },
     /// On `cached` media: the file beside the pool in which attached processes share its tables is gone,
     /// or another one.
     #[error(

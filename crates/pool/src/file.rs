@@ -9,6 +9,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use adit_pmem::detect::{Reason, medium_of};
 use adit_pmem::{
@@ -20,7 +21,7 @@ use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result, kernel};
-use crate::layout::Geometry;
+use crate::layout::{Geometry, PAGE};
 use crate::mirror::{self, Belongs, Mirror, write_all};
 use crate::ofd::{FileLocks, LockFile, identity};
 use crate::pool::{Attachment, BootId, CreateOptions, Pool};
@@ -157,6 +158,9 @@ impl Medium for FileMedium {
     fn sound(&self) -> Result<(), OutOfRange> {
         on!(self, medium => medium.sound())
     }
+    fn reach(&self, size: u64) {
+        on!(self, medium => medium.reach(size));
+    }
     fn begin_anew(&self) -> Result<(), OutOfRange> {
         on!(self, medium => medium.begin_anew())
     }
@@ -166,7 +170,7 @@ impl Medium for FileMedium {
 #[derive(Debug)]
 pub struct ReadOnlyMedium {
     fd: OwnedFd,
-    size: u64,
+    size: AtomicU64,
     /// Where the tables are worked on, and how long they are, when that is not in the pool itself.
     mirror: Option<(OwnedFd, u64)>,
     /// What [`Medium::fence_is_slow`] says of the medium that the pool lies on.
@@ -185,7 +189,12 @@ impl ReadOnlyMedium {
 
 impl Medium for ReadOnlyMedium {
     fn size(&self) -> u64 {
-        self.size
+        self.size.load(Ordering::Relaxed)
+    }
+    fn reach(&self, size: u64) {
+        if whole_pages(&self.fd).is_ok_and(|there| there >= size) {
+            self.size.fetch_max(size, Ordering::Relaxed);
+        }
     }
     fn fence_is_slow(&self) -> bool {
         self.slow
@@ -213,7 +222,7 @@ impl Medium for ReadOnlyMedium {
         let outside = OutOfRange {
             offset,
             len: into.len() as u64,
-            size: self.size,
+            size: self.size(),
         };
         let fd = match &self.mirror {
             Some((mirror, tables)) if offset < *tables => mirror,
@@ -316,8 +325,19 @@ impl PoolFile {
             Inner::Direct(mapped)
         };
         let medium = FileMedium(Arc::new(inner));
-        let file_locks = FileLocks::new(locks.clone(), medium.clone());
-        let pool = Pool::open(medium, Box::new(file_locks), boot)?;
+        let open = || {
+            let locks = FileLocks::new(locks.clone(), medium.clone());
+            Pool::open(medium.clone(), Box::new(locks), boot)
+        };
+        let pool = match open() {
+            // As in `look`.
+            Err(Error::Truncated { .. }) => {
+                let mapped = medium.mapped();
+                mapped.grow(&fd, whole_pages(&fd)?).map_err(medium_error)?;
+                open()?
+            }
+            opened => opened?,
+        };
         Ok(Self {
             pool,
             path: path.to_owned(),
@@ -430,14 +450,18 @@ fn look(fd: &OwnedFd, boot: BootId) -> Result<Arc<Pool<ReadOnlyMedium>>> {
 }
 
 fn read_only(fd: &OwnedFd) -> Result<ReadOnlyMedium> {
-    let size = rustix::fs::fstat(fd).map_err(kernel("fstat"))?.st_size as u64;
-    let fd = rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(kernel("fcntl"))?;
     Ok(ReadOnlyMedium {
-        fd,
-        size: size - size % 4096,
+        fd: rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(kernel("fcntl"))?,
+        size: AtomicU64::new(whole_pages(fd)?),
         mirror: None,
         slow: false,
     })
+}
+
+/// Bytes in the whole pages of a file.
+fn whole_pages(fd: &OwnedFd) -> Result<u64> {
+    let size = rustix::fs::fstat(fd).map_err(kernel("fstat"))?.st_size as u64;
+    Ok(size - size % PAGE)
 }
 
 /// Opens the file and refuses what cannot be this user's own pool. Also says what it lies on.

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicU32;
 
 use adit_pmem::Medium;
 
+use crate::alloc::Purpose;
 use crate::error::{Error, Result};
 use crate::layout::{
     ChunkKind, FileEntry, HANDLE_MAX, NAME_PAGES, NAMES, Name, PAGE, PATH_LIMIT, SHARED, at,
@@ -411,7 +412,7 @@ impl<M: Medium> Attachment<M> {
         }
         let group = u64::from(index) / pool.geometry().names_per_chunk();
         let hint = AtomicU32::new(0);
-        let chunk = pool.lease(ChunkKind::Names, 0, &hint)?;
+        let chunk = pool.lease(Purpose::Names, 0, &hint)?;
         pool.persist(NAMES + group * 8, checked_word(u64::from(chunk), group))?;
         pool.name_place(index)?
             .ok_or(Error::Invalid("name chunk vanished"))

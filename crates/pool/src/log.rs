@@ -14,12 +14,13 @@ use std::sync::atomic::Ordering;
 
 use adit_pmem::Medium;
 
-use crate::alloc::{ChunkMap, Extent, Role};
+use crate::alloc::{ChunkMap, Extent, Purpose, Role};
 use crate::error::{Error, Result};
 use crate::files::{END_UNKNOWN, FileRef};
 use crate::layout::{ChunkKind, Record, RecordKind, at, checked_value, checked_word, crc_of_words};
 use crate::lock::{Acquired, Locked, PATIENCE};
 use crate::pool::{Attachment, Pool};
+use crate::recover::Item;
 
 /// Log chunks an attachment may hold, unless told otherwise.
 const LOG_LIMIT: u32 = 16;
@@ -381,7 +382,12 @@ impl<M: Medium> Attachment<M> {
                 chunks: self.log_chunks(),
             });
         }
-        let chunk = self.lease_as(ChunkKind::Log, Role::Log)?;
+        let purpose = if for_commit {
+            Purpose::Commit
+        } else {
+            Purpose::Log
+        };
+        let chunk = self.lease_as(purpose)?;
         let new = u64::from(chunk) << 32;
         let swap = self
             .state
@@ -694,45 +700,38 @@ impl<M: Medium> FileGuard<'_, M> {
             if let Some(record) = self.pool().read_record(place)?
                 && record.file_id == self.file.id
                 && record.seq.wrapping_add(1) == self.next_seq()?
-                && (record.flags & Record::GROUP == 0 || record.kind == RecordKind::Commit as u8)
-                && record.flags & Record::TOGETHER == 0
             {
-                // Members of a group change nothing; its end knows where the file ends. A commit with
-                // other files counts or does not whether the chain leads through it or past it, and
-                // must not be in the chain when it does not.
-                // It was visible, not necessarily durable; a later commit will rely on it.
-                self.make_group_durable(place, &record)?;
-                self.finish(&record)?;
+                self.take_over(place, &record)?;
             }
         }
         self.set(at!(FileEntry.pending), 0)
     }
 
-    /// Makes durable what a dead writer completed: its record, and the members when it ends a group.
-    /// Those lie before it in the same attachment's log, mostly in the same chunk; where they are not
-    /// found, the group was not complete, and the walk will say so.
-    fn make_group_durable(&self, place: Place, record: &Record) -> Result<()> {
-        let mut members = if record.flags & Record::GROUP != 0 {
-            record.len
-        } else {
-            0
-        };
-        let mut position = place.position;
-        while members > 0 && position > 0 {
-            position -= 1;
-            let before = Place {
-                chunk: place.chunk,
-                position,
-            };
-            if let Some(member) = self.pool().read_record(before)?
-                && member.file_id == self.file.id
-                && member.flags & Record::GROUP != 0
-            {
-                self.pool().make_record_durable(before, &member)?;
-                members -= 1;
-            }
+    /// The last record of a dead writer. It was visible, not necessarily durable; what comes later relies
+    /// on it.
+    fn take_over(&self, place: Place, record: &Record) -> Result<()> {
+        let is_commit = record.kind == RecordKind::Commit as u8;
+        if record.flags & Record::TOGETHER != 0 {
+            // A commit with other files counts or does not whether the chain leads through it or past it,
+            // and must not be in the chain when it does not.
+            self.pool().write_back(Item::is_together)?;
+            return self.pool().fence();
         }
-        self.pool().make_record_durable(place, record)
+        if record.flags & Record::GROUP == 0 {
+            self.pool().make_record_durable(place, record)?;
+            return self.finish(record);
+        }
+        if !is_commit {
+            // Members of a group change nothing; its end knows where the file ends.
+            return Ok(());
+        }
+        let first = record.seq.saturating_sub(u64::from(record.len));
+        let group = first..=record.seq;
+        // Where some are missing the group was not complete, and the walk will say so.
+        self.pool()
+            .write_back(|item| item.file_id == self.file.id && group.contains(&item.seq))?;
+        self.pool().fence()?;
+        self.finish(record)
     }
 
     /// Shows a written record in the progress words. Doing it twice changes nothing.

@@ -234,12 +234,4 @@ impl SlotLocks for FileLocks {
         self.medium.ensure_current()?;
         Ok(gate)
     }
-
-    fn refresh(&self) -> bool {
-        let grown = || -> Option<u64> {
-            let (fd, size) = self.file.reopen().ok()?;
-            self.medium.mapped().grow(&fd, size - size % 4096).ok()
-        };
-        grown().is_some()
-    }
 }

@@ -127,8 +127,7 @@ impl<M: Medium> Pool<M> {
         let superblock = read_superblock(&medium)?;
         let geometry = superblock.geometry();
         let expected = u64::from(superblock.chunk_count) << geometry.chunk_shift;
-        // Somebody may have made it larger between the two looks.
-        if medium.size() < expected && !(locks.refresh() && medium.size() >= expected) {
+        if medium.size() < expected {
             return Err(Error::Truncated {
                 expected,
                 found: medium.size(),
@@ -200,8 +199,22 @@ impl<M: Medium> Pool<M> {
             .map_or(true, |files| files != 0)
     }
 
-    /// Chunks of the pool now, never more than the medium holds.
+    /// Chunks of the pool now. It is an error when not all of them can be mapped: who looked only at
+    /// some would take what others have staged for published.
     pub fn chunk_count(&self) -> Result<u32> {
+        let (chunks, mapped) = self.chunks_and_mapped()?;
+        if mapped < chunks {
+            return Err(Error::NotMapped { chunks, mapped });
+        }
+        Ok(mapped)
+    }
+
+    /// Chunks that can be used here: all of them, where nothing is wrong.
+    pub(crate) fn mapped_chunks(&self) -> Result<u32> {
+        self.chunks_and_mapped().map(|(_, mapped)| mapped)
+    }
+
+    fn chunks_and_mapped(&self) -> Result<(u32, u32)> {
         // The shared word is volatile: after a loss of power it may say less than the superblock did
         // when we opened. After the pool was cut it says less rightly, until we attach; what was cut off is
         // marked absent.
@@ -209,10 +222,14 @@ impl<M: Medium> Pool<M> {
         let said = said
             .min(u64::from(self.geometry.max_chunks))
             .max(u64::from(self.opened_chunks.load(Ordering::Relaxed)));
-        if said << self.geometry.chunk_shift > self.medium.size() {
-            self.locks.refresh();
+        if said << self.geometry.chunk_shift <= self.medium.size() {
+            return Ok((said as u32, said as u32));
         }
-        Ok(said.min(self.medium.size() >> self.geometry.chunk_shift) as u32)
+        // The superblock is what can be believed, and never says more than the file holds.
+        let chunks = said.min(u64::from(self.superblock()?.chunk_count));
+        self.medium.reach(chunks << self.geometry.chunk_shift);
+        let mapped = chunks.min(self.medium.size() >> self.geometry.chunk_shift);
+        Ok((chunks as u32, mapped as u32))
     }
 
     #[inline]

@@ -114,9 +114,9 @@ enum State {
 
 /// One whole record, as the walk remembers it.
 #[derive(Debug, Clone, Copy)]
-struct Item {
-    file_id: u64,
-    seq: u64,
+pub(crate) struct Item {
+    pub(crate) file_id: u64,
+    pub(crate) seq: u64,
     prev: u64,
     place: Place,
     count: u32,
@@ -141,7 +141,7 @@ impl Item {
         self.kind == RecordKind::Commit && self.flags & Record::GROUP == 0
     }
 
-    fn is_together(&self) -> bool {
+    pub(crate) fn is_together(&self) -> bool {
         self.is_commit() && self.flags & Record::TOGETHER != 0
     }
 
@@ -427,6 +427,17 @@ impl<M: Medium> Pool<M> {
             .sort_unstable_by_key(|item| (item.file_id, item.seq, item.place.chunk));
         self.judge(&mut found, &orphans)?;
         Ok(found)
+    }
+
+    /// Starts the write-back of some records of all logs, and of what they stage, whoever wrote them: a
+    /// fence makes them durable.
+    pub(crate) fn write_back(&self, wanted: impl Fn(&Item) -> bool) -> Result<()> {
+        for item in self.scan()?.items.iter().filter(|item| wanted(item)) {
+            if let Some(record) = self.read_record(item.place)? {
+                self.write_record_back(item.place, &record)?;
+            }
+        }
+        Ok(())
     }
 
     fn owner_lives(&self, word: ChunkWord) -> Result<bool> {

@@ -22,11 +22,6 @@ pub trait SlotLocks: Send + Sync {
     /// Waits for the gate: attaching, detaching and whatever needs the pool to itself exclude each
     /// other while they hold it.
     fn gate(&self) -> Result<Box<dyn Hold>>;
-
-    /// Tells the medium that the file may have grown; `false` when nothing can be told.
-    fn refresh(&self) -> bool {
-        false
-    }
 }
 
 /// Slot locks inside one process, for simulated and private media.

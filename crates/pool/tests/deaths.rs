@@ -35,8 +35,12 @@ enum Act {
     Commit,
     /// Records that count together.
     Group,
+    /// The same, with the first of them at the end of one chunk of the log, the rest in the next.
+    GroupAcross,
     /// A commit of two files.
     Together,
+    /// The same; who goes on publishes both.
+    Published,
     /// Publishing a file, and writing over it.
     Retire,
     /// Publishing a file, and forgetting it.
@@ -68,7 +72,7 @@ fn write(a: &Attachment<SimMedium>, file: FileRef, op: u64, when: When) -> Resul
 }
 
 /// Those who die, and the rest.
-fn begin(world: &World) -> ([Attachment<SimMedium>; 2], Story) {
+fn begin(world: &World, act: Act) -> ([Attachment<SimMedium>; 2], Story) {
     world.setup(|| {
         let options = adit_pool::CreateOptions {
             boot: boot(world.boot_id()),
@@ -93,6 +97,15 @@ fn begin(world: &World) -> ([Attachment<SimMedium>; 2], Story) {
         }
         dead.lock_file(one).expect("lock").commit().expect("commit");
         dead.lock_file(two).expect("lock").commit().expect("commit");
+        if act == Act::GroupAcross {
+            let capacity = u64::from(TINY.records_per_chunk());
+            // The last places of a chunk are for commits.
+            let last = capacity - capacity / 64 - 1;
+            while dead.waiting_records() < last {
+                dead.lock_file(two).expect("lock").commit().expect("commit");
+            }
+            assert_eq!((dead.waiting_records(), dead.log_chunks()), (last, 1));
+        }
         let last = write(&alive, one, 4, When::WithCommit).expect("write");
         write(&alive, two, 5, When::WithCommit).expect("write");
         world.medium().grow(tiny_size(CHUNKS + MORE));
@@ -156,7 +169,7 @@ impl Act {
                 world.acknowledge(4);
                 world.acknowledge(6);
             }
-            Self::Group => {
+            Self::Group | Self::GroupAcross => {
                 world.begin(6);
                 world.begin(7);
                 let ops: Vec<Op> = [6, 7]
@@ -167,7 +180,7 @@ impl Act {
                 world.acknowledge(6);
                 world.acknowledge(7);
             }
-            Self::Together => {
+            Self::Together | Self::Published => {
                 let mut guards = [dead.lock_file(one)?, dead.lock_file(two)?];
                 dead.commit_together(&mut guards)?;
                 drop(guards);
@@ -219,6 +232,9 @@ fn go_on(story: &Story, act: Act, world: &World) -> Result<()> {
         world.acknowledge(11);
         Ok(())
     };
+    if act == Act::Published {
+        return publish_to_base(alive);
+    }
     let is_told = match act {
         Act::Retire => pool.retired(file)? > 0,
         Act::Look => matches!(
@@ -330,6 +346,13 @@ fn judge(world: &World, history: &History) -> std::result::Result<(), String> {
             ));
         }
     }
+    for op in [4, 5] {
+        let bytes = base.get((op * LEN) as usize..((op + 1) * LEN) as usize);
+        let whole = |bytes: &[u8]| bytes.iter().all(|byte| *byte == bytes[0]);
+        if !bytes.is_none_or(whole) {
+            return Err(format!("operation {op} is neither there nor not"));
+        }
+    }
     // The bytes that the group put there: all of them, or none.
     let part = |op: u64| base.get((op * LEN) as usize) == Some(&(op as u8));
     if history.is_begun(7) && part(6) != part(7) {
@@ -343,7 +366,7 @@ fn events_of(act: Act) -> u64 {
     let mut events = 0;
     loop {
         let world = World::new(tiny_size(CHUNKS));
-        let ([dead, _], story) = begin(&world);
+        let ([dead, _], story) = begin(&world, act);
         let ended = world.kill_after(events, || act.run(&dead, &story, &world).expect("act"));
         if ended.is_some() {
             return events;
@@ -357,7 +380,7 @@ fn events_of_mending(act: Act, instant: u64) -> u64 {
     let mut events = 0;
     loop {
         let world = World::new(tiny_size(CHUNKS));
-        let ([dead, next], story) = begin(&world);
+        let ([dead, next], story) = begin(&world, act);
         world.kill_after(instant, || act.run(&dead, &story, &world).expect("act"));
         drop(dead);
         if mend(&next, story.one, &world, events) {
@@ -396,7 +419,7 @@ fn survives_at(act: Act, instant: u64, second: Option<u64>) {
         ..Config::new(&name, tiny_size(CHUNKS))
     };
     let workload = |world: &World| {
-        let ([dead, next], story) = begin(world);
+        let ([dead, next], story) = begin(world, act);
         world.kill_after(instant, || act.run(&dead, &story, world).expect("act"));
         drop(dead);
         if let Some(instant) = second {
@@ -424,6 +447,16 @@ fn in_a_commit() {
 #[test]
 fn in_a_group() {
     survives(Act::Group);
+}
+
+#[test]
+fn in_a_group_across_two_chunks_of_the_log() {
+    survives(Act::GroupAcross);
+}
+
+#[test]
+fn in_a_commit_of_several_files_that_is_published() {
+    survives(Act::Published);
 }
 
 #[test]

@@ -88,6 +88,26 @@ fn create_open_use_reopen() {
 }
 
 #[test]
+fn a_pool_that_grows_while_it_is_opened_is_not_truncated() {
+    let place = Place::new("growing");
+    let one = PoolFile::create(&place.pool(), 8 * MB, Geometry::default()).unwrap();
+    let a = one.attach().unwrap();
+    std::thread::scope(|scope| {
+        let growing = scope.spawn(|| {
+            for chunks in 5..=64 {
+                assert_eq!(one.grow(&a, chunks * 2 * MB).unwrap(), chunks as u32);
+            }
+        });
+        while !growing.is_finished() {
+            let opened = PoolFile::open(&place.pool()).unwrap();
+            opened.pool().chunk_count().unwrap();
+            let looked = PoolFile::open_read_only(&place.pool()).unwrap();
+            looked.chunk_count().unwrap();
+        }
+    });
+}
+
+#[test]
 fn two_handles_see_each_other_and_the_growth() {
     let place = Place::new("grow");
     let one = PoolFile::create(&place.pool(), 8 * MB, Geometry::default()).unwrap();

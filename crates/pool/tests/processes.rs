@@ -39,6 +39,7 @@ impl Part {
             .args(["--exact", "part", "--nocapture", "--test-threads=1"])
             .env("ADIT_POOL_PART", part)
             .env("ADIT_POOL_PLACE", &place.0)
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -60,6 +61,11 @@ impl Part {
                 return value.trim().parse().unwrap();
             }
         }
+    }
+
+    /// Lets a part that waits for it go on.
+    fn go(&mut self) {
+        self.child.stdin.take().unwrap().write_all(b"\n").unwrap();
     }
 
     fn signal(&self, signal: i32) {
@@ -170,6 +176,7 @@ fn part() {
         }
         ["die-with-lock", how] => die_with_lock(&a, how),
         ["append", id] => append_for_ever(&a, &place, id.parse().unwrap()),
+        ["limited", resource] => scan_with_a_limit(&a, resource),
         ["grow", to] => {
             let grown = pool.grow(&a, to.parse::<u64>().unwrap() * MB);
             println!("grown: {grown:?}");
@@ -197,6 +204,51 @@ fn a_slot_lives_through_a_stop_and_ends_with_a_kill() {
     assert_ne!(other.hear("slot"), a.slot());
     other.end();
     assert_eq!(a.release_orphans().unwrap().slots, 1);
+}
+
+/// Walks over what others have staged when nothing more may be opened, or mapped.
+#[allow(unsafe_code, reason = "the test is about limits")]
+fn scan_with_a_limit(a: &Attachment<FileMedium>, resource: &str) {
+    let (resource, most) = match resource {
+        "files" => (libc::RLIMIT_NOFILE, 0),
+        _ => (libc::RLIMIT_AS, 1),
+    };
+    let limit = libc::rlimit {
+        rlim_cur: most,
+        rlim_max: most,
+    };
+    // SAFETY: `limit` is a local value that the call only reads.
+    assert_eq!(unsafe { libc::setrlimit(resource, &raw const limit) }, 0);
+    tell("slot", a.slot());
+    let mut go = String::new();
+    std::io::stdin().read_line(&mut go).unwrap();
+    match a.scan() {
+        Ok(found) => tell("found", found.files.len() as u32),
+        Err(Error::NotMapped { chunks, mapped }) => tell("beyond", chunks - mapped),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Others make the pool larger, and log there. Who could not map it walked over less, and took what they had staged
+/// for published.
+#[test]
+fn who_cannot_map_what_was_added_does_not_look_at_less() {
+    for (resource, answer) in [("files", "found"), ("memory", "beyond")] {
+        let place = Place::new(resource);
+        let pool = place.create(8 * MB);
+        let mut part = Part::start(&format!("limited:{resource}"), &place);
+        part.hear("slot");
+        let a = pool.attach().unwrap();
+        let held: Vec<_> = std::iter::from_fn(|| a.alloc(2 << 20).ok()).collect();
+        assert!(!held.is_empty(), "the pool is full before it grows");
+        assert_eq!(pool.grow(&a, 32 * MB).unwrap(), 16);
+        let file = a.enter_file(&name(1)).unwrap();
+        let op = fill(&a, 0, b"staged").unwrap();
+        a.lock_file(file).unwrap().append(&op, When::Now).unwrap();
+        part.go();
+        let told = part.hear(answer);
+        assert_eq!(told, if answer == "found" { 1 } else { 12 });
+    }
 }
 
 /// On DAX the superblock is durable at once, a file's size only when the file system's journal is: a power cut in

@@ -59,6 +59,7 @@ impl Error {
             Self::Apart => Errno::XDEV,
             Self::Base(errno) => *errno,
             Self::Pool(error) if is_pressure(error) => Errno::NOSPC,
+            Self::Pool(adit_pool::Error::NotMapped { .. }) => Errno::NOMEM,
             Self::Pool(_) => Errno::IO,
         }
     }

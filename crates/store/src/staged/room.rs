@@ -47,8 +47,12 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             return Ok(());
         }
         let pool = self.stage.attachment().pool();
-        let most = pool.geometry().chunk(pool.chunk_count()?);
-        let enough = most.saturating_add(SPARE).saturating_add(len);
+        // A pool of which not all can be mapped may hold anything.
+        let most = pool.chunk_count().map(|count| pool.geometry().chunk(count));
+        let enough = most
+            .unwrap_or(u64::MAX)
+            .saturating_add(SPARE)
+            .saturating_add(len);
         if self.base.available().is_ok_and(|there| there >= enough) {
             self.room.0.store(TRUST, Ordering::Relaxed);
             return Ok(());

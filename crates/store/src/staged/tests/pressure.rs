@@ -133,6 +133,53 @@ fn an_atomic_group_that_is_too_large_is_refused() {
     assert!(contents(file).expect("read").len() < model.len());
 }
 
+/// A transaction fills the pool, its program is killed, and the pool cannot grow: whoever comes then has a place for
+/// the commit, and so publishes what was acknowledged, and has room again.
+#[test]
+fn a_full_pool_of_a_dead_program_can_be_committed() {
+    for chunks in [6, 9, 15, 24] {
+        for len in [50, 2000, 10_000] {
+            let Setup { world, file, pool } = set_up(chunks);
+            let other = world.create("dir/other").expect("create");
+            let stage = Stage::new(pool.attach().expect("attach"));
+            // Its logs take what they can get, too.
+            stage.attachment().limit_log(chunks);
+            stage.attachment().limit_logs_together(chunks);
+            let open = |file: &SimFile| {
+                StagedFile::open(&stage, &name_of(file), file.clone(), Mode::Atomic).expect("stage")
+            };
+            let files = [(open(&file), &file), (open(&other), &other)];
+            let mut models = [first_bytes(), Vec::new()];
+            let refused = (0..20_000).find_map(|nth| {
+                let bytes = bytes_of(nth, len);
+                match files[nth % 2].0.append(&bytes) {
+                    Ok(_) => {
+                        models[nth % 2].extend(bytes);
+                        None
+                    }
+                    Err(error) => Some(error.errno()),
+                }
+            });
+            assert_eq!(refused, Some(Errno::NOSPC));
+            assert!(models[0].len() > first_bytes().len(), "{chunks} {len}");
+            drop((files, stage));
+            let attachment = pool.attach().expect("attach");
+            let find = |name: &FileName| {
+                let found = [&file, &other]
+                    .into_iter()
+                    .find(|file| name_of(file).handle == name.handle);
+                Ok(found.expect("one of the two").clone())
+            };
+            let report = recover(&attachment, find).expect("recover");
+            assert!(report.kept.is_empty(), "{chunks} {len}: {:?}", report.kept);
+            assert_eq!(contents(&file).expect("read"), models[0]);
+            assert_eq!(contents(&other).expect("read"), models[1]);
+            attachment.detach().expect("detach");
+            assert_eq!(pool.log_chunks().expect("chunks"), 0);
+        }
+    }
+}
+
 /// A stage whose pool becomes larger once: `hog` has most of it, and leaves.
 fn growing(pool: &Arc<Pool<SimMedium>>, hog: SimFile) -> Arc<Stage<SimMedium>> {
     let other = Stage::new(pool.attach().expect("attach"));
