@@ -5,6 +5,7 @@
 #   make lab                   real programs and the crates' own tests on tmpfs, ext4, XFS and btrfs, blocks relinked
 #                              and short sequences cut off there, and DAX in a virtual machine, with power cuts:
 #                              root, loop devices, packages
+#   make lab-dax               all tests and programs on DAX in the virtual machine, which takes an hour
 #   make bench                 the measurements of `adit bench`
 #   make install PREFIX=/usr   command, library, header, man pages, completions (DESTDIR is honoured)
 
@@ -129,8 +130,8 @@ lab-relink:
 lab-sequences: release
 	@$(call limit,600) lab/sequences --bin $(RELEASE) --total 400 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/sequences was skipped"; }
 
-# Of the crates' own tests and the cases of real programs what an emulated processor does in some minutes; the rest of
-# them runs with `lab/vm/run --whole`.
+# Of the crates' own tests and the cases of real programs what an emulated processor does in some minutes; `make lab-dax`
+# runs them all.
 WHOLE := --whole 420 --whole-quick --whole-tests shim-staged,cli-reports,cli-pool,shim-injection \
 	--whole-programs bash,children,cp,git,make,sqlite,tail
 
@@ -139,6 +140,12 @@ WHOLE := --whole 420 --whole-quick --whole-tests shim-staged,cli-reports,cli-poo
 .PHONY: lab-vm
 lab-vm: release
 	@$(call limit,2240) lab/vm/run --paths --path-modes posix,strict --also 6.12 $(WHOLE) --total 2100 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/vm was skipped"; }
+
+# All of the crates' own tests, and all cases of real programs, on ext4-DAX and XFS-DAX: an hour in emulation.
+WITHOUT := --no-suite --no-plants --cuts 0 --engine-cuts 0 --sequences 0 --publishing "" --disk "" --staging ""
+.PHONY: lab-dax
+lab-dax: release
+	$(call limit,7500) lab/vm/run $(WITHOUT) --whole 3600
 
 .PHONY: install
 install: release

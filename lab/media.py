@@ -32,8 +32,8 @@ FS_PACKAGES = {"ram": "mount", "ext4": "e2fsprogs", "xfs": "xfsprogs", "btrfs": 
 
 
 def like(medium, others):
-    """Whether a medium is one of others, with DAX or without."""
-    return medium.removesuffix("-dax") in others
+    """Whether a medium is one of others, or is it without DAX."""
+    return medium in others or medium.removesuffix("-dax") in others
 
 
 def chosen(text):

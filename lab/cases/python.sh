@@ -77,7 +77,7 @@ one() {
     mkdir "work/$1" "work/$1/tmp"
     (
         cd "work/$1"
-        TMPDIR=$PWD/tmp timeout 110 /usr/bin/python3 -X dev -W ignore -W ignore::ResourceWarning \
+        TMPDIR=$PWD/tmp timeout $((110 * LAB_PATIENCE)) /usr/bin/python3 -X dev -W ignore -W ignore::ResourceWarning \
             ../../one.py "$1" >../../results/"$1" 2>"$LAB_SCRATCH/$1.err"
     ) || echo "$1: ended with $?" >>"results/$1"
     grep FAILED "results/$1" >/dev/null && tail -n 15 "$LAB_SCRATCH/$1.err" >&2
