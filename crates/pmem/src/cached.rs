@@ -27,6 +27,7 @@
 
 use crate::copy::LINE;
 use crate::limit;
+use crate::map::MapError;
 use crate::mapped::MappedMedium;
 use crate::medium::{Medium, OutOfRange, TransferError};
 use core::sync::atomic::{AtomicBool, Ordering, fence};
@@ -101,6 +102,12 @@ impl CachedMedium {
     /// The mapping of the file: where chunks are read.
     pub fn mapped(&self) -> &MappedMedium {
         &self.file
+    }
+
+    /// [`MappedMedium::keep_from_children`] of both mappings.
+    pub fn keep_from_children(&self) -> Result<(), MapError> {
+        self.mirror.keep_from_children()?;
+        self.file.keep_from_children()
     }
 
     /// Whether a range belongs to the tables; ranges do not cross.

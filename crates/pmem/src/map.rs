@@ -357,6 +357,14 @@ impl Window {
         Ok(())
     }
 
+    /// Keeps a mapped part out of forked children, where its addresses then belong to nobody.
+    pub fn keep_from_children(&self, offset: usize, len: usize) -> Result<(), MapError> {
+        let at = part(self.base, self.len, offset, len)?;
+        // SAFETY: the range is ours; the advice changes no byte of it.
+        unsafe { madvise(at.cast(), len, Advice::LinuxDontFork)? };
+        Ok(())
+    }
+
     /// Makes the file behind a mapped part durable, as `fdatasync` of that range does.
     pub fn sync(&self, offset: usize, len: usize) -> Result<(), MapError> {
         let at = part(self.base, self.len, offset, len)?;

@@ -30,7 +30,7 @@ use crate::in_words;
 use crate::map::{Access, MapError, PAGE, Synchronous, Window};
 use crate::medium::{Medium, OutOfRange, TransferError};
 use crate::word;
-use core::sync::atomic::{AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 
@@ -102,6 +102,8 @@ pub struct MappedMedium {
     /// Whether every mapping must be made with `MAP_SYNC`.
     synchronous: bool,
     size: AtomicU64,
+    /// Set when forked children do not get it.
+    kept: AtomicBool,
     /// Offset of the first failed access plus one; zero if none failed.
     damage: AtomicU64,
 }
@@ -153,6 +155,7 @@ impl MappedMedium {
             persistence,
             synchronous,
             size: AtomicU64::new(0),
+            kept: AtomicBool::new(false),
             damage: AtomicU64::new(0),
         };
         if size != 0 {
@@ -192,7 +195,25 @@ impl MappedMedium {
         if synchronous && how == Synchronous::No {
             return Err(MediumError::NotSynchronous);
         }
+        self.keep(at, len)?;
         Ok(self.size.fetch_max(size, Ordering::AcqRel).max(size))
+    }
+
+    /// Keeps the mapping, and all that it grows by, out of children that are forked from now on. They must not touch
+    /// the medium, nor drop it: its addresses may be something else of theirs.
+    pub fn keep_from_children(&self) -> Result<(), MapError> {
+        self.kept.store(true, Ordering::SeqCst);
+        match self.size.load(Ordering::Acquire) {
+            0 => Ok(()),
+            size => self.window.keep_from_children(0, size as usize),
+        }
+    }
+
+    fn keep(&self, at: usize, len: usize) -> Result<(), MapError> {
+        if self.kept.load(Ordering::SeqCst) {
+            self.window.keep_from_children(at, len)?;
+        }
+        Ok(())
     }
 
     /// Maps more of the file without having it open: for who was told that it is `size` bytes long. What
@@ -203,8 +224,9 @@ impl MappedMedium {
             return Ok(());
         }
         // As when growing, two threads at once do the same.
-        self.window
-            .extend(present as usize, (size - present) as usize)?;
+        let (at, len) = (present as usize, (size - present) as usize);
+        self.window.extend(at, len)?;
+        self.keep(at, len)?;
         self.size.fetch_max(size, Ordering::AcqRel);
         Ok(())
     }

@@ -388,6 +388,17 @@ impl PoolFile {
         self.kind
     }
 
+    /// Keeps the pool out of children that are forked from now on: one that gives up its user's rights must not keep
+    /// what it could forge records in. A child must neither use nor drop what it has inherited of this, and opens the
+    /// pool anew.
+    pub fn keep_from_children(&self) -> Result<()> {
+        let kept = match &*self.pool.medium().0 {
+            Inner::Direct(mapped) => mapped.keep_from_children(),
+            Inner::Cached(cached, _) => cached.keep_from_children(),
+        };
+        kept.map_err(|error| medium_error(error.into()))
+    }
+
     /// Attaches this process.
     pub fn attach(&self) -> Result<Attachment<FileMedium>> {
         self.pool.attach()

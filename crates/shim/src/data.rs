@@ -564,6 +564,40 @@ pub(crate) extern "C" fn ftruncate(fd: i32, size: i64) -> i64 {
     PASS
 }
 
+/// `fallocate`.
+pub(crate) extern "C" fn fallocate(fd: i32, mode: i32, offset: i64, len: i64) -> i64 {
+    let Some(ofd) = fds::promoted(fd) else {
+        return PASS;
+    };
+    if let Some(writer) = ofd.writer() {
+        return sys::to_libc(writer.allocate(&ofd, fd, mode, offset, len)) as i64;
+    }
+    descriptors::before_holes(fd);
+    PASS
+}
+
+/// `posix_fallocate`, whose error is its answer. libc fills files in where the file system has no such call.
+pub(crate) extern "C" fn posix_fallocate(fd: i32, offset: i64, len: i64) -> i64 {
+    let Some(ofd) = fds::promoted(fd) else {
+        return PASS;
+    };
+    let Some(writer) = ofd.writer() else {
+        descriptors::before_holes(fd);
+        return PASS;
+    };
+    let errno = sys::errno();
+    let done = writer.allocate(&ofd, fd, 0, offset, len);
+    sys::set_errno(errno);
+    match done {
+        Ok(_) => 0,
+        Err(libc::EOPNOTSUPP) if !writer.must_stage() => match ofd.hand_over(fd) {
+            Ok(()) => PASS,
+            Err(errno) => i64::from(errno),
+        },
+        Err(errno) => i64::from(errno),
+    }
+}
+
 /// `fsync` and `fdatasync`.
 pub(crate) extern "C" fn fsync(fd: i32) -> i64 {
     times::settle_all();

@@ -10,7 +10,7 @@ use crate::ofd::{self, Backing, Ofd};
 use crate::process::With;
 use crate::real::call_real;
 use crate::writer::{self, Writer};
-use crate::{appends, data, init, process, signal, stdio, sys, table};
+use crate::{appends, data, init, process, signal, stage, stdio, sys, table};
 use adit_pmem::MediumKind;
 use adit_pmem::copy::guarded_copy;
 use adit_store::direct::DirectFile;
@@ -362,11 +362,6 @@ pub(crate) extern "C" fn minus_one(errno: c_int) -> i64 {
     sys::to_libc(Err(errno)) as i64
 }
 
-/// As [`minus_one`], of a call that returns its error.
-pub(crate) extern "C" fn errno_itself(errno: c_int) -> i64 {
-    i64::from(errno)
-}
-
 /// Gives everything about `fd`'s description back to the kernel: its offset, and all its names in
 /// this process become foreign. Right at any time. What cannot be published stays as it is.
 pub(crate) fn release(fd: c_int) -> Result<(), c_int> {
@@ -407,6 +402,7 @@ pub(crate) extern "C" fn release_all() {
     for fd in fds::all() {
         let _ = release(fd);
     }
+    stage::leave();
 }
 
 /// Before a call that may leave holes in the file of `fd`.

@@ -12,7 +12,7 @@
 use adit_pmem::copy::guarded_copy;
 
 use crate::{
-    appends, copies, data, descriptors, init, names, process, signal, stage, stat, sys, times,
+    appends, copies, data, descriptors, fds, init, names, process, signal, stage, stat, sys, times,
 };
 use core::ffi::{c_int, c_long, c_uint, c_ulong};
 use core::mem::MaybeUninit;
@@ -48,7 +48,7 @@ pub(crate) extern "C" fn answer(code: c_int) -> i64 {
 
 fn fate(number: c_long, arguments: [usize; 5]) -> Fate {
     look(number, arguments)
-        .or_else(|| sync(number, arguments))
+        .or_else(|| serve(number, arguments))
         .or_else(|| change_name(number, arguments))
         .or_else(|| open(number, arguments))
         .or_else(|| copies::by_number(number, arguments))
@@ -89,15 +89,34 @@ fn look(number: c_long, arguments: [usize; 5]) -> Option<Fate> {
     Some(told(looked))
 }
 
-/// `fsync` and `fdatasync`.
-fn sync(number: c_long, [fd, ..]: [usize; 5]) -> Option<Fate> {
-    if !matches!(number, libc::SYS_fsync | libc::SYS_fdatasync) {
-        return None;
-    }
-    match data::fsync(fd as c_int) {
-        data::PASS => None,
-        answer => Some(told(answer as c_int)),
-    }
+/// What is done to a file of ours through a descriptor. The offset is told in 64 bits, and flags come as a sixth
+/// argument, which this shape has no room for: such calls are the kernel's.
+fn serve(number: c_long, [fd, second, third, fourth, _]: [usize; 5]) -> Option<Fate> {
+    use core::ffi::c_void;
+    let fd = fd as c_int;
+    let answer = match number {
+        libc::SYS_fsync | libc::SYS_fdatasync => data::fsync(fd),
+        libc::SYS_ftruncate => data::ftruncate(fd, second as i64),
+        libc::SYS_fallocate => data::fallocate(fd, second as i32, third as i64, fourth as i64),
+        _ => {
+            fds::promoted(fd)?.writer()?;
+            let (into, from) = (second as *mut c_void, second as *const c_void);
+            let (vector, count) = (second as *const libc::iovec, third as i32);
+            let moved = match number {
+                libc::SYS_read => data::read(fd, into, third),
+                libc::SYS_pread64 => data::pread(fd, into, third, fourth as i64),
+                libc::SYS_write => data::write(fd, from, third),
+                libc::SYS_pwrite64 => data::pwrite(fd, from, third, fourth as i64),
+                libc::SYS_readv => data::readv(fd, vector, count),
+                libc::SYS_writev => data::writev(fd, vector, count),
+                libc::SYS_preadv => data::preadv(fd, vector, count, fourth as i64),
+                libc::SYS_pwritev => data::pwritev(fd, vector, count, fourth as i64),
+                _ => return None,
+            };
+            moved as i64
+        }
+    };
+    (answer != data::PASS).then(|| told(answer as c_int))
 }
 
 /// What names a file, or takes a name away, in the modes that stage.
@@ -184,8 +203,6 @@ fn prepare(number: c_long, [first, second, third, _, fifth]: [usize; 5]) -> Resu
         | libc::SYS_pwrite64
         | libc::SYS_preadv
         | libc::SYS_pwritev
-        | libc::SYS_ftruncate
-        | libc::SYS_fallocate
         | libc::SYS_vmsplice
         | libc::SYS_tee => return descriptors::unstage(fd),
         libc::SYS_mmap => return descriptors::unstage(fifth as c_int),

@@ -136,7 +136,8 @@ pub(crate) unsafe fn in_new_process() {
     STAGED.store(0, Ordering::SeqCst);
 }
 
-/// Gives the attachments up, before exec and at the end. Those of files that could not be published
+/// Gives the attachments up, and the pools' mappings with them: before exec, at the end, and when the process gives up
+/// its rights. Those of files that could not be published
 /// stay, and are found by whoever recovers.
 pub(crate) fn leave() {
     if !init::staging() {
@@ -191,6 +192,8 @@ fn refusal_of(refused: Refused) -> Refusal {
 
 fn attach(path: PoolPath) -> Option<Pool> {
     let file = PoolFile::open(Path::new(OsStr::from_bytes(path.as_bytes()))).ok()?;
+    // A child forgets its parent's seats, and takes its own.
+    file.keep_from_children().ok()?;
     let attachment = file.attach().ok()?;
     let file = Arc::new(file);
     let grown = Arc::clone(&file);

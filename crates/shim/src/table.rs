@@ -140,10 +140,10 @@ interpose! {
     // Holes may follow.
     offered ftruncate (data::ftruncate);
     offered ftruncate64 (data::ftruncate);
-    asks_served fallocate (descriptors::before_holes, descriptors::minus_one);
-    asks_served fallocate64 (descriptors::before_holes, descriptors::minus_one);
-    asks_served posix_fallocate (descriptors::before_holes, descriptors::errno_itself);
-    asks_served posix_fallocate64 (descriptors::before_holes, descriptors::errno_itself);
+    offered fallocate (data::fallocate);
+    offered fallocate64 (data::fallocate);
+    offered posix_fallocate (data::posix_fallocate);
+    offered posix_fallocate64 (data::posix_fallocate);
     replace truncate (names::truncate);
     alias truncate64 (names::truncate);
 

@@ -1140,12 +1140,79 @@ impl Writer {
     /// `ftruncate`. It stages the file as a write does: in the kernel the bytes beyond the new end are
     /// zeros on the medium before the journal has the size, and neither waits for the next `fsync`.
     pub(crate) fn truncate(&self, ofd: &Ofd, fd: i32, size: i64) -> sys::Result {
+        let in_kernel = || sys::ftruncate(fd as usize, size as usize);
+        self.resize(
+            ofd,
+            fd,
+            size,
+            |staged, size| staged.file().truncate(size),
+            in_kernel,
+        )
+    }
+
+    /// `fallocate`. Blocks are nothing that anybody reads: the kernel reserves them, and the file is made longer as
+    /// `ftruncate` does. What changes bytes is the kernel's alone.
+    pub(crate) fn allocate(
+        &self,
+        ofd: &Ofd,
+        fd: i32,
+        mode: i32,
+        offset: i64,
+        len: i64,
+    ) -> sys::Result {
+        let allocate = |mode: i32| {
+            let [offset, len] = [offset, len].map(|word| word as usize);
+            sys::fallocate(fd as usize, mode as usize, offset, len)
+        };
+        if mode & !libc::FALLOC_FL_KEEP_SIZE != 0 {
+            return self.change_in_kernel(ofd, fd, || allocate(mode));
+        }
         if self.trial.is_some() {
-            return self.truncate_whole(ofd, fd, size);
+            return self.resize_whole(ofd, fd, || allocate(mode));
+        }
+        let done = allocate(libc::FALLOC_FL_KEEP_SIZE)?;
+        if mode != 0 {
+            self.look_for_a_name(fd);
+            return if self.durable() {
+                sys::fsync(fd as usize)
+            } else {
+                Ok(done)
+            };
+        }
+        // The kernel has seen that they are a range.
+        let extend = |staged: &Staged, size| staged.file().extend(size);
+        self.resize(ofd, fd, offset.saturating_add(len), extend, || allocate(0))
+    }
+
+    /// Lets the kernel change bytes of the file. Afterwards it may be staged again.
+    fn change_in_kernel(&self, ofd: &Ofd, fd: i32, call: impl Fn() -> sys::Result) -> sys::Result {
+        if self.refuses_copies(fd) {
+            return Err(libc::EOPNOTSUPP);
+        }
+        self.lend_for_a_call(ofd, fd)?;
+        let done = call();
+        self.call_has_returned(done.is_ok());
+        if self.durable() {
+            sys::fsync(fd as usize)?;
+        }
+        done
+    }
+
+    /// Gives the file another size, in the pool or by `in_kernel`.
+    fn resize(
+        &self,
+        ofd: &Ofd,
+        fd: i32,
+        size: i64,
+        in_pool: impl Fn(&Staged, u64) -> Result<(), Error>,
+        in_kernel: impl Fn() -> sys::Result,
+    ) -> sys::Result {
+        if self.trial.is_some() {
+            return self.resize_whole(ofd, fd, in_kernel);
         }
         let served = u64::try_from(size).ok().filter(|&size| size <= FARTHEST);
-        let cut = || {
-            let done = sys::ftruncate(fd as usize, size as usize)?;
+        let resize = || {
+            let done = in_kernel()?;
             self.look_for_a_name(fd);
             if self.durable() {
                 sys::fsync(fd as usize)?;
@@ -1154,14 +1221,14 @@ impl Writer {
         };
         loop {
             let staged = self.ask(ofd, fd, |staged| {
-                Ok(staged.file().truncate(served.ok_or(Doubt::Unserved)?)?)
+                Ok(in_pool(staged, served.ok_or(Doubt::Unserved)?)?)
             });
             match staged {
                 Answer::Done(()) => return Ok(0),
                 Answer::Failed(errno) => return Err(errno),
                 Answer::NotStaged if served.is_none() => break,
                 Answer::NotStaged if self.loan.is_out() => {
-                    if let Some(done) = self.while_lent(ofd, fd, cut) {
+                    if let Some(done) = self.while_lent(ofd, fd, resize) {
                         return done;
                     }
                 }
@@ -1172,17 +1239,16 @@ impl Writer {
                 },
             }
         }
-        cut()
+        resize()
     }
 
-    /// `ftruncate` where cuts are not staged.
-    fn truncate_whole(&self, ofd: &Ofd, fd: i32, size: i64) -> sys::Result {
+    /// The same where that is not staged.
+    fn resize_whole(&self, ofd: &Ofd, fd: i32, in_kernel: impl Fn() -> sys::Result) -> sys::Result {
         loop {
             if let Answer::Failed(errno) = self.ask(ofd, fd, |_| Err::<(), _>(Doubt::Whole)) {
                 return Err(errno);
             }
-            let cut = || sys::ftruncate(fd as usize, size as usize);
-            if let Some(done) = self.with_kernels_offset(ofd, cut) {
+            if let Some(done) = self.with_kernels_offset(ofd, &in_kernel) {
                 return done;
             }
         }

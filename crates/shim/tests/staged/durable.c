@@ -50,6 +50,11 @@ int main(int count, char **args) {
     DO("renameat", renameat(two, "d", AT_FDCWD, "d"));
     DO("unlinkat", unlinkat(two, "a", 0));
     DO("truncate what is open", truncate("one/a", 5));
+    DO("reserve", fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, 4096));
+    DO("allocate", fallocate(fd, 0, 0, 9000));
+    DO("allocate portably", -posix_fallocate(fd, 0, 9500));
+    DO("punch", fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096));
+    DO("cut by descriptor", ftruncate(fd, 100));
     close(fd);
     close(held);
     DO("truncate", truncate("one/a", 7));

@@ -20,4 +20,7 @@
 #define mkfifo(path, mode) syscall(SYS_mknod, path, S_IFIFO | (mode), 0)
 #define unlink(...) syscall(SYS_unlink, __VA_ARGS__)
 #define rmdir(...) syscall(SYS_rmdir, __VA_ARGS__)
+#define fallocate(...) syscall(SYS_fallocate, __VA_ARGS__)
+#define posix_fallocate(fd, at, len) syscall(SYS_fallocate, fd, 0, at, len)
+#define ftruncate(...) syscall(SYS_ftruncate, __VA_ARGS__)
 #include "durable.c"

@@ -13,6 +13,9 @@
 //              p (splice), c (FICLONE), g (FICLONERANGE), or in vain: z (no byte), d (of a directory), b (of nothing),
 //              f (with flags that mean nothing)
 //   VN HOW     has the kernel copy it to FILE.copy: r, s, p at its offset, R, S at another one, c (FICLONE)
+//   pN HOW     makes room in it: k (FALLOC_FL_KEEP_SIZE), l (posix_fallocate, to 20 bytes), n (to 24, by number), or
+//              none: h (punches a hole over its first line)
+//   nN TEXT    writes a line through it by the call's number; NN in a vector
 //   BN         lets a thread wait in splice into it, writes a line behind, and lets that thread go on
 //   m COUNT    opens so many files beside it, FILE.0 and so on, and writes to each; says how many were opened
 #define _GNU_SOURCE
@@ -27,6 +30,8 @@
 #include <sys/ioctl.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 static int many(const char *path, int count) {
@@ -119,6 +124,22 @@ static long write_beside_a_copy(int fd) {
     return written == LINE && wait.result == LINE ? 0 : -1;
 }
 
+static long make_room(int fd, char how) {
+    switch (how) {
+    case 'k': return fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, 9000);
+    case 'l': return -(errno = posix_fallocate(fd, 0, 20));
+    case 'n': return syscall(SYS_fallocate, fd, 0, 0, 24);
+    default: return fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4);
+    }
+}
+
+static long write_by_number(int fd, char *text, int vector) {
+    size_t len = strlen(text);
+    struct iovec parts[] = {{text, 1}, {text + 1, len - 1}};
+    long written = vector ? syscall(SYS_writev, fd, parts, 2) : syscall(SYS_write, fd, text, len);
+    return written == (long)len ? 0 : -1;
+}
+
 int main(int count, char **args) {
     if (count < 2) return 2;
     int fds[10], opened;
@@ -160,6 +181,12 @@ int main(int count, char **args) {
             strcat(line, "\n");
             result = write(*fd, line + 3, strlen(line + 3)) == (ssize_t)strlen(line + 3) ? 0 : -1;
             break;
+        case 'n':
+        case 'N':
+            strcat(line, "\n");
+            result = write_by_number(*fd, line + 3, line[0] == 'N');
+            break;
+        case 'p': result = make_room(*fd, line[3]); break;
         case 'd': result = close(dup(*fd)); break;
         case 't': result = ftruncate(*fd, 0); break;
         case 'c': result = close(*fd); break;

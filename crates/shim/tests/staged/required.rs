@@ -196,6 +196,43 @@ fn a_promise_is_not_weakened_behind_the_programs_back() {
     assert_eq!(place.content(), "one\ntwo\nthree\nfour\n");
 }
 
+/// What is reserved, made longer, or written by a call's number comes through the pool as any write does. Each of these
+/// left the file to the kernel: its bytes were neither whole after a crash nor durable, and the next write was refused.
+#[test]
+fn room_and_numbers_are_served() {
+    let Some(place) = Place::new("room") else {
+        return;
+    };
+    place.compile("required");
+    let file = place.file();
+    let all = [
+        ("o0", "done"),
+        ("w0 one", "done"),
+        ("p0 k", "done"),
+        ("p0 l", "done"),
+        ("n0 two", "done"),
+        ("N0 six", "done"),
+        ("p0 n", "done"),
+    ];
+    for mode in ATOMIC {
+        let _ = fs::remove_file(&file);
+        let mut program = Told::start(&place, mode, &file);
+        program.answers(&all);
+        // Of bytes that the kernel takes out nothing is promised.
+        program.answers(&[("p0 h", "EOPNOTSUPP"), ("w0 end", "done"), ("c0", "done")]);
+        let whole = "one\ntwo\nsix\nend\n\0\0\0\0\0\0\0\0";
+        assert_eq!(place.content(), whole, "mode {mode}");
+    }
+    for mode in MODES {
+        let _ = fs::remove_file(&file);
+        let mut program = Told::willing(&place, mode, &file);
+        program.answers(&all);
+        program.answers(&[("p0 h", "done"), ("w0 end", "done"), ("c0", "done")]);
+        let whole = "\0\0\0\0two\nsix\nend\n\0\0\0\0\0\0\0\0";
+        assert_eq!(place.content(), whole, "mode {mode}");
+    }
+}
+
 /// A file whose rights or times the program sets is staged again: SQLite and git do that to files that they are about
 /// to write.
 #[test]

@@ -144,11 +144,28 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 
     /// Cuts or extends the file.
     pub fn truncate(&self, size: u64) -> Result<()> {
+        self.resize(size, false)
+    }
+
+    /// Extends the file with zeros, unless it is that long.
+    pub fn extend(&self, size: u64) -> Result<()> {
+        self.resize(size, true)
+    }
+
+    fn resize(&self, size: u64, never_cut: bool) -> Result<()> {
         if size > i64::MAX as u64 {
             return Err(Error::TooLarge);
         }
         self.with_room(|| {
             let mut guard = self.lock()?;
+            if never_cut && guard.end()?.is_some_and(|end| end >= size) {
+                // What made it so long may still wait for the device.
+                let view = self.look();
+                let last = view.last_waiting().unwrap_or(view.last());
+                drop(view);
+                drop(guard);
+                return self.settle_up_to(last);
+            }
             let (when, durable) = (self.mode.when(), self.known_durable());
             let seq = guard.log(&Op::Truncate { size }, when, durable)?;
             self.show(&guard, seq, [ReplayOp::Truncate { size }], clock::now())?;

@@ -161,8 +161,8 @@ pub(super) fn crash_everywhere(name: &str, steps: &[Step], mode: Mode, states: u
 }
 
 use Step::{
-    Append, Fsync, Publish, PublishByOther, PublishCommitted, TakeAway, TakeAwayByOther, Truncate,
-    Write,
+    Append, Extend, Fsync, Publish, PublishByOther, PublishCommitted, TakeAway, TakeAwayByOther,
+    Truncate, Write,
 };
 
 pub(super) const MODES: [Mode; 4] = [Mode::Posix, Mode::Sync, Mode::Atomic, Mode::Strict];
@@ -225,6 +225,9 @@ fn truncating() {
         Write(4990, 30),
         Truncate(0),
         Append(70),
+        Extend(60),
+        Extend(900),
+        Append(20),
         Publish,
     ];
     for mode in MODES {

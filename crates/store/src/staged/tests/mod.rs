@@ -222,6 +222,8 @@ enum Step {
     Append(usize),
     Write(usize, usize),
     Truncate(usize),
+    /// Makes the file this long, unless it is longer.
+    Extend(usize),
     Fsync,
     /// Publishes everything: a commit point as well.
     Publish,
@@ -260,6 +262,7 @@ impl Step {
                 model[at..at + len].copy_from_slice(&bytes_of(nth, len));
             }
             Self::Truncate(size) => model.resize(size, 0),
+            Self::Extend(size) => model.resize(model.len().max(size), 0),
             _ => {}
         }
     }
@@ -271,6 +274,7 @@ impl Step {
                 | Self::Write(..)
                 | Self::WriteByOther(..)
                 | Self::Truncate(_)
+                | Self::Extend(_)
                 | Self::PublishCommitted
         )
     }
@@ -293,6 +297,7 @@ impl Step {
                 file.write_at(at as u64, &bytes_of(nth, len))
             }
             Self::Truncate(size) => file.truncate(size as u64),
+            Self::Extend(size) => file.extend(size as u64),
             Self::Fsync => file.fsync(),
             Self::Publish | Self::PublishByOther => file.publish(Scope::Everything).map(|_| ()),
             Self::TakeAway | Self::TakeAwayByOther => file.take_away(|| {}).map(|_| ()),

@@ -12,7 +12,7 @@ use crate::testing::Scratch;
 
 fn random_step(rng: &mut Rng) -> Step {
     let (at, len) = (rng.below(20_000) as usize, 1 + rng.below(6_000) as usize);
-    match rng.below(16) {
+    match rng.below(17) {
         0..4 => Step::Append(1 + len % 300),
         4..6 => Step::Append(len),
         6..10 => Step::Write(at, 1 + len % 500),
@@ -20,6 +20,7 @@ fn random_step(rng: &mut Rng) -> Step {
         12 => Step::Truncate(at),
         13 => Step::Fsync,
         14 => Step::Publish,
+        15 => Step::Extend(at),
         _ => Step::PublishCommitted,
     }
 }
