@@ -9,7 +9,7 @@ from typing import Callable
 
 import publishing
 from machine import Failed
-from suite import EAGER, adit, quote
+from suite import EAGER, SHORT, adit, quote
 
 LEAST_CUTS = 3
 # Cuts of one recovery.
@@ -72,7 +72,9 @@ class Writer:
             return f"{make}{{ {command} {self.plant}; echo @@ended {self.tag} with $?; }} &\n"
         # What is staged anew all the time must be staged every time, or less is promised.
         run = adit(self.mode).replace("run", "run --require") if self.required else adit(self.mode)
-        command = f"{EAGER} {run} /adit/powercut write {where}"
+        # At every second cut all is staged from the first byte on.
+        eager = EAGER if self.seed // 4 % 2 else SHORT
+        command = f"{eager} {run} /adit/powercut write {where}"
         visits = f"while usleep 150000; do head -c 1 {self.directory}/{self.kind} >/dev/null 2>&1; done &\n"
         return f"{make}{{ {command} {self.plant}; echo @@ended {self.tag} with $?; }} &\n{visits * self.visited}"
 

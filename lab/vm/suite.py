@@ -5,8 +5,11 @@ import re
 PLACES = {"ext4": "dax", "xfs": "dax", "tmpfs": "ram"}
 # How often the kill -9 driver kills.
 TORTURE_ROUNDS = 12
-# Everything is adopted at once: short runs reach the mappings, too.
-EAGER = "ADIT_ADOPT_BYTES=0 ADIT_ADOPT_PERCENT=0"
+# Everything is adopted at once: short runs reach the mappings, too; and in the modes that stage, the first write is
+# staged.
+EAGER = "ADIT_ADOPT_BYTES=0 ADIT_ADOPT_PERCENT=0 ADIT_KERNEL_BLOCKS=0"
+# Left to the kernel are the first blocks of short files.
+SHORT = "ADIT_ADOPT_BYTES=0 ADIT_ADOPT_PERCENT=0"
 # The emulated processor takes clwb and clflushopt of an inaccessible line for no operation, a real one faults.
 EMULATION_DIFFERS = ["write_back_of_inaccessible_lines_faults"]
 # Tests that simulate their medium, or are about where the host keeps its pools: they run in `make test`.

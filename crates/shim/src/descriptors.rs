@@ -104,7 +104,7 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode) -> Option<c_int> {
     let plain = flags & libc::O_DSYNC != 0 || mode == Mode::Atomic;
     let offset = stageable.then_some(0);
     let ofd = (stageable || !plain)
-        .then(|| Backing::Writer(Writer::new(mode, flags, stageable)))
+        .then(|| Backing::Writer(Writer::new(mode, flags, stageable).on(kind)))
         .and_then(|backing| ofd::allocate(backing, None, offset));
     if let Some(ofd) = ofd {
         fds::set_promoted(fd, ofd);
@@ -322,6 +322,14 @@ pub(crate) fn regular_file(fd: c_int) -> Option<libc::stat> {
     // SAFETY: all zero is a valid stat, and the kernel has filled it.
     let stat = unsafe { stat.assume_init() };
     (stat.st_mode & libc::S_IFMT == libc::S_IFREG).then_some(stat)
+}
+
+/// Bytes of a block of the file system of `fd`.
+pub(crate) fn block_size(fd: c_int) -> Option<u64> {
+    let mut fs = core::mem::MaybeUninit::<libc::statfs>::zeroed();
+    sys::fstatfs(fd as usize, fs.as_mut_ptr() as usize).ok()?;
+    // SAFETY: all zero is a valid statfs, and the kernel has filled it.
+    u64::try_from(unsafe { fs.assume_init() }.f_bsize).ok()
 }
 
 fn has_capabilities(fd: c_int) -> bool {

@@ -62,6 +62,7 @@ struct Staging {
     together: bool,
     /// In mode `posix`.
     appends: Option<Appends>,
+    kernel_blocks: Option<u32>,
 }
 
 /// Unset in mode `posix` where no appends are staged.
@@ -106,6 +107,12 @@ pub(crate) fn required() -> bool {
 /// Whether one `fsync` commits all staged files of this process.
 pub(crate) fn together() -> bool {
     STAGING.get().is_some_and(|staging| staging.together)
+}
+
+/// How many writes to a file the kernel may do before it is staged at most, where a test or a user says so; see
+/// [`crate::blocks`].
+pub(crate) fn kernel_blocks() -> Option<u32> {
+    STAGING.get()?.kernel_blocks
 }
 
 /// Promotes nothing any more.
@@ -187,6 +194,8 @@ extern "C" fn start() {
             required,
             together,
             appends,
+            kernel_blocks: number(c"ADIT_KERNEL_BLOCKS")
+                .map(|most| u32::try_from(most).unwrap_or(u32::MAX)),
         });
         signal::engine::start();
         names::start(mode);

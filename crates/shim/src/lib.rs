@@ -23,6 +23,7 @@
 mod account;
 mod alloc;
 mod appends;
+mod blocks;
 mod capi;
 mod children;
 mod copies;

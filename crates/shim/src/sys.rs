@@ -64,6 +64,7 @@ calls! {
     lseek = SYS_lseek(fd, offset, whence);
     close = SYS_close(fd);
     fstat = SYS_fstat(fd, stat);
+    fstatfs = SYS_fstatfs(fd, statfs);
     newfstatat = SYS_newfstatat(dir, path, stat, flags);
     statx = SYS_statx(dir, path, flags, mask, statx);
     openat = SYS_openat(dir, path, flags, mode);

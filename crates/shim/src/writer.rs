@@ -36,6 +36,7 @@
 
 use crate::account::Account;
 use crate::appends::Trial;
+use crate::blocks::Blocks;
 use crate::children::{Loan, Others, To};
 use crate::data::{self, Vector};
 use crate::fresh::Fresh;
@@ -44,6 +45,7 @@ use crate::signal::engine;
 use crate::stage::{self, Refusal, Staged};
 use crate::stat::Logical;
 use crate::{appends, children, descriptors, init, process, sys, together};
+use adit_pmem::MediumKind;
 use adit_store::registry::Reason;
 use adit_store::staged::{AppendsOnly, Error, Mode, Place, Scope, Where};
 use core::cell::UnsafeCell;
@@ -79,6 +81,8 @@ pub(crate) struct Writer {
     losses: AtomicU32,
     /// In mode `posix`.
     trial: Option<Trial>,
+    /// What the kernel writes before the file is staged.
+    blocks: Blocks,
     /// Only a fresh description is lent.
     loan: Loan,
     /// Device and inode of the file, once forked children have the description.
@@ -254,6 +258,7 @@ impl Writer {
             named: AtomicBool::new(false),
             losses: AtomicU32::new(0),
             trial: None,
+            blocks: Blocks::none(),
             loan: Loan::new(),
             identity: [const { AtomicU64::new(0) }; 2],
             parents: AtomicBool::new(false),
@@ -267,6 +272,14 @@ impl Writer {
     /// The file and its name were made durable: it need not be done before bytes are staged.
     pub(crate) fn has_durable_name(&self) {
         self.named.store(true, Ordering::Relaxed);
+    }
+
+    /// Of a file on this medium.
+    pub(crate) fn on(self, kind: MediumKind) -> Self {
+        Self {
+            blocks: Blocks::new(self.mode, kind),
+            ..self
+        }
     }
 
     /// Of mode `posix`: nothing is staged before the trial is over.
@@ -1068,6 +1081,11 @@ impl Writer {
                         None => continue,
                     }
                 }
+                if self.blocks.are_left()
+                    && let Some(written) = self.write_block(ofd, fd, from, at, claimed)
+                {
+                    return written;
+                }
                 match self.stage_now(ofd, fd) {
                     Ok(()) | Err(Unstaged::Lent) => {}
                     Err(Unstaged::Refused(refusal)) if self.must_stage() => return Err(refusal),
@@ -1077,6 +1095,41 @@ impl Writer {
         }
         let at = at.or(claimed.map(|(start, _)| start as i64)).unwrap_or(-1);
         self.write_in_kernel(fd, from, at)
+    }
+
+    /// A write that the kernel does as well as the mode promises, before the file is staged; `None` when it is another.
+    fn write_block(
+        &self,
+        ofd: &Ofd,
+        fd: i32,
+        from: Buffers,
+        at: Option<i64>,
+        claimed: &mut Option<(u64, u64)>,
+    ) -> Option<sys::Result> {
+        let Buffers::One(one) = from else {
+            return None;
+        };
+        let _inside = engine::enter();
+        let state = self.look();
+        let State::Fresh(fresh) = &*state else {
+            return None;
+        };
+        if self.appends || self.loan.is_out() || ofd.is_wanted() || fresh.file().is_some() {
+            return None;
+        }
+        let len = one.iov_len as u64;
+        let start = match (at, *claimed) {
+            (Some(at), _) => u64::try_from(at).ok()?,
+            (None, Some((start, _))) => start,
+            (None, None) => claimed.insert(claim(ofd, len).ok()?).0,
+        };
+        if !self.blocks.take(fd, start, len) {
+            return None;
+        }
+        match from.kernel_write(fd, start as i64, self.durable()) {
+            Err(libc::EOPNOTSUPP) => None,
+            written => Some(written),
+        }
     }
 
     /// The kernel's write, with what the mode adds to its promise; at its own offset where `at` is -1.

@@ -358,6 +358,8 @@ impl Place {
             command
                 .arg(format!("LD_PRELOAD={}", self.library.display()))
                 .arg(format!("ADIT_MODE={mode}"))
+                // From the first byte on, unless a test says otherwise.
+                .arg("ADIT_KERNEL_BLOCKS=0")
                 .args(words)
                 .arg(format!(
                     "ADIT_RUNTIME_DIR={}",

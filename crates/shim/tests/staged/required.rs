@@ -196,6 +196,79 @@ fn a_promise_is_not_weakened_behind_the_programs_back() {
     assert_eq!(place.content(), "one\ntwo\nthree\nfour\n");
 }
 
+/// What the kernel does as well as the mode promises it does, and a file of one page is not staged for that; from the
+/// first write on that has to be whole across blocks, or begins inside one behind a page cache, it is.
+#[test]
+fn the_first_blocks_are_the_kernels() {
+    let Some(place) = Place::new("blocks") else {
+        return;
+    };
+    place.compile("required");
+    let file = place.file();
+    let within = scratch::is_memory();
+    for mode in ["sync", "strict"] {
+        let _ = fs::remove_file(&file);
+        let words = format!("{mode} ADIT_KERNEL_BLOCKS=2");
+        let mut program = Told::willing(&place, &words, &file);
+        program.answers(&[("o0", "done"), ("w0 one", "done")]);
+        assert!(!place.is_leased(), "{mode}: a block");
+        assert_eq!(place.content(), "one\n", "mode {mode}");
+        program.answers(&[("w0 two", "done")]);
+        let second = mode == "strict" && !within;
+        assert_eq!(place.is_leased(), second, "{mode}: inside of it");
+        // More than staging costs.
+        program.answers(&[("w0 six", "done"), ("w0 end", "done")]);
+        assert!(place.is_leased(), "{mode}: staged");
+        program.answers(&[("c0", "done")]);
+        assert_eq!(place.content(), "one\ntwo\nsix\nend\n", "mode {mode}");
+        // An overwrite is no append, and a cut no write.
+        for (what, leased) in [("w0 new", mode == "strict"), ("t0", true)] {
+            fs::write(&file, "old\nold\n").expect("the file");
+            let mut program = Told::willing(&place, &words, &file);
+            program.answers(&[("o0", "done"), (what, "done")]);
+            assert_eq!(place.is_leased(), leased, "{mode}: {what}");
+            program.answers(&[("c0", "done")]);
+        }
+    }
+    // What is not committed must not be in the file; and what is required begins with the open.
+    for words in [
+        "atomic ADIT_KERNEL_BLOCKS=2",
+        "strict ADIT_KERNEL_BLOCKS=2 ADIT_REQUIRE=1",
+    ] {
+        let _ = fs::remove_file(&file);
+        let mut program = Told::willing(&place, words, &file);
+        program.answers(&[("o0", "done"), ("w0 one", "done")]);
+        assert!(place.is_leased(), "{words}");
+        program.answers(&[("c0", "done")]);
+    }
+}
+
+/// Such a write waits for the disk, as a staged one does.
+#[test]
+fn the_kernels_blocks_are_durable() {
+    let Some(place) = Place::new("dsync") else {
+        return;
+    };
+    let program = place.compile("rights");
+    if !has_strace() {
+        return;
+    }
+    for mode in ["sync", "strict"] {
+        let words = format!("{mode} ADIT_KERNEL_BLOCKS=1");
+        run(place
+            .tracing(&program, &words, "pwritev2,pwrite64,write")
+            .args([
+                "setgid".as_ref(),
+                place.file().as_os_str(),
+                "/pool".as_ref(),
+            ]));
+        let trace = place.trace();
+        let first = trace.lines().find(|line| line.contains("before"));
+        let first = first.unwrap_or_else(|| panic!("{trace}"));
+        assert!(first.contains("RWF_DSYNC"), "{mode}: {first}");
+    }
+}
+
 /// What is reserved, made longer, or written by a call's number comes through the pool as any write does. Each of these
 /// left the file to the kernel: its bytes were neither whole after a crash nor durable, and the next write was refused.
 #[test]

@@ -283,6 +283,9 @@ impl Run<'_> {
         if self.adit.is_some() || self.options.preload.is_some() || !self.options.wrap.is_empty() {
             // Short-lived writers would end before their files are worth adopting.
             default(&mut command, "ADIT_ADOPT_BYTES", "4096");
+            if job.nonce.is_multiple_of(2) {
+                default(&mut command, "ADIT_KERNEL_BLOCKS", "0");
+            }
         }
         command
             .stdin(Stdio::null())

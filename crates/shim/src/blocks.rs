@@ -1,0 +1,107 @@
+//! The first bytes of short files, in the modes in which a write is durable when it returns.
+//!
+//! To stage a file takes two conversations with the monitor, a lease, an entry, and publishing, which a file of one
+//! page never repays. But what such a file is mostly made of the kernel does as the mode promises: bytes that are
+//! appended within one block are in a file whole or not at all, for whoever reads and after a power cut. The size moves
+//! when they are in the block, and a journal has the size only when they are on the medium; `RWF_DSYNC` waits for both.
+//! Behind a page cache they have to begin on the edge of a block: one that has a place on the medium already may be
+//! written later than the size.
+//!
+//! So a file's first blocks are the kernel's, and it is staged when a write is none, or when there are more of them
+//! than staging costs. In mode `sync` nothing has to be whole, and any write will do. In mode `atomic` it would be a
+//! promise broken: what is not committed must not be in the file.
+
+use crate::{descriptors, init};
+use adit_pmem::MediumKind;
+use adit_store::staged::Mode;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// Writes of a description that go to the kernel before its file is staged: what staging costs there, roughly.
+const IN_MEMORY: u32 = 16;
+const ON_DAX: u32 = 2;
+/// Each waits for the device, here as there.
+const ON_DISK: u32 = 16;
+
+/// The largest block.
+const LARGEST: u64 = 4096;
+
+/// How many more writes are the kernel's. See the module.
+pub(crate) struct Blocks {
+    left: AtomicU32,
+    /// Zero while it is not known.
+    size: AtomicU32,
+    which: Which,
+}
+
+/// Which writes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    /// All: none has to be whole.
+    All,
+    /// Appends within a block.
+    Within,
+    /// Appends that begin a block.
+    First,
+}
+
+impl Blocks {
+    /// Of a file on this medium; none where nothing is to be left to the kernel.
+    pub(crate) fn new(mode: Mode, kind: MediumKind) -> Self {
+        let most = match (mode, kind) {
+            (Mode::Posix | Mode::Atomic, _) | (_, MediumKind::Other) => 0,
+            (_, MediumKind::Ram) => IN_MEMORY,
+            (_, MediumKind::Dax) => ON_DAX,
+            (_, MediumKind::Cached) => ON_DISK,
+        };
+        let size = if kind == MediumKind::Ram { LARGEST } else { 0 };
+        let which = match (mode, kind) {
+            (Mode::Sync, _) => Which::All,
+            (_, MediumKind::Ram | MediumKind::Dax) => Which::Within,
+            _ => Which::First,
+        };
+        Self {
+            left: AtomicU32::new(init::kernel_blocks().map_or(most, |asked| asked.min(most))),
+            size: AtomicU32::new(size as u32),
+            which,
+        }
+    }
+
+    pub(crate) fn none() -> Self {
+        Self::new(Mode::Atomic, MediumKind::Other)
+    }
+
+    /// Whether there is any to ask about.
+    #[inline]
+    pub(crate) fn are_left(&self) -> bool {
+        self.left.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether `len` bytes at `start` are such a write. Of threads that race some go free.
+    pub(crate) fn take(&self, fd: i32, start: u64, len: u64) -> bool {
+        let left = self.left.load(Ordering::Relaxed);
+        let taken = left > 0 && (self.which == Which::All || self.is_block(fd, start, len));
+        // One that is none ends it: what follows would be none either, or leave the first ones behind.
+        self.left
+            .store(if taken { left - 1 } else { 0 }, Ordering::Relaxed);
+        taken
+    }
+
+    fn is_block(&self, fd: i32, start: u64, len: u64) -> bool {
+        let size = self.block(fd).max(1);
+        let before = start % size;
+        let fits = before + len <= size && (self.which == Which::Within || before == 0);
+        let end = || descriptors::regular_file(fd).map(|stat| stat.st_size as u64);
+        fits && end() == Some(start)
+    }
+
+    /// Bytes of a block of the file system, or less.
+    fn block(&self, fd: i32) -> u64 {
+        let known = self.size.load(Ordering::Relaxed);
+        if known != 0 {
+            return u64::from(known);
+        }
+        let size = descriptors::block_size(fd).map_or(0, |size| size.min(LARGEST));
+        self.size.store(size as u32, Ordering::Relaxed);
+        size
+    }
+}
