@@ -41,6 +41,7 @@ mod signal;
 mod stage;
 mod stat;
 mod stdio;
+mod strangers;
 mod stubs;
 mod sys;
 mod table;

@@ -17,6 +17,7 @@
 
 use crate::fds::{self, Kind};
 use crate::real::call_real;
+use crate::strangers::{self, Named};
 use crate::{alloc, appends, children, descriptors, init, ofd, signal, stage, sys, table, times};
 use adit_pmem::copy::guarded_copy;
 use core::arch::naked_asm;
@@ -112,6 +113,50 @@ pub(crate) extern "C" fn before_program() -> c_int {
     descriptors::refusal(ready)
 }
 
+/// The same before `execve` and its kind, which name the program and its variables.
+fn before_execution(named: Named, variables: usize) -> c_int {
+    let ready = before_program();
+    if ready == 0 {
+        strangers::look_at(named, variables);
+    }
+    ready
+}
+
+/// Before `execve(path, arguments, variables)`.
+pub(crate) extern "C" fn before_execve(path: usize, _arguments: usize, variables: usize) -> c_int {
+    before_execution(Named::Path(path), variables)
+}
+
+/// Before `execv` and `execl`.
+pub(crate) extern "C" fn before_execv(path: usize) -> c_int {
+    before_execution(Named::Path(path), strangers::own())
+}
+
+/// Before `execvpe(name, arguments, variables)`.
+pub(crate) extern "C" fn before_execvpe(name: usize, _arguments: usize, variables: usize) -> c_int {
+    before_execution(Named::Searched(name), variables)
+}
+
+/// Before `execvp` and `execlp`.
+pub(crate) extern "C" fn before_execvp(name: usize) -> c_int {
+    before_execution(Named::Searched(name), strangers::own())
+}
+
+/// Before `fexecve(fd, arguments, variables)`.
+pub(crate) extern "C" fn before_fexecve(fd: c_int, _arguments: usize, variables: usize) -> c_int {
+    before_execution(Named::Descriptor(fd), variables)
+}
+
+/// Before `execveat(dir, path, arguments, variables, flags)`.
+pub(crate) extern "C" fn before_execveat(
+    dir: c_int,
+    path: usize,
+    _arguments: usize,
+    variables: usize,
+) -> c_int {
+    before_execution(Named::At(dir, path), variables)
+}
+
 /// What a refused `wordexp` returns.
 pub(crate) extern "C" fn no_space(_errno: c_int) -> i64 {
     const WRDE_NOSPACE: i64 = 1;
@@ -202,7 +247,7 @@ type Spawn = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> c
 type Open = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut libc::FILE;
 
 macro_rules! spawns {
-    ($($name:ident)*) => {$(
+    ($($name:ident $named:path;)*) => {$(
         #[doc = concat!("`", stringify!($name), "`.")]
         pub(crate) extern "C" fn $name(
             pid: usize,
@@ -215,14 +260,20 @@ macro_rules! spawns {
             spawn_by(|| {
                 // SAFETY: libc's own function with the program's own arguments.
                 let spawn = unsafe { call_real!(table::$name, Spawn) };
+                strangers::look_at($named(program), environment);
                 // SAFETY: as above.
-                unsafe { spawn(pid, program, actions, attributes, arguments, environment) }
+                let spawned = unsafe { spawn(pid, program, actions, attributes, arguments, environment) };
+                strangers::show();
+                spawned
             })
             .unwrap_or_else(|errno| errno)
         }
     )*};
 }
-spawns!(posix_spawn posix_spawnp);
+spawns! {
+    posix_spawn Named::Path;
+    posix_spawnp Named::Searched;
+}
 
 /// `popen`.
 pub(crate) extern "C" fn popen(command: *const c_char, how: *const c_char) -> *mut libc::FILE {
@@ -342,6 +393,8 @@ extern "C" fn before_vfork() -> c_int {
 
 /// Called by [`vfork`] in the parent when the child has executed or exited, with the raw result.
 extern "C" fn after_vfork(result: c_long) -> c_int {
+    // The child had our memory.
+    strangers::show();
     let me = sys::thread_word();
     if let Some(slot) = VFORKING
         .iter()

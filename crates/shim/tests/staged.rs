@@ -22,6 +22,8 @@ mod required;
 mod scratch;
 #[path = "staged/stopped.rs"]
 mod stopped;
+#[path = "staged/strangers.rs"]
+mod strangers;
 
 /// The modes that stage whatever is written.
 const MODES: [&str; 3] = ["sync", "atomic", "strict"];

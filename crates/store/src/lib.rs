@@ -2,6 +2,7 @@
 
 mod clock;
 pub mod direct;
+pub mod elf;
 pub mod monitor;
 pub mod pools;
 pub mod recovery;

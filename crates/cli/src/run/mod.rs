@@ -10,7 +10,6 @@
 #![allow(unsafe_code)]
 
 mod appends;
-mod elf;
 mod environment;
 pub(crate) mod library;
 mod monitor;

@@ -2,29 +2,48 @@
 //!
 //! The file belongs to somebody else and may be anything, so every offset is checked against what
 //! was read, tables are read with an upper bound on their size, and nothing here can loop on what
-//! the file says.
+//! the file says. Nothing is allocated: a child of `vfork` looks, too.
 
 /// A program file that can be read at any offset.
-pub(crate) trait Bytes {
+pub trait Bytes {
     /// Fills `into` from `offset`; `None` when the file does not have these bytes.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Option<()>;
 }
 
 /// What the headers say.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Elf {
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Elf {
     /// 64-bit and little-endian.
-    pub(crate) is_64: bool,
+    pub is_64: bool,
     /// The processor (`e_machine`).
-    pub(crate) machine: u16,
+    pub machine: u16,
     /// The dynamic linker it asks for; none in a static program.
-    pub(crate) interpreter: Option<Vec<u8>>,
+    pub linker: Option<Linker>,
     /// Built by the Go tool chain.
-    pub(crate) is_go: bool,
+    pub is_go: bool,
+}
+
+/// Whose dynamic linker a program asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Linker {
+    /// glibc's, which the library is made for.
+    Glibc,
+    /// Another C library's.
+    Other,
+}
+
+impl Elf {
+    /// Whether the dynamic linker would load a library that the program must run without: for another C library or
+    /// processor, or beside a Go runtime, which calls the kernel itself.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        let ours = self.is_64 && self.machine == OUR_MACHINE;
+        !ours || (self.linker.is_some() && (self.is_go || self.linker == Some(Linker::Other)))
+    }
 }
 
 /// The processor this build runs on.
-pub(crate) const OUR_MACHINE: u16 = if cfg!(target_arch = "x86_64") {
+pub const OUR_MACHINE: u16 = if cfg!(target_arch = "x86_64") {
     62
 } else if cfg!(target_arch = "aarch64") {
     183
@@ -34,12 +53,12 @@ pub(crate) const OUR_MACHINE: u16 = if cfg!(target_arch = "x86_64") {
 
 const MAX_SEGMENTS: u16 = 512;
 const MAX_NOTES: u64 = 64 << 10;
-const MAX_STRING: u64 = 4096;
+const MAX_STRING: usize = 1024;
 
 const PT_INTERP: u32 = 3;
 const PT_NOTE: u32 = 4;
 /// The type of the note that holds the Go build id; its owner is "Go".
-const GO_BUILD_ID: u32 = 4;
+const GO_BUILD_ID: u64 = 4;
 
 /// One program header of a 64-bit file.
 #[derive(Clone, Copy)]
@@ -50,7 +69,7 @@ struct Segment {
 }
 
 /// Reads the headers of an ELF file; `None` when it is not one, or is cut off inside them.
-pub(crate) fn inspect(file: &impl Bytes) -> Option<Elf> {
+pub fn inspect(file: &impl Bytes) -> Option<Elf> {
     let mut ident = [0u8; 20];
     file.read_at(0, &mut ident)?;
     if ident[..4] != *b"\x7fELF" {
@@ -66,18 +85,6 @@ pub(crate) fn inspect(file: &impl Bytes) -> Option<Elf> {
     if !is_64 {
         return Some(elf);
     }
-    let segments = segments(file)?;
-    for segment in &segments {
-        match segment.kind {
-            PT_INTERP => elf.interpreter = Some(interpreter(file, segment)?),
-            PT_NOTE => elf.is_go |= has_go_note(file, segment),
-            _ => {}
-        }
-    }
-    Some(elf)
-}
-
-fn segments(file: &impl Bytes) -> Option<Vec<Segment>> {
     let mut header = [0u8; 64];
     file.read_at(0, &mut header)?;
     let table = u64_at(&header, 32)?;
@@ -86,61 +93,57 @@ fn segments(file: &impl Bytes) -> Option<Vec<Segment>> {
     if size < 56 {
         return None;
     }
-    (0..count)
-        .map(|index| {
-            let mut entry = [0u8; 56];
-            let offset = table.checked_add(u64::from(index) * u64::from(size))?;
-            file.read_at(offset, &mut entry)?;
-            Some(Segment {
-                kind: u32_at(&entry, 0)?,
-                offset: u64_at(&entry, 8)?,
-                len: u64_at(&entry, 32)?,
-            })
-        })
-        .collect()
+    for index in 0..count {
+        let offset = table.checked_add(u64::from(index) * u64::from(size))?;
+        let segment = segment(file, offset)?;
+        match segment.kind {
+            PT_INTERP => elf.linker = Some(linker(file, &segment)?),
+            PT_NOTE => elf.is_go |= has_go_note(file, &segment),
+            _ => {}
+        }
+    }
+    Some(elf)
 }
 
-fn interpreter(file: &impl Bytes, segment: &Segment) -> Option<Vec<u8>> {
-    let mut text = vec![0u8; segment.len.min(MAX_STRING) as usize];
-    file.read_at(segment.offset, &mut text)?;
-    Some(until_zero(&text))
+fn segment(file: &impl Bytes, offset: u64) -> Option<Segment> {
+    let mut entry = [0u8; 56];
+    file.read_at(offset, &mut entry)?;
+    Some(Segment {
+        kind: u32_at(&entry, 0)?,
+        offset: u64_at(&entry, 8)?,
+        len: u64_at(&entry, 32)?,
+    })
+}
+
+/// glibc names its dynamic linker ld-linux-…, wherever it is installed (NixOS, Guix, /lib64).
+fn linker(file: &impl Bytes, segment: &Segment) -> Option<Linker> {
+    let mut text = [0u8; MAX_STRING];
+    let text = &mut text[..segment.len.min(MAX_STRING as u64) as usize];
+    file.read_at(segment.offset, text)?;
+    let path = text.split(|byte| *byte == 0).next()?;
+    let name = path.rsplit(|byte| *byte == b'/').next()?;
+    let glibc = name.starts_with(b"ld-linux") || name.starts_with(b"ld-2.");
+    Some(if glibc { Linker::Glibc } else { Linker::Other })
 }
 
 fn has_go_note(file: &impl Bytes, segment: &Segment) -> bool {
-    let mut notes = vec![0u8; segment.len.min(MAX_NOTES) as usize];
-    if file.read_at(segment.offset, &mut notes).is_none() {
-        return false;
-    }
-    let mut rest = notes.as_slice();
-    while let (Some(owner_len), Some(desc_len), Some(kind)) =
-        (u32_at(rest, 0), u32_at(rest, 4), u32_at(rest, 8))
-    {
-        let owner_len = owner_len as usize;
-        if kind == GO_BUILD_ID
-            && rest
-                .get(12..)
-                .is_some_and(|name| name.starts_with(b"Go\0\0"))
-        {
+    let mut at = 0;
+    while at < segment.len.min(MAX_NOTES) {
+        let mut head = [0u8; 16];
+        let Some(offset) = segment.offset.checked_add(at) else {
+            return false;
+        };
+        if file.read_at(offset, &mut head).is_none() {
+            return false;
+        }
+        let word = |at| u32_at(&head, at).map_or(0, u64::from);
+        if word(8) == GO_BUILD_ID && head[12..] == *b"Go\0\0" {
             return true;
         }
         // Each note advances by at least its header, so this ends.
-        let Some(step) = owner_len
-            .checked_next_multiple_of(4)
-            .and_then(|n| n.checked_add((desc_len as usize).checked_next_multiple_of(4)?))
-            .and_then(|n| n.checked_add(12))
-        else {
-            return false;
-        };
-        let Some(next) = rest.get(step..) else {
-            return false;
-        };
-        rest = next;
+        at += 12 + word(0).next_multiple_of(4) + word(4).next_multiple_of(4);
     }
     false
-}
-
-fn until_zero(bytes: &[u8]) -> Vec<u8> {
-    bytes.iter().copied().take_while(|b| *b != 0).collect()
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
@@ -177,7 +180,8 @@ mod tests {
         let elf = inspect(&own_program()).unwrap();
         assert!(elf.is_64 && !elf.is_go);
         assert_eq!(elf.machine, OUR_MACHINE);
-        assert!(elf.interpreter.unwrap().starts_with(b"/lib"));
+        assert_eq!(elf.linker, Some(Linker::Glibc));
+        assert!(!elf.is_foreign());
     }
 
     #[test]
@@ -203,6 +207,25 @@ mod tests {
     }
 
     #[test]
+    fn linkers() {
+        let of = |path: &[u8]| {
+            let segment = Segment {
+                kind: PT_INTERP,
+                offset: 0,
+                len: path.len() as u64,
+            };
+            linker(&path.to_vec(), &segment)
+        };
+        assert_eq!(of(b"/lib64/ld-linux-x86-64.so.2\0"), Some(Linker::Glibc));
+        assert_eq!(
+            of(b"/gnu/store/abc-glibc/lib/ld-linux-x86-64.so.2"),
+            Some(Linker::Glibc)
+        );
+        assert_eq!(of(b"/lib/ld-musl-x86_64.so.1\0"), Some(Linker::Other));
+        assert_eq!(of(b"/system/bin/linker64"), Some(Linker::Other));
+    }
+
+    #[test]
     fn go_notes_are_found_behind_others() {
         let mut notes = Vec::new();
         for (owner, kind, desc) in [(b"GNU\0", 1u32, [0u8; 16]), (b"Go\0\0", 4, [7; 16])] {
@@ -220,6 +243,7 @@ mod tests {
         };
         assert!(has_go_note(&notes, &segment));
         let first = Segment { len: 32, ..segment };
+        assert!(!has_go_note(&notes[..40].to_vec(), &segment), "cut off");
         assert!(!has_go_note(&notes, &first));
     }
 }
