@@ -5,6 +5,7 @@
 #   make lab                   real programs and the crates' own tests on tmpfs, ext4, XFS and btrfs, blocks relinked
 #                              and short sequences cut off there, and DAX in a virtual machine, with power cuts:
 #                              root, loop devices, packages
+#   make enumerate             the crash enumerators alone, with the number of states that they tried in each mode
 #   make lab-dax               all tests and programs on DAX in the virtual machine, which takes an hour
 #   make bench                 the measurements of `adit bench`
 #   make install PREFIX=/usr   command, library, header, man pages, completions (DESTDIR is honoured)
@@ -97,6 +98,10 @@ test-deny:
 	else \
 		echo "note: cargo-deny is not installed (cargo install cargo-deny --locked): licences and sources not checked"; \
 	fi
+
+.PHONY: enumerate
+enumerate:
+	$(call limit,1900) tests/enumerate
 
 # Real programs as users run them on a disk, and with every file adopted at once on the other media; and those that
 # write most in the mode that promises most.

@@ -94,9 +94,9 @@ class Writer:
 # leaves out its fsync.
 KINDS = {
     "posix": (("overwrite", ""), ("unwritten", ""), ("append", ""), ("replace", "")),
-    "sync": (("overwrite", ""), ("append", "no-fsync"), ("replace", "")),
+    "sync": (("overwrite", ""), ("append", "no-fsync"), ("replace", ""), ("short", "")),
     "atomic": (("append", ""), ("replace", "")),
-    "strict": (("overwrite", ""), ("append", "no-fsync"), ("replace", "")),
+    "strict": (("overwrite", ""), ("append", "no-fsync"), ("replace", ""), ("short", "")),
 }
 
 

@@ -15,6 +15,8 @@ pub(crate) const DIRS: [&str; 3] = ["", "A", "B"];
 const MADE: usize = 2;
 pub(crate) const BASE: usize = 6000;
 const APPENDED: usize = 5000;
+/// Bytes of a short file, within one block.
+const FIRST: usize = 700;
 const OVERWRITTEN: std::ops::Range<usize> = 1000..4500;
 const SHORT: usize = 2500;
 const LONG: usize = 9000;
@@ -25,9 +27,15 @@ pub(crate) enum Op {
     Create(usize),
     Mkdir,
     Append(usize),
+    /// The first bytes of an empty file, which are few.
+    Begin(usize),
     Overwrite(usize),
     Cut(usize),
     Extend(usize),
+    /// Makes it longer, with blocks for it.
+    Allocate(usize),
+    /// Cuts it by opening it.
+    Empty(usize),
     Rename(usize, usize),
     Link(usize, usize),
     Unlink(usize),
@@ -162,12 +170,20 @@ impl Story {
                 tree.made = true;
                 self.changed[0].push(at);
             }
-            Op::Append(_) | Op::Overwrite(_) | Op::Cut(_) | Op::Extend(_) => {
+            Op::Append(_)
+            | Op::Begin(_)
+            | Op::Overwrite(_)
+            | Op::Cut(_)
+            | Op::Extend(_)
+            | Op::Allocate(_)
+            | Op::Empty(_) => {
                 let (name, range) = op.written(|name| self.size(tree, name));
                 if let Some(file) = tree.names[name] {
                     let mut content = self.lives[file].last().to_vec();
                     match op {
-                        Op::Cut(_) | Op::Extend(_) => content.resize(range.end, 0),
+                        Op::Cut(_) | Op::Extend(_) | Op::Allocate(_) | Op::Empty(_) => {
+                            content.resize(range.end, 0);
+                        }
                         _ => {
                             content.resize(content.len().max(range.end), 0);
                             let fresh = bytes(self.number, at, range.start, range.len());
@@ -214,6 +230,11 @@ impl Story {
             }
             let size = self.size(tree, name);
             found.push(Op::Append(name));
+            if size == 0 {
+                found.push(Op::Begin(name));
+            } else {
+                found.push(Op::Empty(name));
+            }
             if size >= OVERWRITTEN.end {
                 found.push(Op::Overwrite(name));
             }
@@ -222,6 +243,7 @@ impl Story {
             }
             if size < LONG {
                 found.push(Op::Extend(name));
+                found.push(Op::Allocate(name));
             }
             for to in (0..NAMES.len()).filter(|&to| to != name) {
                 // Renaming one name of a file over another does nothing.
@@ -246,10 +268,12 @@ impl Op {
     pub(crate) fn written(self, size: impl Fn(usize) -> usize) -> (usize, std::ops::Range<usize>) {
         match self {
             Self::Append(name) => (name, size(name)..size(name) + APPENDED),
+            Self::Begin(name) => (name, 0..FIRST),
             Self::Overwrite(name) => (name, OVERWRITTEN),
             Self::Cut(name) => (name, 0..SHORT),
-            Self::Extend(name) => (name, 0..LONG),
+            Self::Extend(name) | Self::Allocate(name) => (name, 0..LONG),
             Self::Create(name)
+            | Self::Empty(name)
             | Self::Rename(_, name)
             | Self::Link(_, name)
             | Self::Unlink(name) => (name, 0..0),
@@ -270,20 +294,29 @@ impl Op {
             Self::Create(name) | Self::Rename(_, name) | Self::Link(_, name) => {
                 vec![Event::SyncFile(name), Event::SyncDir(parent(name))]
             }
-            Self::Append(name) | Self::Overwrite(name) | Self::Cut(name) | Self::Extend(name) => {
+            Self::Append(name)
+            | Self::Begin(name)
+            | Self::Overwrite(name)
+            | Self::Cut(name)
+            | Self::Extend(name)
+            | Self::Allocate(name)
+            | Self::Empty(name) => {
                 vec![Event::SyncFile(name)]
             }
         }
     }
 }
 
-/// All sequences with so many operations. The last ends with a sync, unless calls are durable by themselves.
-fn all(operations: usize, bare_end: bool) -> Vec<Vec<Event>> {
+/// All sequences with so many operations. The last ends with a sync, unless calls are durable by themselves. What an
+/// open cuts waits for no commit.
+fn all(operations: usize, promise: Promise) -> Vec<Vec<Event>> {
+    let bare_end = promise.calls_are_durable();
+    let promised = |op: &Op| promise != Promise::Atomic || !matches!(op, Op::Empty(_));
     let mut found = vec![Vec::new()];
     for left in (0..operations).rev() {
         let mut longer = Vec::new();
         for events in &found {
-            for op in Story::of(0, events).possible() {
+            for op in Story::of(0, events).possible().into_iter().filter(promised) {
                 let mut with_op: Vec<Event> = events.clone();
                 with_op.push(Event::Op(op));
                 for save in op.saves() {
@@ -308,7 +341,7 @@ impl Order {
     pub(crate) fn new(seed: u64, promise: Promise) -> Self {
         Self {
             by_length: [1, 2, 3].map(|n| {
-                let mut found = all(n, promise.calls_are_durable());
+                let mut found = all(n, promise);
                 // A shuffle that depends on the seed only.
                 for i in (1..found.len()).rev() {
                     let draw = crate::kinds::mix(seed ^ crate::kinds::mix((n << 32 | i) as u64));
@@ -602,7 +635,12 @@ impl Story {
         if content == before || content == after {
             return Ok(());
         }
-        let writes = |event: &Event| matches!(event, Event::Op(Op::Append(_) | Op::Overwrite(_)));
+        let writes = |event: &Event| {
+            matches!(
+                event,
+                Event::Op(Op::Append(_) | Op::Begin(_) | Op::Overwrite(_))
+            )
+        };
         let torn = !promise.calls_are_atomic() && self.events[done..kept].iter().any(writes);
         let mixed =
             |(i, byte): (usize, &u8)| before.get(i) == Some(byte) || after.get(i) == Some(byte);
@@ -658,7 +696,7 @@ mod tests {
     }
 
     fn stories() -> Vec<Story> {
-        let found = (1..=2).flat_map(|n| all(n, false));
+        let found = (1..=2).flat_map(|n| all(n, Promise::Posix));
         found
             .enumerate()
             .map(|(i, e)| Story::of(i + 1, &e))

@@ -1,6 +1,6 @@
 //! What must be there after the cut.
 
-use crate::kinds::{FILE, Kind, Place, WORD};
+use crate::kinds::{FILE, Kind, Place, SHORTS, WORD};
 use crate::promise::Promise;
 
 /// Says what was found, or what is missing.
@@ -14,6 +14,10 @@ pub(crate) fn run(place: &Place, acknowledged: u64, promise: Promise) -> Result<
             Ok("nothing was acknowledged".into())
         }
         Kind::Replace => replacement(place, acknowledged, &content(place)?),
+        Kind::Short => {
+            let looks: Result<Vec<_>, String> = (0..SHORTS).map(|n| look(place, n)).collect();
+            shorts(place, acknowledged, &looks?)
+        }
     }
 }
 
@@ -167,6 +171,50 @@ fn replacement(place: &Place, acknowledged: u64, content: &[u8]) -> Result<Strin
     ))
 }
 
+/// What a short file holds, if it is there.
+fn look(place: &Place, number: u64) -> Result<Option<Vec<u8>>, String> {
+    let path = place.short(number);
+    match std::fs::read(&path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(format!("{}: {e}", path.display())),
+    }
+}
+
+/// Each file is one version as a whole, not older than the last that was acknowledged. One of them may be about to be
+/// made anew: then it is missing, or empty.
+fn shorts(place: &Place, acknowledged: u64, found: &[Option<Vec<u8>>]) -> Result<String, String> {
+    let (mut underway, mut newest) = (0, 0);
+    for (number, content) in (0..).zip(found) {
+        let turn = (acknowledged % SHORTS + SHORTS - number) % SHORTS;
+        let least = acknowledged
+            .checked_sub(turn)
+            .filter(|version| *version > 0);
+        let content = content.as_deref().unwrap_or_default();
+        if content.is_empty() {
+            underway += u64::from(least.is_some());
+            continue;
+        }
+        let version = integer(content.get(..8).ok_or("shorter than any version")?);
+        if version % SHORTS != number || place.record(version) != content {
+            return Err(format!(
+                "{} bytes in {number} are not version {version}",
+                content.len()
+            ));
+        }
+        if Some(version) < least {
+            return Err(format!(
+                "version {version} in {number}, but {least:?} was acknowledged"
+            ));
+        }
+        newest = newest.max(version);
+    }
+    if underway > 1 {
+        return Err(format!("{underway} files are missing or empty"));
+    }
+    Ok(format!("version {newest}, {acknowledged} was acknowledged"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -279,5 +327,32 @@ mod tests {
         replacement(&place, 6, &version).expect_err("older");
         replacement(&place, 0, &version[..version.len() - 1]).expect_err("cut short");
         replacement(&place, 0, &[]).expect_err("empty");
+    }
+
+    #[test]
+    fn short_files_are_judged() {
+        let place = place(Kind::Short);
+        let mut files = vec![None; SHORTS as usize];
+        for version in 1..=300 {
+            files[(version % SHORTS) as usize] = Some(place.record(version));
+        }
+        shorts(&place, 300, &files).expect("there");
+        shorts(&place, 290, &files).expect("newer");
+        shorts(&place, 301, &files).expect_err("one was acknowledged that is not there");
+        let with = |number: usize, content: Option<Vec<u8>>| {
+            let mut files = files.clone();
+            files[number] = content;
+            files
+        };
+        shorts(&place, 300, &with(45, None)).expect("about to be made anew");
+        shorts(&place, 300, &with(45, Some(vec![]))).expect("made");
+        let mut two = with(45, None);
+        two[46] = None;
+        shorts(&place, 300, &two).expect_err("two at once");
+        let whole = place.record(301);
+        let cut = whole[..whole.len() - 1].to_vec();
+        shorts(&place, 300, &with(45, Some(cut))).expect_err("torn");
+        shorts(&place, 300, &with(45, Some(whole))).expect("done");
+        shorts(&place, 300, &with(45, Some(place.record(302)))).expect_err("another's bytes");
     }
 }

@@ -18,7 +18,12 @@ pub(crate) enum Kind {
     Append,
     /// A new file, fsync, renamed over the old one, directory synced.
     Replace,
+    /// A new file with few bytes, which one call writes. No fsync: done when the call returns.
+    Short,
 }
+
+/// Short files, which are made anew in turn.
+pub(crate) const SHORTS: u64 = 256;
 
 impl Kind {
     pub(crate) fn parse(text: &str) -> Option<Self> {
@@ -27,6 +32,7 @@ impl Kind {
             "unwritten" => Self::Unwritten,
             "append" => Self::Append,
             "replace" => Self::Replace,
+            "short" => Self::Short,
             _ => return None,
         })
     }
@@ -37,6 +43,7 @@ impl Kind {
             Self::Unwritten => "unwritten",
             Self::Append => "append",
             Self::Replace => "replace",
+            Self::Short => "short",
         }
     }
 }
@@ -57,6 +64,11 @@ impl Place {
     /// A new version before it gets its name.
     pub(crate) fn fresh(&self) -> PathBuf {
         self.dir.join("fresh")
+    }
+
+    /// The short file of an operation, in a directory of their own.
+    pub(crate) fn short(&self, operation: u64) -> PathBuf {
+        self.file().join((operation % SHORTS).to_string())
     }
 
     /// A random number of this operation.
@@ -100,10 +112,10 @@ impl Place {
 
     /// A record to append, or the content of a new version: its number, its length, its bytes.
     pub(crate) fn record(&self, operation: u64) -> Vec<u8> {
-        let limit = if self.kind == Kind::Append {
-            6000
-        } else {
-            20_000
+        let limit = match self.kind {
+            Kind::Append => 6000,
+            Kind::Short => 4000,
+            _ => 20_000,
         };
         let len = 16 + (self.draw(operation, 4) % limit) as usize;
         let mut record = Vec::with_capacity(len + 8);

@@ -9,6 +9,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod ace;
+mod allocate;
 mod check;
 mod kinds;
 mod promise;
@@ -24,7 +25,7 @@ const USAGE: &str =
        powercut sequences PROMISE DIR SEED NUMBERS PORT TAG [early] [no-fsync] [wait]
        powercut check-sequences PROMISE DIR SEED [unordered] NUMBER EVENTS BACK [NUMBER EVENTS BACK]...
        powercut count PROMISE DIR SEED
-KIND: overwrite, unwritten, append, replace
+KIND: overwrite, unwritten, append, replace, short
 PROMISE: posix, sync, atomic, strict; killed, killed-strict when only processes died
 NUMBERS: COUNT, or FIRST-LAST";
 

@@ -1,6 +1,7 @@
 //! Runs the short sequences of `ace.rs`, and looks at what a cut left of them.
 
 use crate::ace::{self, DIRS, Event, Found, NAMES, Op, Order, Story, Tree};
+use crate::allocate::allocate;
 use crate::promise::Promise;
 use crate::write::{How, send};
 use std::collections::BTreeMap;
@@ -232,7 +233,7 @@ impl<'a> Hands<'a> {
                 Ok(())
             }
             Op::Mkdir => std::fs::create_dir(self.home.join(DIRS[2])),
-            Op::Append(name) => {
+            Op::Append(name) | Op::Begin(name) => {
                 let file = self.file(before, name)?;
                 let end = file.seek(SeekFrom::End(0))? as usize;
                 let (_, range) = op.written(|_| end);
@@ -248,6 +249,15 @@ impl<'a> Hands<'a> {
                 let (_, range) = op.written(|_| 0);
                 self.file(before, name)?.set_len(range.end as u64)
             }
+            Op::Allocate(name) => {
+                let (_, range) = op.written(|_| 0);
+                allocate(self.file(before, name)?, range.end)
+            }
+            Op::Empty(name) => OpenOptions::new()
+                .write(true)
+                .truncate(true)
+                .open(self.path(name))
+                .map(drop),
             Op::Rename(from, to) => std::fs::rename(self.path(from), self.path(to)),
             Op::Link(from, to) => std::fs::hard_link(self.path(from), self.path(to)),
             Op::Unlink(name) => std::fs::remove_file(self.path(name)),

@@ -1,6 +1,6 @@
 //! Operation after operation, each acknowledged when its last call has returned.
 
-use crate::kinds::{FILE, Kind, Place};
+use crate::kinds::{FILE, Kind, Place, SHORTS};
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
@@ -117,6 +117,10 @@ fn prepare(place: &Place) -> std::io::Result<()> {
         Kind::Unwritten => File::open(place.file())?,
         Kind::Append => File::create(place.file())?,
         Kind::Replace => return File::open(&place.dir)?.sync_all(),
+        Kind::Short => {
+            std::fs::create_dir(place.file())?;
+            File::open(place.file())?
+        }
     };
     file.sync_all()?;
     File::open(&place.dir)?.sync_all()
@@ -146,7 +150,7 @@ impl<'a> Writer<'a> {
             _ => options.read(true).write(true),
         };
         let file = match place.kind {
-            Kind::Replace => None,
+            Kind::Replace | Kind::Short => None,
             _ => Some(options.open(place.file())?),
         };
         if let (Kind::Append, Some(mut file)) = (place.kind, file.as_ref()) {
@@ -168,6 +172,7 @@ impl<'a> Writer<'a> {
 
     fn operation(&mut self, operation: u64) -> std::io::Result<()> {
         match &self.file {
+            None if self.place.kind == Kind::Short => self.short(operation),
             None => self.replace(operation),
             Some(file) if self.place.kind == Kind::Append => self.append(file, operation),
             Some(file) => {
@@ -184,6 +189,17 @@ impl<'a> Writer<'a> {
             0 => file.sync_all(),
             _ => file.sync_data(),
         }
+    }
+
+    fn short(&self, operation: u64) -> std::io::Result<()> {
+        let path = self.place.short(operation);
+        if operation > SHORTS {
+            std::fs::remove_file(&path)?;
+        }
+        let record = self.place.record(operation);
+        let written = File::create_new(path)?.write(&record)?;
+        assert_eq!(written, record.len(), "in one call");
+        Ok(())
     }
 
     fn replace(&self, operation: u64) -> std::io::Result<()> {
