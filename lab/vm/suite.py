@@ -313,6 +313,27 @@ wants 3 "a pool must be a regular file" /adit/adit pool info $device
 wants 3 "a pool must be a regular file" /adit/adit pool recover $device
 """
 
+# Namespaces that are no use as persistent memory, or not all of it: doctor says which, and what to do. A region has the
+# name of its number, whatever was made of it.
+NAMESPACES = r"""
+mkdir -p /mnt/other
+looked() {
+    words=$1 device=$2; shift 2
+    ndctl create-namespace -f -e namespace1.0 "$@" >/dev/null || { echo "no namespace: $*"; exit 1; }
+    mkfs.ext4 -q -F -b 4096 $device && mount -t ext4 $options $device /mnt/other || exit 1
+    /adit/adit doctor /mnt/other >/tmp/looked 2>&1
+    cat /tmp/looked
+    umount /mnt/other
+    tr '\n' ' ' </tmp/looked | tr -s ' ' | grep -q "$words" || { echo "FAILED: not '$words'"; exit 1; }
+}
+options=
+looked "the namespace of pmem1 is raw: without page structures there is no DAX" /dev/pmem1 -m raw
+looked "the namespace of pmem1s is in sector mode, which allows no DAX" /dev/pmem1s -m sector
+looked "pmem1 is persistent memory, but the file system does not use it as such" /dev/pmem1 -m fsdax -M mem
+options="-o dax=always"
+looked "pmem1 does not begin at a multiple of 2 MB, so there are no huge mappings" /dev/pmem1 -m fsdax -M mem -a 4K
+"""
+
 # Where the kernel confuses the pages of files that share blocks (see `reflink` in guest/init), doctor warns of a file
 # system on which they can; elsewhere it does not.
 SHARING = r"""
@@ -358,7 +379,7 @@ def table(results):
 
 def afterwards(mode):
     """The names of what runs when all lanes are done."""
-    return {"shared-blocks", "device-dax"} | ({"oracle-staged"} if mode != "posix" else set())
+    return {"shared-blocks", "device-dax", "namespaces"} | ({"oracle-staged"} if mode != "posix" else set())
 
 
 def job(lanes, mode):
@@ -372,4 +393,5 @@ def job(lanes, mode):
     text += "must mount -t xfs -o dax=always /dev/pmem1 /mnt/xfs\nexport SOUND=$(reflink)\n"
     text += f"task shared-blocks 30 {quote(SHARING)}\n"
     text += "unmount /mnt/xfs\nmust ndctl create-namespace -f -e namespace1.0 -m devdax -M mem\n"
-    return text + f"task device-dax 30 {quote(DEVICE)}\n"
+    text += f"task device-dax 30 {quote(DEVICE)}\n"
+    return text + f"task namespaces 60 {quote(NAMESPACES)}\n"

@@ -85,6 +85,9 @@ int main(void) {
   int f1 = mkstemps(n1, 2), f2 = mkostemp(n2, O_APPEND), f3 = mkostemps(n3, 3, O_CLOEXEC);
   printf("%d %d %d flags %#x %d\n", f1, f2, f3, fcntl(f2, F_GETFL), fcntl(f3, F_GETFD));
   write(f1, "1", 1), write(f2, "22", 2), write(f3, "333", 3);
+  // What was opened to append appends, wherever its offset is.
+  lseek(f1, 0, SEEK_SET), lseek(f2, 0, SEEK_SET), lseek(f3, 0, SEEK_SET);
+  write(f1, "a", 1), write(f2, "b", 1), write(f3, "c", 1);
   rename(n1, "ms"), rename(n2, "mo"), rename(n3, "mos");
   close(f1), close(f2), close(f3);
   char bad[] = "noX";

@@ -35,7 +35,21 @@ struct Part {
 
 impl Part {
     fn start(part: &str, place: &Place) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Self::behind(&[], part, place)
+    }
+
+    /// Started by another command, which becomes the part, or ends with it.
+    fn behind(words: &[&str], part: &str, place: &Place) -> Self {
+        let own = std::env::current_exe().unwrap();
+        let mut command = match words {
+            [] => Command::new(own),
+            [first, rest @ ..] => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(own);
+                command
+            }
+        };
+        let mut child = command
             .args(["--exact", "part", "--nocapture", "--test-threads=1"])
             .env("ADIT_POOL_PART", part)
             .env("ADIT_POOL_PLACE", &place.0)
@@ -183,6 +197,30 @@ fn part() {
         }
         _ => panic!("no such part: {part}"),
     }
+}
+
+/// Numbers of processes mean nothing in another namespace, where this one's may be somebody else's; locks do.
+#[test]
+fn a_slot_is_seen_across_namespaces_of_processes() {
+    let words = ["unshare", "--pid", "--fork", "--kill-child"];
+    let may = Command::new(words[0])
+        .args(&words[1..])
+        .arg("true")
+        .output();
+    if !may.is_ok_and(|output| output.status.success()) {
+        println!("skipped: no namespace of processes may be made here");
+        return;
+    }
+    let place = Place::new("namespace");
+    let pool = place.create(8 * MB);
+    let mut part = Part::behind(&words, "hold", &place);
+    let slot = part.hear("slot");
+    assert!(is_alive(&pool, slot));
+    assert_eq!(pool.pool().slots().unwrap()[0].pid, 1, "the first there");
+    part.end();
+    until("the end of the other one", || !is_alive(&pool, slot));
+    let a = pool.attach().unwrap();
+    assert_eq!(a.release_orphans().unwrap().slots, 1);
 }
 
 #[test]

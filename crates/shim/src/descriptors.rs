@@ -39,9 +39,10 @@ pub(crate) extern "C" fn opened_at(
     note_open(fd, flags)
 }
 
-/// After the `mkstemp` family, which opens for reading and writing.
+/// After the `mkstemp` family, which opens for reading and writing, and to append where `mkostemp` is told so.
 pub(crate) extern "C" fn opened_temporary(_a: usize, _b: usize, _c: usize, fd: c_int) -> c_int {
-    note_open(fd, libc::O_RDWR)
+    let flags = sys::fcntl(fd as usize, libc::F_GETFL as usize, 0);
+    note_open(fd, flags.map_or(libc::O_RDWR, |flags| flags as c_int))
 }
 
 /// After `creat`.

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// The longest one run may take, in seconds.
-const LIMIT: &str = "30";
+const LIMIT: u32 = 30;
 
 /// The built library. Cargo does not build a crate's C library for its tests, so the first test that
 /// asks has it built, unless `ADIT_LIB` names one.
@@ -154,7 +154,7 @@ fn limited(arguments: &[&str]) -> Command {
             "-c",
             "ulimit -c 0; exec timeout -s KILL \"$@\"",
             "sh",
-            LIMIT,
+            &scratch::seconds(LIMIT),
         ])
         .args(arguments)
         .env_remove("LD_PRELOAD");

@@ -29,6 +29,12 @@
 
 static const char *path;
 
+/* How many times as long everything takes, as the lab says of a slow processor: what ticks must leave it some time. */
+static int patience(void) {
+    const char *times = getenv("ADIT_TEST_PATIENCE");
+    return times ? atoi(times) : 1;
+}
+
 /* Whether the library maps the file; never true in a plain run. */
 static int mapped(void) {
     char line[512];

@@ -53,6 +53,7 @@ static long records(char who, enum order order) {
 }
 
 static void tick_every(int microseconds) {
+    microseconds *= patience();
     struct itimerval timer = {{0, microseconds}, {0, microseconds}};
     CHECK(setitimer(ITIMER_REAL, &timer, NULL) == 0);
 }
@@ -115,7 +116,7 @@ PART(jump_out) {
     catch(SIGALRM, jump_away, 0);
     tick_every(70);
     sigsetjmp(out, 1);
-    while (handled < 2000) append('m', number++);
+    while (handled < 2000 / patience()) append('m', number++);
     tick_every(0);
     long found = records('m', RISING);
     fprintf(stderr, "%ld of %ld, %ld jumps\n", found, number, handled);

@@ -8,6 +8,7 @@ static volatile long written, interrupted;
 static sigjmp_buf out;
 
 static void tick_every(int microseconds) {
+    microseconds *= patience();
     struct itimerval timer = {{0, microseconds}, {0, microseconds}};
     CHECK(setitimer(ITIMER_REAL, &timer, NULL) == 0);
 }
