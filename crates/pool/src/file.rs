@@ -329,14 +329,13 @@ impl PoolFile {
             let locks = FileLocks::new(locks.clone(), medium.clone());
             Pool::open(medium.clone(), Box::new(locks), boot)
         };
-        let pool = match open() {
-            // As in `look`.
-            Err(Error::Truncated { .. }) => {
-                let mapped = medium.mapped();
-                mapped.grow(&fd, whole_pages(&fd)?).map_err(medium_error)?;
-                open()?
+        let pool = loop {
+            let opened = open();
+            let now = whole_pages(&fd)?;
+            if !is_growing(&opened, now) {
+                break opened?;
             }
-            opened => opened?,
+            medium.mapped().grow(&fd, now).map_err(medium_error)?;
         };
         Ok(Self {
             pool,
@@ -452,12 +451,18 @@ impl PoolFile {
 
 /// Opens what lies in the file, to look at it.
 fn look(fd: &OwnedFd, boot: BootId) -> Result<Arc<Pool<ReadOnlyMedium>>> {
-    let open = || Pool::open(read_only(fd)?, Box::new(LocalLocks::default()), boot);
-    match open() {
-        // Somebody may have made it larger between the look at its size and that at its superblock.
-        Err(Error::Truncated { .. }) => open(),
-        looked => looked,
+    loop {
+        let opened = Pool::open(read_only(fd)?, Box::new(LocalLocks::default()), boot);
+        if !is_growing(&opened, whole_pages(fd)?) {
+            return opened;
+        }
     }
+}
+
+/// Whether a pool seemed to be truncated only because somebody has made it larger between the look at its size and that
+/// at its superblock.
+fn is_growing<M: Medium>(opened: &Result<Arc<Pool<M>>>, now: u64) -> bool {
+    matches!(opened, Err(Error::Truncated { found, .. }) if *found < now)
 }
 
 fn read_only(fd: &OwnedFd) -> Result<ReadOnlyMedium> {
