@@ -59,12 +59,14 @@ impl Purpose {
         }
     }
 
-    /// Free chunks that it has to leave, where there are so many beside the tables.
-    fn leaves(self, usable: u32) -> u32 {
+    /// Free chunks that it has to leave, where there are so many beside the tables. Bytes are no use without a log:
+    /// `logs` says whether there is one.
+    fn leaves(self, usable: u32, logs: bool) -> u32 {
         let one = u32::from(usable >= KEEPS_ONE_FROM);
         match self {
             Self::Commit => 0,
             Self::Log => one,
+            Self::Data if !logs => 2 * one,
             Self::Data | Self::Names => one + u32::from(usable >= KEEPS_TWO_FROM),
         }
     }
@@ -385,8 +387,9 @@ impl<M: Medium> Pool<M> {
     }
 
     /// Whether more chunks are free than this purpose has to leave.
-    fn may_lease(&self, purpose: Purpose, count: u32) -> Result<bool> {
-        let leaves = purpose.leaves(count.saturating_sub(self.geometry().header_chunks()));
+    fn may_lease(&self, purpose: Purpose, count: u32, logs: bool) -> Result<bool> {
+        let usable = count.saturating_sub(self.geometry().header_chunks());
+        let leaves = purpose.leaves(usable, logs);
         let mut free = 0;
         for chunk in 0..count {
             if free > leaves {
@@ -399,9 +402,15 @@ impl<M: Medium> Pool<M> {
     }
 
     /// Leases a free chunk, searching from `hint`.
-    pub(crate) fn lease(&self, purpose: Purpose, owner: u16, hint: &AtomicU32) -> Result<u32> {
+    pub(crate) fn lease(
+        &self,
+        purpose: Purpose,
+        owner: u16,
+        logs: bool,
+        hint: &AtomicU32,
+    ) -> Result<u32> {
         let count = self.mapped_chunks()?;
-        if !self.may_lease(purpose, count)? {
+        if !self.may_lease(purpose, count, logs)? {
             return Err(Error::Full { chunks: count });
         }
         let kind = purpose.kind();
@@ -508,7 +517,9 @@ impl<M: Medium> Attachment<M> {
     /// Leases a chunk and sets up its map.
     pub(crate) fn lease_as(&self, purpose: Purpose) -> Result<u32> {
         let hint = &self.state.hint;
-        let chunk = self.pool.lease(purpose, self.owner_field(), hint)?;
+        let chunk = self
+            .pool
+            .lease(purpose, self.owner_field(), self.log_chunks() > 0, hint)?;
         let words = (self.pool.geometry().chunk_size() / PAGE) as usize;
         let fresh = self.map(chunk).is_none();
         let Some(slot) = self.maps.get(chunk as usize) else {

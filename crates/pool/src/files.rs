@@ -266,8 +266,10 @@ impl<M: Medium> Pool<M> {
                 continue;
             }
             // The entry may be removed and reused while we read its name; then it is not the file.
-            let Ok(found) = self.name_of(index, &entry) else {
-                continue;
+            let found = match self.name_of(index, &entry) {
+                Err(error @ Error::NotMapped { .. }) => return Err(error),
+                Err(_) => continue,
+                Ok(found) => found,
             };
             let unchanged = self.load(offset)? == entry.state
                 && self.load(offset + at!(FileEntry.file_id))? == entry.file_id;
@@ -412,7 +414,7 @@ impl<M: Medium> Attachment<M> {
         }
         let group = u64::from(index) / pool.geometry().names_per_chunk();
         let hint = AtomicU32::new(0);
-        let chunk = pool.lease(Purpose::Names, 0, &hint)?;
+        let chunk = pool.lease(Purpose::Names, 0, true, &hint)?;
         pool.persist(NAMES + group * 8, checked_word(u64::from(chunk), group))?;
         pool.name_place(index)?
             .ok_or(Error::Invalid("name chunk vanished"))

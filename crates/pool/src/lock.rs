@@ -169,6 +169,17 @@ impl<'a, M: Medium> Locked<'a, M> {
     }
 }
 
+/// A word that nobody who lives has: of a slot that no pool has.
+const NOBODY: u64 = 0xffff | 1 << 32;
+
+impl<M: Medium> Locked<'_, M> {
+    /// Whoever takes the lock next is told again that its owner died: what he left could not be repaired.
+    pub(crate) fn leave_unrepaired(&self) {
+        let own = self.owner.word();
+        let _ = self.pool.cas(self.offset, own, NOBODY);
+    }
+}
+
 impl<M: Medium> Drop for Locked<'_, M> {
     fn drop(&mut self) {
         // A child forked while the lock was held has a copy of this guard, not of the lock.

@@ -20,7 +20,6 @@ use crate::files::{END_UNKNOWN, FileRef};
 use crate::layout::{ChunkKind, Record, RecordKind, at, checked_value, checked_word, crc_of_words};
 use crate::lock::{Acquired, Locked, PATIENCE};
 use crate::pool::{Attachment, Pool};
-use crate::recover::Item;
 
 /// Log chunks an attachment may hold, unless told otherwise.
 const LOG_LIMIT: u32 = 16;
@@ -522,8 +521,16 @@ impl<M: Medium> Attachment<M> {
         };
         // It may have been forgotten, and its entry reused, before or while we waited.
         if acquired == Acquired::OwnerDied {
-            self.pool.ensure_not_forgotten(file)?;
-            guard.repair()?;
+            let repaired = self
+                .pool
+                .ensure_not_forgotten(file)
+                .and_then(|()| guard.repair());
+            if let Err(error) = repaired {
+                if !matches!(error, Error::Forgotten) {
+                    guard._lock.leave_unrepaired();
+                }
+                return Err(error);
+            }
         } else {
             // Who forgets a file has its lock until that is durable.
             self.pool.ensure_live(file)?;
@@ -714,7 +721,8 @@ impl<M: Medium> FileGuard<'_, M> {
         if record.flags & Record::TOGETHER != 0 {
             // A commit with other files counts or does not whether the chain leads through it or past it,
             // and must not be in the chain when it does not.
-            self.pool().write_back(Item::is_together)?;
+            self.pool()
+                .write_back(|record| record.flags & Record::TOGETHER != 0)?;
             return self.pool().fence();
         }
         if record.flags & Record::GROUP == 0 {
@@ -729,7 +737,7 @@ impl<M: Medium> FileGuard<'_, M> {
         let group = first..=record.seq;
         // Where some are missing the group was not complete, and the walk will say so.
         self.pool()
-            .write_back(|item| item.file_id == self.file.id && group.contains(&item.seq))?;
+            .write_back(|record| record.file_id == self.file.id && group.contains(&record.seq))?;
         self.pool().fence()?;
         self.finish(record)
     }

@@ -114,9 +114,9 @@ enum State {
 
 /// One whole record, as the walk remembers it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Item {
-    pub(crate) file_id: u64,
-    pub(crate) seq: u64,
+struct Item {
+    file_id: u64,
+    seq: u64,
     prev: u64,
     place: Place,
     count: u32,
@@ -141,7 +141,7 @@ impl Item {
         self.kind == RecordKind::Commit && self.flags & Record::GROUP == 0
     }
 
-    pub(crate) fn is_together(&self) -> bool {
+    fn is_together(&self) -> bool {
         self.is_commit() && self.flags & Record::TOGETHER != 0
     }
 
@@ -431,10 +431,15 @@ impl<M: Medium> Pool<M> {
 
     /// Starts the write-back of some records of all logs, and of what they stage, whoever wrote them: a
     /// fence makes them durable.
-    pub(crate) fn write_back(&self, wanted: impl Fn(&Item) -> bool) -> Result<()> {
-        for item in self.scan()?.items.iter().filter(|item| wanted(item)) {
-            if let Some(record) = self.read_record(item.place)? {
-                self.write_record_back(item.place, &record)?;
+    pub(crate) fn write_back(&self, wanted: impl Fn(&Record) -> bool) -> Result<()> {
+        for chunk in self.chunks_to_walk()? {
+            for position in 0..self.geometry().records_per_chunk() {
+                let place = Place { chunk, position };
+                if wanted(&Record::decode(&self.read_line(place)?))
+                    && let Some(record) = self.read_record(place)?
+                {
+                    self.write_record_back(place, &record)?;
+                }
             }
         }
         Ok(())

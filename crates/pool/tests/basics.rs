@@ -245,7 +245,7 @@ fn extents_never_overlap_and_all_come_back() {
     let before = pool.free_chunks().unwrap();
     let released = a.release_empty().unwrap();
     assert_eq!(pool.free_chunks().unwrap(), before + released);
-    assert!(released >= 7);
+    assert!(released >= 6);
 }
 
 #[test]
@@ -274,9 +274,9 @@ fn growing_and_shrinking() {
     medium.grow(tiny_size(10));
     assert_eq!(a.grow_to(chunks + 6).unwrap(), chunks + 6);
     assert_eq!(pool.free_chunks().unwrap(), 10);
-    // All but the one that is kept for a commit.
+    // All but those that are kept for its log, which it does not have yet, and for a commit.
     let held: Vec<_> = std::iter::from_fn(|| a.alloc(8192).ok()).collect();
-    assert_eq!((held.len(), pool.free_chunks().unwrap()), (9, 1));
+    assert_eq!((held.len(), pool.free_chunks().unwrap()), (8, 2));
     held.into_iter().for_each(|extent| a.free(extent).unwrap());
     let (b, mut cut) = (pool.attach().unwrap(), None);
     a.detach_and_cut(|to| cut = Some(to)).unwrap();

@@ -4,8 +4,9 @@
 //! page never repays. But what such a file is mostly made of the kernel does as the mode promises: bytes that are
 //! appended within one block are in a file whole or not at all, for whoever reads and after a power cut. The size moves
 //! when they are in the block, and a journal has the size only when they are on the medium; `RWF_DSYNC` waits for both.
-//! Behind a page cache they have to begin on the edge of a block: one that has a place on the medium already may be
-//! written later than the size.
+//! Behind a page cache they have to begin on the edge of a block, as one that has a place on the medium already may be
+//! written later than the size; and ext4 is left out there: it counts the size when it has handed a new block to the device,
+//! not when the device has written it.
 //!
 //! So a file's first blocks are the kernel's, and it is staged when a write is none, or when there are more of them
 //! than staging costs. In mode `sync` nothing has to be whole, and any write will do. In mode `atomic` it would be a
@@ -14,13 +15,16 @@
 use crate::{descriptors, init};
 use adit_pmem::MediumKind;
 use adit_store::staged::Mode;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Writes of a description that go to the kernel before its file is staged: what staging costs there, roughly.
 const IN_MEMORY: u32 = 16;
 const ON_DAX: u32 = 2;
 /// Each waits for the device, here as there.
 const ON_DISK: u32 = 16;
+
+/// File systems that set the size when the device has written the block: XFS, btrfs.
+const LATE: [u64; 2] = [0x5846_5342, 0x9123_683e];
 
 /// The largest block.
 const LARGEST: u64 = 4096;
@@ -31,6 +35,17 @@ pub(crate) struct Blocks {
     /// Zero while it is not known.
     size: AtomicU32,
     which: Which,
+    /// Set while one of them is under way: of two that begin at the same end the second would be an overwrite.
+    busy: AtomicBool,
+}
+
+/// One such write, while it is under way.
+pub(crate) struct Alone<'a>(&'a AtomicBool);
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 /// Which writes.
@@ -63,6 +78,7 @@ impl Blocks {
             left: AtomicU32::new(init::kernel_blocks().map_or(most, |asked| asked.min(most))),
             size: AtomicU32::new(size as u32),
             which,
+            busy: AtomicBool::new(false),
         }
     }
 
@@ -76,31 +92,41 @@ impl Blocks {
         self.left.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether `len` bytes at `start` are such a write. Of threads that race some go free.
-    pub(crate) fn take(&self, fd: i32, start: u64, len: u64) -> bool {
+    /// Whether `len` bytes at `start` are such a write, which keeps others out until it is done.
+    pub(crate) fn take(&self, fd: i32, start: u64, len: u64) -> Option<Alone<'_>> {
+        if self.busy.swap(true, Ordering::Acquire) {
+            return None;
+        }
+        let alone = Alone(&self.busy);
         let left = self.left.load(Ordering::Relaxed);
         let taken = left > 0 && (self.which == Which::All || self.is_block(fd, start, len));
         // One that is none ends it: what follows would be none either, or leave the first ones behind.
         self.left
             .store(if taken { left - 1 } else { 0 }, Ordering::Relaxed);
-        taken
+        taken.then_some(alone)
     }
 
     fn is_block(&self, fd: i32, start: u64, len: u64) -> bool {
         let size = self.block(fd).max(1);
         let before = start % size;
-        let fits = before + len <= size && (self.which == Which::Within || before == 0);
+        let fits = len <= size - before && (self.which == Which::Within || before == 0);
         let end = || descriptors::regular_file(fd).map(|stat| stat.st_size as u64);
         fits && end() == Some(start)
     }
 
-    /// Bytes of a block of the file system, or less.
+    /// Bytes of a block of the file system, or less; of one that sets sizes too early 1.
     fn block(&self, fd: i32) -> u64 {
         let known = self.size.load(Ordering::Relaxed);
         if known != 0 {
             return u64::from(known);
         }
-        let size = descriptors::block_size(fd).map_or(0, |size| size.min(LARGEST));
+        let late = |fs: &libc::statfs| LATE.contains(&(fs.f_type as u64 & 0xffff_ffff));
+        let size = match descriptors::file_system(fd) {
+            Some(fs) if self.which == Which::Within || late(&fs) => {
+                (fs.f_bsize as u64).clamp(1, LARGEST)
+            }
+            _ => 1,
+        };
         self.size.store(size as u32, Ordering::Relaxed);
         size
     }

@@ -325,12 +325,12 @@ pub(crate) fn regular_file(fd: c_int) -> Option<libc::stat> {
     (stat.st_mode & libc::S_IFMT == libc::S_IFREG).then_some(stat)
 }
 
-/// Bytes of a block of the file system of `fd`.
-pub(crate) fn block_size(fd: c_int) -> Option<u64> {
+/// What the file system of `fd` is.
+pub(crate) fn file_system(fd: c_int) -> Option<libc::statfs> {
     let mut fs = core::mem::MaybeUninit::<libc::statfs>::zeroed();
     sys::fstatfs(fd as usize, fs.as_mut_ptr() as usize).ok()?;
     // SAFETY: all zero is a valid statfs, and the kernel has filled it.
-    u64::try_from(unsafe { fs.assume_init() }.f_bsize).ok()
+    Some(unsafe { fs.assume_init() })
 }
 
 fn has_capabilities(fd: c_int) -> bool {

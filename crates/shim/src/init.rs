@@ -115,6 +115,13 @@ pub(crate) fn kernel_blocks() -> Option<u32> {
     STAGING.get()?.kernel_blocks
 }
 
+/// Whether Adit was asked for when the program started, whatever has happened since.
+pub(crate) fn was_asked() -> bool {
+    ASKED.load(Ordering::Relaxed)
+}
+
+static ASKED: AtomicBool = AtomicBool::new(false);
+
 /// Promotes nothing any more.
 pub(crate) fn stop_promoting() {
     PROMOTING.store(false, Ordering::SeqCst);
@@ -212,6 +219,7 @@ extern "C" fn start() {
     if limit(libc::RLIMIT_FSIZE).is_some() {
         data::KERNEL_WRITES.store(true, Ordering::Relaxed);
     }
+    ASKED.store(true, Ordering::Relaxed);
     PROMOTING.store(true, Ordering::SeqCst);
 }
 

@@ -113,48 +113,53 @@ pub(crate) extern "C" fn before_program() -> c_int {
     descriptors::refusal(ready)
 }
 
-/// The same before `execve` and its kind, which name the program and its variables.
-fn before_execution(named: Named, variables: usize) -> c_int {
-    let ready = before_program();
-    if ready == 0 {
-        strangers::look_at(named, variables);
+/// The same before `execve` and its kind, which name the program, its arguments and its variables.
+fn before_execution(named: Named, arguments: usize, variables: usize) -> c_int {
+    match before_program() {
+        0 => strangers::execute(named, arguments, variables),
+        errno => errno,
     }
-    ready
 }
 
 /// Before `execve(path, arguments, variables)`.
-pub(crate) extern "C" fn before_execve(path: usize, _arguments: usize, variables: usize) -> c_int {
-    before_execution(Named::Path(path), variables)
+pub(crate) extern "C" fn before_execve(path: usize, arguments: usize, variables: usize) -> c_int {
+    before_execution(Named::Path(path), arguments, variables)
 }
 
-/// Before `execv` and `execl`.
-pub(crate) extern "C" fn before_execv(path: usize) -> c_int {
-    before_execution(Named::Path(path), strangers::own())
+/// Before `execv(path, arguments)`.
+pub(crate) extern "C" fn before_execv(path: usize, arguments: usize) -> c_int {
+    before_execution(Named::Path(path), arguments, strangers::own())
 }
 
 /// Before `execvpe(name, arguments, variables)`.
-pub(crate) extern "C" fn before_execvpe(name: usize, _arguments: usize, variables: usize) -> c_int {
-    before_execution(Named::Searched(name), variables)
+pub(crate) extern "C" fn before_execvpe(
+    name: *const c_char,
+    arguments: usize,
+    variables: usize,
+) -> c_int {
+    before_execution(Named::Searched(name), arguments, variables)
 }
 
-/// Before `execvp` and `execlp`.
-pub(crate) extern "C" fn before_execvp(name: usize) -> c_int {
-    before_execution(Named::Searched(name), strangers::own())
+/// Before `execvp(name, arguments)`.
+pub(crate) extern "C" fn before_execvp(name: *const c_char, arguments: usize) -> c_int {
+    before_execution(Named::Searched(name), arguments, strangers::own())
 }
 
 /// Before `fexecve(fd, arguments, variables)`.
-pub(crate) extern "C" fn before_fexecve(fd: c_int, _arguments: usize, variables: usize) -> c_int {
-    before_execution(Named::Descriptor(fd), variables)
+pub(crate) extern "C" fn before_fexecve(fd: c_int, arguments: usize, variables: usize) -> c_int {
+    let named = Named::At(fd, c"".as_ptr() as usize, libc::AT_EMPTY_PATH);
+    before_execution(named, arguments, variables)
 }
 
 /// Before `execveat(dir, path, arguments, variables, flags)`.
 pub(crate) extern "C" fn before_execveat(
     dir: c_int,
     path: usize,
-    _arguments: usize,
+    arguments: usize,
     variables: usize,
+    flags: c_int,
 ) -> c_int {
-    before_execution(Named::At(dir, path), variables)
+    before_execution(Named::At(dir, path, flags), arguments, variables)
 }
 
 /// What a refused `wordexp` returns.
@@ -260,11 +265,11 @@ macro_rules! spawns {
             spawn_by(|| {
                 // SAFETY: libc's own function with the program's own arguments.
                 let spawn = unsafe { call_real!(table::$name, Spawn) };
-                strangers::look_at($named(program), environment);
-                // SAFETY: as above.
-                let spawned = unsafe { spawn(pid, program, actions, attributes, arguments, environment) };
-                strangers::show();
-                spawned
+                let with = |environment| {
+                    // SAFETY: as above.
+                    unsafe { spawn(pid, program, actions, attributes, arguments, environment) }
+                };
+                strangers::spawn($named(program as _), environment, with)
             })
             .unwrap_or_else(|errno| errno)
         }
@@ -350,7 +355,9 @@ pub(crate) extern "C" fn before_clone(_function: usize, _stack: usize, flags: c_
 }
 
 /// Threads whose `vfork` child is running, by thread pointer; zero is free.
-static VFORKING: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
+static VFORKING: [AtomicUsize; VFORKS_AT_A_TIME] =
+    [const { AtomicUsize::new(0) }; VFORKS_AT_A_TIME];
+pub(crate) const VFORKS_AT_A_TIME: usize = 64;
 static VFORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Whether the caller is a `vfork` child that still runs on its parent's memory.
@@ -362,6 +369,17 @@ pub(crate) fn in_vfork_child() -> bool {
             .iter()
             .any(|slot| slot.load(Ordering::Relaxed) == me)
     }
+}
+
+/// The number of the caller's `vfork` child among those that run, in the child and in its parent.
+pub(crate) fn vfork_slot() -> Option<usize> {
+    if VFORKS.load(Ordering::SeqCst) == 0 {
+        return None;
+    }
+    let me = sys::thread_word();
+    VFORKING
+        .iter()
+        .position(|slot| slot.load(Ordering::SeqCst) == me)
 }
 
 /// Called by [`vfork`] before the system call; zero, or why there must not be a child. When there is no
@@ -393,14 +411,9 @@ extern "C" fn before_vfork() -> c_int {
 
 /// Called by [`vfork`] in the parent when the child has executed or exited, with the raw result.
 extern "C" fn after_vfork(result: c_long) -> c_int {
-    // The child had our memory.
-    strangers::show();
-    let me = sys::thread_word();
-    if let Some(slot) = VFORKING
-        .iter()
-        .find(|slot| slot.load(Ordering::SeqCst) == me)
-    {
-        slot.store(0, Ordering::SeqCst);
+    if let Some(nth) = vfork_slot() {
+        strangers::child_is_gone(nth);
+        VFORKING[nth].store(0, Ordering::SeqCst);
         VFORKS.fetch_sub(1, Ordering::SeqCst);
         SHARING.fetch_sub(1, Ordering::SeqCst);
     }

@@ -133,14 +133,24 @@ fn seats() -> MutexGuard<'static, Vec<Seat>> {
 pub(crate) unsafe fn in_new_process() {
     // SAFETY: the caller's promise; nothing of the parent's is dropped here.
     unsafe { mem::forget(mem::replace(&mut *SEATS.0.get(), Mutex::new(Vec::new()))) };
+    SEATED.store(0, Ordering::SeqCst);
     STAGED.store(0, Ordering::SeqCst);
+}
+
+/// The process that has the seats; zero while there are none.
+static SEATED: AtomicU32 = AtomicU32::new(0);
+
+/// Whether the seats are this process's. One that was made behind our back (by `clone`, or in a handler of another
+/// library before ours) has its parent's, without what they map: at these addresses there may be anything of its own.
+fn are_ours() -> bool {
+    sys::getpid() == Ok(SEATED.load(Ordering::SeqCst) as usize)
 }
 
 /// Gives the attachments up, and the pools' mappings with them: before exec, at the end, and when the process gives up
 /// its rights. Those of files that could not be published
 /// stay, and are found by whoever recovers.
 pub(crate) fn leave() {
-    if !init::staging() {
+    if !init::staging() || !are_ours() {
         return;
     }
     let _inside = signal::engine::enter();
@@ -153,6 +163,9 @@ pub(crate) fn leave() {
 
 /// The pool of a device.
 fn pool_of(fd: BorrowedFd<'_>, device: u64) -> Result<Pool, Refusal> {
+    if SEATED.load(Ordering::SeqCst) != 0 && !are_ours() {
+        return Err(libc::EOPNOTSUPP);
+    }
     let mut seats = seats();
     seats.retain(Seat::is_current);
     if let Some(seat) = seats.iter().find(|seat| seat.device == device) {
@@ -167,6 +180,7 @@ fn pool_of(fd: BorrowedFd<'_>, device: u64) -> Result<Pool, Refusal> {
             let open = known.into_iter().find(same).cloned();
             open.or_else(|| attach(path)).ok_or(libc::ENXIO)
         });
+    SEATED.store(sys::getpid().unwrap_or(0) as u32, Ordering::SeqCst);
     // A monitor may be about to start: whether one answers is found out at each file.
     if !matches!(pool, Err(NO_MONITOR)) {
         seats.push(Seat {

@@ -1,22 +1,22 @@
 //! Programs that this one executes and that the library must not be loaded into: of another C library, 32-bit ones, Go
 //! programs (PROTOCOLS F9, F6). Their dynamic linker would fail, complain, or let half of the calls through.
 //!
-//! The library's path in `LD_PRELOAD` is covered with separators, in the strings that are handed to the new program. When
-//! the call has failed, or in the parent of a `vfork` child, it is put back before the next program is looked at: the
-//! strings are the program's own. What another thread executes in between runs without the library, as the stranger does.
+//! They get the variables that the caller hands on, but for the library's path in `LD_PRELOAD`, in a list that is made
+//! for the call: nothing of the program's own is changed. `execve` and its kind are made here then, and end as libc's
+//! would; where a search in `PATH` has found a program that cannot be executed, libc goes on.
 //!
 //! # Safety
-//! The program's memory is read and written by the kernel, which finds bad pointers out: what is handed to the new
-//! program may be anything. The one string that was changed is remembered under a flag that one thread has at a time.
+//! What a caller hands on may be anything: the kernel reads it, and finds bad pointers out. Lists are built in memory
+//! mapped for them, inside of its length. A `vfork` child leaves its list to its parent, which unmaps it when it goes on.
 #![allow(unsafe_code)]
 
-use crate::{init, sys};
+use crate::{init, process, sys};
 use adit_store::elf::{self, Bytes};
-use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int};
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use rustix::fd::{FromRawFd as _, OwnedFd};
-use rustix::fs::{Mode, OFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 /// What `adit run` preloads, wherever it lies.
@@ -28,30 +28,13 @@ const LINE: usize = 256;
 const MAX_STRING: usize = 4096;
 /// Variables that are looked at.
 const MAX_VARIABLES: usize = 1 << 14;
+const WORD: usize = size_of::<usize>();
 
-/// What was covered: where, and how it read.
-struct Covered {
-    taken: AtomicBool,
-    at: AtomicUsize,
-    len: AtomicUsize,
-    text: UnsafeCell<[u8; MAX_STRING]>,
-}
-
-// SAFETY: the text is only touched by who has taken the flag.
-unsafe impl Sync for Covered {}
-
-static COVERED: Covered = Covered {
-    taken: AtomicBool::new(false),
-    at: AtomicUsize::new(0),
-    len: AtomicUsize::new(0),
-    text: UnsafeCell::new([0; MAX_STRING]),
-};
-
-/// Copies between this process's memory and itself; `None` where part of it is not there.
-fn copy(number: i64, own: *mut u8, other: usize, len: usize) -> Option<()> {
-    let [own, other] = [(own as usize, len), (other, len)].map(|(at, len)| libc::iovec {
+/// Reads the program's memory; `None` where part of it is not there.
+fn read(at: usize, into: &mut [u8]) -> Option<()> {
+    let [own, other] = [into.as_mut_ptr() as usize, at].map(|at| libc::iovec {
         iov_base: at as *mut _,
-        iov_len: len,
+        iov_len: into.len(),
     });
     let pid = sys::getpid().ok()?;
     let args = [
@@ -62,22 +45,9 @@ fn copy(number: i64, own: *mut u8, other: usize, len: usize) -> Option<()> {
         1,
         0,
     ];
-    // SAFETY: the first vector names a live local; the kernel checks the second.
-    (unsafe { sys::call(number, args) } == Ok(len)).then_some(())
-}
-
-fn read(at: usize, into: &mut [u8]) -> Option<()> {
-    copy(
-        libc::SYS_process_vm_readv,
-        into.as_mut_ptr(),
-        at,
-        into.len(),
-    )
-}
-
-fn write(at: usize, from: &[u8]) -> Option<()> {
-    let own = from.as_ptr().cast_mut();
-    copy(libc::SYS_process_vm_writev, own, at, from.len())
+    // SAFETY: the first vector names a live buffer; the kernel checks the second.
+    let read = unsafe { sys::call(libc::SYS_process_vm_readv, args) };
+    (read == Ok(into.len())).then_some(())
 }
 
 /// The string at an address, if it fits; pages behind its end may be missing.
@@ -148,15 +118,31 @@ fn is_stranger(mut file: OwnedFd) -> bool {
     false
 }
 
-/// Opens a program to look at it.
+/// Opens a program to look at it: a file, and no device that an open would move.
 fn open(path: &CStr) -> Option<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    rustix::fs::open(path, flags, Mode::empty()).ok()
+    open_at(libc::AT_FDCWD, path.as_ptr() as usize)
 }
 
-/// What libc finds under a name without a slash.
-fn search(name: &CStr) -> Option<OwnedFd> {
+fn open_at(dir: c_int, path: usize) -> Option<OwnedFd> {
+    let dir = dir as usize;
+    let mut stat = MaybeUninit::<libc::stat>::zeroed();
+    sys::newfstatat(dir, path, stat.as_mut_ptr() as usize, 0).ok()?;
+    // SAFETY: all zero is a valid stat, and the kernel has filled it.
+    let mode = unsafe { stat.assume_init() }.st_mode;
+    if mode & libc::S_IFMT != libc::S_IFREG {
+        return None;
+    }
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let fd = sys::openat(dir, path, flags as usize, 0).ok()?;
+    // SAFETY: the kernel has just opened it for us.
+    Some(unsafe { OwnedFd::from_raw_fd(fd as c_int) })
+}
+
+/// What libc finds under a name without a slash: the path is left in `file`.
+fn search(name: &CStr, file: &mut [u8; MAX_STRING]) -> Option<OwnedFd> {
     if name.to_bytes().contains(&b'/') {
+        file.get_mut(..name.count_bytes() + 1)?
+            .copy_from_slice(name.to_bytes_with_nul());
         return open(name);
     }
     // SAFETY: libc's own search reads the same string next, which is null or ends.
@@ -168,7 +154,6 @@ fn search(name: &CStr) -> Option<OwnedFd> {
             CStr::from_ptr(path)
         }
     };
-    let mut file = [0; MAX_STRING];
     path.to_bytes().split(|byte| *byte == b':').find_map(|dir| {
         let slash: &[u8] = if dir.is_empty() { b"" } else { b"/" };
         let mut end = 0;
@@ -176,39 +161,34 @@ fn search(name: &CStr) -> Option<OwnedFd> {
             file.get_mut(end..end + part.len())?.copy_from_slice(part);
             end += part.len();
         }
-        let file = CStr::from_bytes_until_nul(&file).ok()?;
-        let allowed = rustix::fs::access(file, rustix::fs::Access::EXEC_OK);
-        allowed.ok().and_then(|()| open(file))
+        let found = CStr::from_bytes_until_nul(file).ok()?;
+        let allowed = rustix::fs::access(found, rustix::fs::Access::EXEC_OK);
+        allowed.ok().and_then(|()| open(found))
     })
 }
 
-/// Which program is to be executed.
+/// Which program is to be executed, by pointers of the caller's.
+#[derive(Clone, Copy)]
 pub(crate) enum Named {
     Path(usize),
     /// As `execvp` looks for it.
-    Searched(usize),
-    Descriptor(c_int),
-    /// Relative to a directory, or its descriptor where the name is empty.
-    At(c_int, usize),
+    Searched(*const c_char),
+    /// Relative to a directory, or its descriptor where the name is empty; with the flags of `execveat`.
+    At(c_int, usize, c_int),
 }
 
 impl Named {
-    fn open(self) -> Option<OwnedFd> {
-        let mut text = [0; MAX_STRING];
+    fn open(self, found: &mut [u8; MAX_STRING]) -> Option<OwnedFd> {
         match self {
-            Self::Path(at) => open(string(at, &mut text)?),
-            Self::Searched(at) => search(string(at, &mut text)?),
-            Self::Descriptor(fd) => of_descriptor(fd),
-            Self::At(dir, at) => match string(at, &mut text)? {
-                path if path.is_empty() => of_descriptor(dir),
-                path => {
-                    let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
-                    let path = path.as_ptr() as usize;
-                    let fd = sys::openat(dir as usize, path, flags, 0).ok()?;
-                    // SAFETY: the kernel has just opened it for us.
-                    Some(unsafe { OwnedFd::from_raw_fd(fd as c_int) })
-                }
-            },
+            Self::Path(path) => open_at(libc::AT_FDCWD, path),
+            Self::Searched(name) if name.is_null() => None,
+            // SAFETY: libc reads the same string next.
+            Self::Searched(name) => search(unsafe { CStr::from_ptr(name) }, found),
+            Self::At(dir, path, flags) => open_at(dir, path).or_else(|| {
+                (flags & libc::AT_EMPTY_PATH != 0)
+                    .then(|| of_descriptor(dir))
+                    .flatten()
+            }),
         }
     }
 }
@@ -231,15 +211,54 @@ fn of_descriptor(fd: c_int) -> Option<OwnedFd> {
     open(CStr::from_bytes_until_nul(&path).ok()?)
 }
 
-/// Before a program is executed with these variables: takes the library out of them where it must run without.
-pub(crate) fn look_at(named: Named, variables: usize) {
-    show();
-    if init::credit().is_none() {
-        return;
+fn is_to_be_alone(named: Named, found: &mut [u8; MAX_STRING]) -> bool {
+    init::was_asked() && named.open(found).is_some_and(is_stranger)
+}
+
+/// Before a program is executed: zero for libc to do it, or the error of having done it here.
+pub(crate) fn execute(named: Named, arguments: usize, variables: usize) -> c_int {
+    let mut found = [0; MAX_STRING];
+    if !is_to_be_alone(named, &mut found) {
+        return 0;
     }
-    if named.open().is_some_and(is_stranger) {
-        hide(variables);
+    let Some(list) = List::without_library(variables) else {
+        return 0;
+    };
+    list.is_left_to_the_parent();
+    let call = |number: i64, args: [usize; 6]| {
+        // SAFETY: the caller's own pointers, a list that ends, and a path that does.
+        unsafe { sys::call(number, args) }
+            .err()
+            .unwrap_or(libc::EFAULT)
+    };
+    let list_at = list.at as usize;
+    let errno = match named {
+        Named::Path(path) => call(libc::SYS_execve, [path, arguments, list_at, 0, 0, 0]),
+        Named::Searched(_) => {
+            let path = found.as_ptr() as usize;
+            call(libc::SYS_execve, [path, arguments, list_at, 0, 0, 0]);
+            0
+        }
+        Named::At(dir, path, flags) => {
+            let args = [dir as usize, path, arguments, list_at, flags as usize, 0];
+            call(libc::SYS_execveat, args)
+        }
+    };
+    list.unmap_here();
+    errno
+}
+
+/// For a spawn: lets it have the variables that it is to hand on.
+pub(crate) fn spawn<T>(named: Named, variables: usize, spawn: impl FnOnce(usize) -> T) -> T {
+    let mut found = [0; MAX_STRING];
+    let list = is_to_be_alone(named, &mut found)
+        .then(|| List::without_library(variables))
+        .flatten();
+    let spawned = spawn(list.as_ref().map_or(variables, |list| list.at as usize));
+    if let Some(list) = list {
+        list.unmap();
     }
+    spawned
 }
 
 /// The variables of this process.
@@ -251,69 +270,131 @@ pub(crate) fn own() -> usize {
     (unsafe { (&raw const environ).read_volatile() }) as usize
 }
 
-fn hide(variables: usize) {
-    for nth in 0..MAX_VARIABLES {
-        let mut word = [0; size_of::<usize>()];
-        if read(variables + nth * word.len(), &mut word).is_none() {
-            return;
-        }
-        let at = usize::from_ne_bytes(word);
-        if at == 0 {
-            return;
-        }
-        let mut text = [0; MAX_STRING];
-        let variable = string(at, &mut text).map_or(&b""[..], CStr::to_bytes);
-        if let Some(list) = variable.strip_prefix(PRELOAD) {
-            if let Some((start, len)) = place_of_library(list) {
-                cover(at + PRELOAD.len() + start, &list[start..start + len]);
+/// Variables for a stranger, in memory of their own.
+struct List {
+    at: *mut u8,
+    len: usize,
+}
+
+/// What `vfork` children have left to their parents, by the slot of the thread: where, and how long.
+static LEFT: [[AtomicUsize; 2]; process::VFORKS_AT_A_TIME] =
+    [const { [const { AtomicUsize::new(0) }; 2] }; process::VFORKS_AT_A_TIME];
+
+/// In the parent of a `vfork` child, when it goes on.
+pub(crate) fn child_is_gone(slot: usize) {
+    if let Some([at, len]) = LEFT.get(slot) {
+        let at = at.swap(0, Ordering::SeqCst);
+        if at != 0 {
+            let len = len.load(Ordering::SeqCst);
+            List {
+                at: at as *mut u8,
+                len,
             }
-            return;
+            .unmap();
         }
     }
 }
 
-/// Where the library's path lies in a list.
-fn place_of_library(list: &[u8]) -> Option<(usize, usize)> {
-    let separates = |byte: &u8| *byte == b':' || byte.is_ascii_whitespace();
-    let mut start = 0;
-    for path in list.split(separates) {
-        if path.rsplit(|byte| *byte == b'/').next() == Some(LIBRARY) {
-            return Some((start, path.len()));
+impl List {
+    /// A copy of the list at an address, without the library; `None` where it does not name it.
+    fn without_library(variables: usize) -> Option<Self> {
+        let word = |nth: usize| {
+            let mut word = [0; WORD];
+            read(variables + nth * WORD, &mut word)?;
+            Some(usize::from_ne_bytes(word))
+        };
+        let (mut count, mut preload) = (0, None);
+        loop {
+            let at = word(count).filter(|_| count < MAX_VARIABLES)?;
+            if at == 0 {
+                break;
+            }
+            let mut name = [0; PRELOAD.len()];
+            if preload.is_none() && read(at, &mut name).is_some() && name == PRELOAD {
+                preload = Some((count, at + PRELOAD.len()));
+            }
+            count += 1;
         }
-        start += path.len() + 1;
+        let (nth, at) = preload?;
+        let mut text = [0; MAX_STRING];
+        let all = string(at, &mut text)?.to_bytes();
+        if !paths(all).any(is_library) {
+            return None;
+        }
+        let pointers = (count + 1) * WORD;
+        let list = Self::map(pointers + PRELOAD.len() + all.len() + 1)?;
+        // SAFETY: the mapping is so long, and nobody else knows of it; its bytes are zero.
+        let (words, text) =
+            unsafe { core::slice::from_raw_parts_mut(list.at, list.len) }.split_at_mut(pointers);
+        if read(variables, &mut words[..pointers - WORD]).is_none() {
+            list.unmap();
+            return None;
+        }
+        let others = paths(all).filter(|path| !is_library(path));
+        let len = join(others, text);
+        if len == PRELOAD.len() {
+            words.copy_within((nth + 1) * WORD.., nth * WORD);
+        } else {
+            let at = text.as_ptr() as usize;
+            words[nth * WORD..(nth + 1) * WORD].copy_from_slice(&at.to_ne_bytes());
+        }
+        Some(list)
     }
-    None
+
+    fn map(len: usize) -> Option<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, anywhere.
+        let at = unsafe {
+            rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, protection, MapFlags::PRIVATE)
+        };
+        Some(Self {
+            at: at.ok()?.cast(),
+            len,
+        })
+    }
+
+    fn unmap(self) {
+        // SAFETY: our own mapping, which nobody reads any more.
+        let _ = unsafe { rustix::mm::munmap(self.at.cast(), self.len) };
+    }
+
+    /// When the call has failed: there is nothing left to the parent.
+    fn unmap_here(self) {
+        if let Some([at, _]) = process::vfork_slot().and_then(|slot| LEFT.get(slot)) {
+            at.store(0, Ordering::SeqCst);
+        }
+        self.unmap();
+    }
+
+    /// A `vfork` child's memory is its parent's, and it does not come back to give it up.
+    fn is_left_to_the_parent(&self) {
+        if let Some([at, len]) = process::vfork_slot().and_then(|slot| LEFT.get(slot)) {
+            len.store(self.len, Ordering::SeqCst);
+            at.store(self.at as usize, Ordering::SeqCst);
+        }
+    }
 }
 
-fn cover(at: usize, path: &[u8]) {
-    if COVERED.taken.swap(true, Ordering::Acquire) {
-        // Another thread is about to start a stranger of its own.
-        return;
-    }
-    // SAFETY: the flag is ours.
-    let text = unsafe { &mut *COVERED.text.get() };
-    text[..path.len()].copy_from_slice(path);
-    COVERED.len.store(path.len(), Ordering::Relaxed);
-    COVERED.at.store(at, Ordering::Relaxed);
-    let blank = [b':'; 64];
-    let mut pieces = (0..path.len()).step_by(blank.len());
-    let done = pieces.all(|start| {
-        let len = blank.len().min(path.len() - start);
-        write(at + start, &blank[..len]).is_some()
-    });
-    if !done {
-        show();
-    }
+fn paths(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+    list.split(|byte| *byte == b':' || byte.is_ascii_whitespace())
+        .filter(|path| !path.is_empty())
 }
 
-/// Puts back what was covered.
-pub(crate) fn show() {
-    let at = COVERED.at.swap(0, Ordering::Acquire);
-    if at == 0 {
-        return;
+fn is_library(path: &[u8]) -> bool {
+    path.rsplit(|byte| *byte == b'/').next() == Some(LIBRARY)
+}
+
+/// Writes the variable with these paths, which fit; how long it is.
+fn join<'a>(paths: impl Iterator<Item = &'a [u8]>, into: &mut [u8]) -> usize {
+    into[..PRELOAD.len()].copy_from_slice(PRELOAD);
+    let mut end = PRELOAD.len();
+    for path in paths {
+        if end > PRELOAD.len() {
+            into[end] = b':';
+            end += 1;
+        }
+        into[end..end + path.len()].copy_from_slice(path);
+        end += path.len();
     }
-    // SAFETY: who has taken the address has the flag with it.
-    let text = unsafe { &*COVERED.text.get() };
-    let _ = write(at, &text[..COVERED.len.load(Ordering::Relaxed)]);
-    COVERED.taken.store(false, Ordering::Release);
+    end
 }

@@ -246,8 +246,8 @@ interpose! {
     asks execv (process::before_execv, descriptors::minus_one);
     asks execvp (process::before_execvp, descriptors::minus_one);
     asks execvpe (process::before_execvpe, descriptors::minus_one);
-    asks execl (process::before_execv, descriptors::minus_one);
-    asks execlp (process::before_execvp, descriptors::minus_one);
+    asks execl (process::before_program, descriptors::minus_one);
+    asks execlp (process::before_program, descriptors::minus_one);
     asks execle (process::before_program, descriptors::minus_one);
     asks fexecve (process::before_fexecve, descriptors::minus_one);
     asks execveat (process::before_execveat, descriptors::minus_one);

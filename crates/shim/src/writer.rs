@@ -1114,7 +1114,8 @@ impl Writer {
         let State::Fresh(fresh) = &*state else {
             return None;
         };
-        if self.appends || self.loan.is_out() || ofd.is_wanted() || fresh.file().is_some() {
+        let ours = self.appends || self.loan.is_out() || ofd.is_wanted() || fresh.file().is_some();
+        if ours || self.must_stage() {
             return None;
         }
         let len = one.iov_len as u64;
@@ -1123,9 +1124,9 @@ impl Writer {
             (None, Some((start, _))) => start,
             (None, None) => claimed.insert(claim(ofd, len).ok()?).0,
         };
-        if !self.blocks.take(fd, start, len) {
-            return None;
-        }
+        let _alone = self.blocks.take(fd, start, len)?;
+        // Others may write to it, too, and an `fsync` is about their bytes as well.
+        self.named.store(false, Ordering::Relaxed);
         match from.kernel_write(fd, start as i64, self.durable()) {
             Err(libc::EOPNOTSUPP) => None,
             written => Some(written),

@@ -1323,7 +1323,7 @@ fn names_are_durable_when_the_call_returns() {
 /// publish; nor does a child that uses no file get it in the first place.
 #[test]
 fn who_gives_up_rights_loses_the_pool() {
-    let Some(place) = Place::new("rights") else {
+    let Some(place) = Place::new("gives-up") else {
         return;
     };
     let program = place.compile("rights");
@@ -1345,7 +1345,7 @@ fn who_gives_up_rights_loses_the_pool() {
             };
             assert_ne!(here, "0", "{mode}, {how}: nothing was staged");
             assert_eq!((child, after), ("0", "0"), "{mode}, {how}");
-            assert_eq!(place.content(), "before\nafter\n", "{mode}, {how}");
+            assert_eq!(place.content(), "before\nbetween\nafter\n", "{mode}, {how}");
         }
     }
 }

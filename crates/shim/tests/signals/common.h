@@ -30,7 +30,7 @@
 static const char *path;
 
 /* How many times as long everything takes, as the lab says of a slow processor: what ticks must leave it some time. */
-static int patience(void) {
+static __attribute__((unused)) int patience(void) {
     const char *times = getenv("ADIT_TEST_PATIENCE");
     return times ? atoi(times) : 1;
 }

@@ -196,6 +196,14 @@ fn a_promise_is_not_weakened_behind_the_programs_back() {
     assert_eq!(place.content(), "one\ntwo\nthree\nfour\n");
 }
 
+/// Whether a new block's size is on the medium before the block is: then mode `strict` leaves nothing to the kernel.
+fn sizes_come_early() -> bool {
+    const EXT4: u64 = 0xef53;
+    let place = scratch::place();
+    let fs = rustix::fs::statfs(std::os::unix::ffi::OsStrExt::as_bytes(place.as_os_str()));
+    !scratch::is_memory() && fs.expect("its file system").f_type as u64 == EXT4
+}
+
 /// What the kernel does as well as the mode promises it does, and a file of one page is not staged for that; from the
 /// first write on that has to be whole across blocks, or begins inside one behind a page cache, it is.
 #[test]
@@ -211,8 +219,11 @@ fn the_first_blocks_are_the_kernels() {
         let words = format!("{mode} ADIT_KERNEL_BLOCKS=2");
         let mut program = Told::willing(&place, &words, &file);
         program.answers(&[("o0", "done"), ("w0 one", "done")]);
-        assert!(!place.is_leased(), "{mode}: a block");
-        assert_eq!(place.content(), "one\n", "mode {mode}");
+        let early = mode == "strict" && sizes_come_early();
+        assert_eq!(place.is_leased(), early, "{mode}: a block");
+        if !early {
+            assert_eq!(place.content(), "one\n", "mode {mode}");
+        }
         program.answers(&[("w0 two", "done")]);
         let second = mode == "strict" && !within;
         assert_eq!(place.is_leased(), second, "{mode}: inside of it");
@@ -253,7 +264,12 @@ fn the_kernels_blocks_are_durable() {
     if !has_strace() {
         return;
     }
-    for mode in ["sync", "strict"] {
+    let modes = if sizes_come_early() {
+        &["sync"][..]
+    } else {
+        &["sync", "strict"]
+    };
+    for mode in modes {
         let words = format!("{mode} ADIT_KERNEL_BLOCKS=1");
         run(place
             .tracing(&program, &words, "pwritev2,pwrite64,write")

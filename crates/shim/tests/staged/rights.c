@@ -4,8 +4,10 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,6 +29,18 @@ static int give_up(const char *how) {
     return chroot("/");
 }
 
+/* A child that nobody told that it is one: what it maps may lie where its parent has the pool. */
+static int untold(void *how) {
+    enum { LEN = 512 << 20 };
+    char *own = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (own == MAP_FAILED) return 1;
+    for (long at = 0; at < LEN; at += LEN / 64) own[at] = 1;
+    if (give_up(how) < 0) return 2;
+    for (long at = 0; at < LEN; at += LEN / 64)
+        if (own[at] != 1) return 3;
+    return 0;
+}
+
 int main(int count, char **args) {
     if (count < 4) return 2;
     const char *pool = args[3];
@@ -38,7 +52,12 @@ int main(int count, char **args) {
         tell("in the child", pool);
         _exit(0);
     }
-    if (waitpid(child, NULL, 0) != child || give_up(args[1]) < 0) return 1;
+    static char stack[1 << 20];
+    int status = -1;
+    if (waitpid(child, NULL, 0) != child) return 1;
+    pid_t cloned = clone(untold, stack + sizeof stack, SIGCHLD, args[1]);
+    if (waitpid(cloned, &status, 0) != cloned || status) return 1;
+    if (write(fd, "between\n", 8) != 8 || give_up(args[1]) < 0) return 1;
     tell("after", pool);
     return write(fd, "after\n", 6) != 6;
 }

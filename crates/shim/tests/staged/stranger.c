@@ -33,13 +33,11 @@ static void execute(const char *how, char *path) {
     char old[8192] = "";
     if (!strcmp(how, "execve") || !strcmp(how, "vfork")) execve(path, arguments, environ);
     if (!strcmp(how, "execv")) execv(path, arguments);
-    if (!strcmp(how, "execl")) execl(path, path, "tell", NULL);
     if (!strcmp(how, "fexecve")) fexecve(open(path, O_PATH), arguments, environ);
     if (!strcmp(how, "execveat")) execveat(open(path, O_PATH), "", arguments, environ, AT_EMPTY_PATH);
     strncat(old, path, name - 1 - path);
     setenv("PATH", strcat(old, ":/bin:/usr/bin"), 1);
     if (!strcmp(how, "execvp")) execvp(name, arguments);
-    if (!strcmp(how, "execlp")) execlp(name, name, "tell", NULL);
     if (!strcmp(how, "execvpe")) execvpe(name, arguments, environ);
     _exit(9);
 }

@@ -158,7 +158,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         }
         self.with_room(|| {
             let mut guard = self.lock()?;
-            if never_cut && guard.end()?.is_some_and(|end| end >= size) {
+            let end = guard.end()?.unwrap_or_else(|| self.look().overlay.size());
+            if never_cut && end >= size {
                 // What made it so long may still wait for the device.
                 let view = self.look();
                 let last = view.last_waiting().unwrap_or(view.last());
