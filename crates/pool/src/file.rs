@@ -361,12 +361,17 @@ impl PoolFile {
             return Ok(pool);
         }
         let belongs = belongs(&fd, &pool)?;
-        let mut medium = read_only(&fd)?;
-        medium.slow = true;
-        medium.mirror = mirror::find(&mirror::path_of(&fd)?, &belongs)
-            .unwrap_or(None)
-            .map(|mirror| (mirror, belongs.tables));
-        Pool::open(medium, Box::new(LocalLocks::default()), boot)
+        loop {
+            let mut medium = read_only(&fd)?;
+            medium.slow = true;
+            medium.mirror = mirror::find(&mirror::path_of(&fd)?, &belongs)
+                .unwrap_or(None)
+                .map(|mirror| (mirror, belongs.tables));
+            let opened = Pool::open(medium, Box::new(LocalLocks::default()), boot);
+            if !is_growing(&opened, whole_pages(&fd)?) {
+                return opened;
+            }
+        }
     }
 
     /// The pool.
