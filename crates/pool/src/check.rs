@@ -14,7 +14,7 @@ use crate::layout::{
     ABI, ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, PAGE, RecordKind, SHARED, SUPERBLOCK_A,
     SUPERBLOCK_B, Slot, Superblock, VERSION, at, checked_value,
 };
-use crate::lock::Holder;
+use crate::lock::{Holder, NOBODY};
 use crate::pool::{Pool, read_raw};
 use crate::recover::{Counts, Recovery, Rejected, Rejection};
 
@@ -163,6 +163,10 @@ impl<M: Medium> Pool<M> {
     fn check_lock(&self, offset: u64, report: &mut CheckReport) -> Result<()> {
         let word = self.load(offset)?;
         if word == 0 {
+            return Ok(());
+        }
+        if word == NOBODY {
+            report.note("lock", offset, "its holder is gone, and its repair failed");
             return Ok(());
         }
         let Holder { slot, thread, .. } = Holder::of(word);

@@ -169,8 +169,8 @@ impl<'a, M: Medium> Locked<'a, M> {
     }
 }
 
-/// A word that nobody who lives has: of a slot that no pool has.
-const NOBODY: u64 = 0xffff | 1 << 32;
+/// A word that nobody who lives has, of a slot that no pool has: the lock of a dead owner whose repair failed.
+pub(crate) const NOBODY: u64 = 0xffff | 1 << 32;
 
 impl<M: Medium> Locked<'_, M> {
     /// Whoever takes the lock next is told again that its owner died: what he left could not be repaired.

@@ -2,7 +2,7 @@
 
 mod common;
 
-use adit_pool::layout::Geometry;
+use adit_pool::layout::{FileEntry, Geometry};
 use adit_pool::{Error, Extent, LocalLocks, Op, Pool, When};
 use adit_sim::SimMedium;
 use common::memory::Memory;
@@ -128,6 +128,37 @@ fn the_dead_leave_what_they_acknowledged() {
     a.detach().unwrap();
     assert!(pool.free_chunks().unwrap() > free);
     assert_eq!(pool.superblock().unwrap().flags, 1);
+}
+
+/// A lock that was taken from a dead owner stays a dead one's until what he left is repaired.
+#[test]
+fn who_cannot_repair_leaves_that_to_the_next() {
+    let medium = Memory::new(&vec![0; tiny_size(8) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let (dead, alive) = (pool.attach().unwrap(), pool.attach().unwrap());
+    let file = dead.enter_file(&name(1)).unwrap();
+    dead.lock_file(file).unwrap().set_end(0).unwrap();
+    stage(&dead, file, 0, b"one", When::Now).unwrap();
+    let op = fill(&dead, 3, b"two").unwrap();
+    let mut guard = dead.lock_file(file).unwrap();
+    // It dies when its record is there and before the end of the file shows it: the lock is never released.
+    let end = TINY.file_entry(0) + std::mem::offset_of!(FileEntry, end) as u64;
+    medium.break_word(Some(end));
+    assert!(guard.append(&op, When::Now).is_err());
+    std::mem::forget(guard);
+    drop(dead);
+    for _ in 0..2 {
+        assert!(alive.lock_file(file).is_err());
+        let report = pool.check().unwrap();
+        assert_eq!(report.problems, []);
+        let left = |note: &&adit_pool::Problem| note.structure == "lock";
+        assert_eq!(report.notes.iter().filter(left).count(), 1);
+    }
+    medium.break_word(None);
+    assert_eq!(alive.lock_file(file).unwrap().end().unwrap(), Some(6));
+    let found = pool.scan().unwrap();
+    assert_eq!(replayed(&pool, &found, file, b"").unwrap(), b"onetwo");
 }
 
 #[test]

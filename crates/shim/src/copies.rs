@@ -294,7 +294,7 @@ impl Call {
 }
 
 /// Whether a call may have changed the file that it was to write to: the kernel refuses most before it begins.
-fn may_have_written(made: Result<(), c_int>) -> bool {
+pub(crate) fn may_have_written(made: Result<(), c_int>) -> bool {
     const REFUSED: [c_int; 8] = [
         libc::EXDEV,
         libc::EOPNOTSUPP,

@@ -62,6 +62,7 @@ struct Staging {
     together: bool,
     /// In mode `posix`.
     appends: Option<Appends>,
+    /// See [`kernel_blocks`].
     kernel_blocks: Option<u32>,
 }
 

@@ -357,6 +357,7 @@ pub(crate) extern "C" fn before_clone(_function: usize, _stack: usize, flags: c_
 /// Threads whose `vfork` child is running, by thread pointer; zero is free.
 static VFORKING: [AtomicUsize; VFORKS_AT_A_TIME] =
     [const { AtomicUsize::new(0) }; VFORKS_AT_A_TIME];
+/// With more at a time nothing stays promoted, see [`before_vfork`].
 pub(crate) const VFORKS_AT_A_TIME: usize = 64;
 static VFORKS: AtomicU32 = AtomicU32::new(0);
 

@@ -21,10 +21,6 @@ use rustix::mm::{MapFlags, ProtFlags};
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 /// What `adit run` preloads, wherever it lies.
 const LIBRARY: &[u8] = b"libadit.so";
-/// Scripts whose interpreter is a script: the kernel gives up after this many, too.
-const MAX_SCRIPTS: usize = 5;
-/// The kernel reads this much of a script's first line.
-const LINE: usize = 256;
 const MAX_STRING: usize = 4096;
 /// Variables that are looked at.
 const MAX_VARIABLES: usize = 1 << 14;
@@ -97,18 +93,13 @@ impl Bytes for Program {
 
 /// Whether the library must not be loaded into the program in an open file. Of scripts their interpreter decides.
 fn is_stranger(mut file: OwnedFd) -> bool {
-    for _ in 0..MAX_SCRIPTS {
+    for _ in 0..elf::MAX_SCRIPTS {
         let program = Program::new(file);
-        let line = &program.start[..program.len.min(LINE)];
-        let Some(script) = line.strip_prefix(b"#!") else {
+        let line = &program.start[..program.len.min(elf::SCRIPT_LINE)];
+        let Some(interpreter) = elf::interpreter(line) else {
             return elf::inspect(&program).is_some_and(|elf| elf.is_foreign());
         };
-        let line = script.split(|byte| *byte == b'\n').next();
-        let mut words = line
-            .unwrap_or_default()
-            .split(|byte| matches!(byte, b' ' | b'\t'));
-        let interpreter = words.find(|word| !word.is_empty()).unwrap_or_default();
-        let mut name = [0; LINE + 1];
+        let mut name = [0; elf::SCRIPT_LINE + 1];
         name[..interpreter.len()].copy_from_slice(interpreter);
         match CStr::from_bytes_until_nul(&name).ok().and_then(open) {
             Some(opened) => file = opened,

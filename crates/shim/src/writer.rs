@@ -44,7 +44,7 @@ use crate::ofd::{Ofd, Offset};
 use crate::signal::engine;
 use crate::stage::{self, Refusal, Staged};
 use crate::stat::Logical;
-use crate::{appends, children, descriptors, init, process, sys, together};
+use crate::{appends, children, copies, descriptors, init, process, sys, together};
 use adit_pmem::MediumKind;
 use adit_store::registry::Reason;
 use adit_store::staged::{AppendsOnly, Error, Mode, Place, Scope, Where};
@@ -1114,8 +1114,8 @@ impl Writer {
         let State::Fresh(fresh) = &*state else {
             return None;
         };
-        let ours = self.appends || self.loan.is_out() || ofd.is_wanted() || fresh.file().is_some();
-        if ours || self.must_stage() {
+        let is_shared = self.loan.is_out() || ofd.is_wanted() || fresh.file().is_some();
+        if self.appends || is_shared || self.must_stage() {
             return None;
         }
         let len = one.iov_len as u64;
@@ -1245,7 +1245,7 @@ impl Writer {
         }
         self.lend_for_a_call(ofd, fd)?;
         let done = call();
-        self.call_has_returned(done.is_ok());
+        self.call_has_returned(copies::may_have_written(done.map(drop)));
         if self.durable() {
             sys::fsync(fd as usize)?;
         }

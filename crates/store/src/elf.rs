@@ -52,7 +52,8 @@ pub const OUR_MACHINE: u16 = if cfg!(target_arch = "x86_64") {
 };
 
 const MAX_SEGMENTS: u16 = 512;
-const MAX_NOTES: u64 = 64 << 10;
+/// Notes that are looked at in all segments together: each is a read.
+const MAX_NOTES: u32 = 256;
 const MAX_STRING: usize = 1024;
 
 const PT_INTERP: u32 = 3;
@@ -66,6 +67,21 @@ struct Segment {
     kind: u32,
     offset: u64,
     len: u64,
+}
+
+/// The kernel gives up on scripts whose interpreter is a script after this many, too.
+pub const MAX_SCRIPTS: u32 = 5;
+/// The kernel reads this much of a script's first line.
+pub const SCRIPT_LINE: usize = 256;
+
+/// The interpreter that the first line of a script names; `None` of what is no script, or names none.
+pub fn interpreter(start: &[u8]) -> Option<&[u8]> {
+    let line = start
+        .strip_prefix(b"#!")?
+        .split(|byte| *byte == b'\n')
+        .next()?;
+    line.split(|byte| matches!(byte, b' ' | b'\t'))
+        .find(|word| !word.is_empty())
 }
 
 /// Reads the headers of an ELF file; `None` when it is not one, or is cut off inside them.
@@ -82,6 +98,7 @@ pub fn inspect(file: &impl Bytes) -> Option<Elf> {
         machine,
         ..Elf::default()
     };
+    let mut notes = MAX_NOTES;
     if !is_64 {
         return Some(elf);
     }
@@ -98,7 +115,7 @@ pub fn inspect(file: &impl Bytes) -> Option<Elf> {
         let segment = segment(file, offset)?;
         match segment.kind {
             PT_INTERP => elf.linker = Some(linker(file, &segment)?),
-            PT_NOTE => elf.is_go |= has_go_note(file, &segment),
+            PT_NOTE => elf.is_go |= has_go_note(file, &segment, &mut notes),
             _ => {}
         }
     }
@@ -126,9 +143,10 @@ fn linker(file: &impl Bytes, segment: &Segment) -> Option<Linker> {
     Some(if glibc { Linker::Glibc } else { Linker::Other })
 }
 
-fn has_go_note(file: &impl Bytes, segment: &Segment) -> bool {
+fn has_go_note(file: &impl Bytes, segment: &Segment, left: &mut u32) -> bool {
     let mut at = 0;
-    while at < segment.len.min(MAX_NOTES) {
+    while at < segment.len && *left > 0 {
+        *left -= 1;
         let mut head = [0u8; 16];
         let Some(offset) = segment.offset.checked_add(at) else {
             return false;
@@ -140,7 +158,6 @@ fn has_go_note(file: &impl Bytes, segment: &Segment) -> bool {
         if word(8) == GO_BUILD_ID && head[12..] == *b"Go\0\0" {
             return true;
         }
-        // Each note advances by at least its header, so this ends.
         at += 12 + word(0).next_multiple_of(4) + word(4).next_multiple_of(4);
     }
     false
@@ -207,6 +224,45 @@ mod tests {
     }
 
     #[test]
+    fn a_program_of_nothing_but_notes_is_read_to_a_bound() {
+        struct Counted(Vec<u8>, std::cell::Cell<u32>);
+        impl Bytes for Counted {
+            fn read_at(&self, offset: u64, into: &mut [u8]) -> Option<()> {
+                self.1.set(self.1.get() + 1);
+                self.0.read_at(offset, into)
+            }
+        }
+        // Every segment is the same long run of empty notes.
+        let notes = 64 + 56 * usize::from(MAX_SEGMENTS);
+        let mut file = vec![0; notes + (64 << 10)];
+        file[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        file[32..40].copy_from_slice(&64_u64.to_le_bytes());
+        file[54..56].copy_from_slice(&56_u16.to_le_bytes());
+        file[56..58].copy_from_slice(&MAX_SEGMENTS.to_le_bytes());
+        for segment in file[64..notes].chunks_exact_mut(56) {
+            segment[..4].copy_from_slice(&PT_NOTE.to_le_bytes());
+            segment[8..16].copy_from_slice(&(notes as u64).to_le_bytes());
+            segment[32..40].copy_from_slice(&(60_u64 << 10).to_le_bytes());
+        }
+        let file = Counted(file, std::cell::Cell::new(0));
+        assert!(inspect(&file).is_some());
+        assert_eq!(file.1.get(), 2 + u32::from(MAX_SEGMENTS) + MAX_NOTES);
+    }
+
+    #[test]
+    fn interpreters() {
+        assert_eq!(interpreter(b"#!/bin/sh\necho"), Some(&b"/bin/sh"[..]));
+        assert_eq!(
+            interpreter(b"#! \t/usr/bin/env -S a b\n"),
+            Some(&b"/usr/bin/env"[..])
+        );
+        assert_eq!(interpreter(b"#!/cut/off"), Some(&b"/cut/off"[..]));
+        for none in [&b"#!"[..], b"#! \n/bin/sh", b"# !/bin/sh", b""] {
+            assert_eq!(interpreter(none), None);
+        }
+    }
+
+    #[test]
     fn linkers() {
         let of = |path: &[u8]| {
             let segment = Segment {
@@ -241,9 +297,12 @@ mod tests {
             offset: 0,
             len,
         };
-        assert!(has_go_note(&notes, &segment));
+        let has =
+            |notes: &[u8], segment, mut left| has_go_note(&notes.to_vec(), segment, &mut left);
+        assert!(has(&notes, &segment, 2));
         let first = Segment { len: 32, ..segment };
-        assert!(!has_go_note(&notes[..40].to_vec(), &segment), "cut off");
-        assert!(!has_go_note(&notes, &first));
+        assert!(!has(&notes[..40], &segment, 2), "cut off");
+        assert!(!has(&notes, &first, 2));
+        assert!(!has(&notes, &segment, 1), "one too many");
     }
 }

@@ -1,4 +1,5 @@
-//! The engine: direct files, staging, publishing, the registry and the monitor.
+//! The engine: direct files, staging, publishing, the registry and the monitor; and what a program's file says of
+//! whether the library may be preloaded into it, which both who starts programs and the library ask.
 
 mod clock;
 pub mod direct;

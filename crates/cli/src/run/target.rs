@@ -15,10 +15,6 @@ use adit_store::elf::{self, Bytes, Linker};
 
 /// What `execvp` searches when `PATH` is not set.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
-/// Scripts whose interpreter is a script: the kernel gives up after this many, too.
-const MAX_SCRIPTS: u32 = 5;
-/// The kernel reads this much of a script's first line.
-const SCRIPT_LINE: usize = 256;
 
 /// Why a program runs without the library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,7 +101,7 @@ pub(crate) fn executable(file: &OsStr) -> Result<(), Errno> {
 /// Judges the program in `file`.
 pub(crate) fn judge(file: &OsStr) -> Judgement {
     let mut file = file.to_owned();
-    for _ in 0..MAX_SCRIPTS {
+    for _ in 0..elf::MAX_SCRIPTS {
         match look(&file) {
             Look::Decided(without) => {
                 return Judgement {
@@ -151,10 +147,10 @@ fn look(file: &OsStr) -> Look {
     let Ok(opened) = open(file.as_bytes(), flags, Mode::empty()).map(Opened) else {
         return Look::Decided(Some(rights(file).unwrap_or(Why::Unreadable)));
     };
-    let mut line = [0u8; SCRIPT_LINE];
+    let mut line = [0u8; elf::SCRIPT_LINE];
     let len = rustix::io::pread(&opened.0, &mut line, 0).unwrap_or(0);
-    if let Some(interpreter) = script_interpreter(&line[..len]) {
-        return Look::Script(interpreter);
+    if let Some(interpreter) = elf::interpreter(&line[..len]) {
+        return Look::Script(OsStr::from_bytes(interpreter).to_owned());
     }
     if !line[..len].starts_with(b"\x7fELF") {
         // The shell runs what the kernel refuses as a format, which is what execvp does, too.
@@ -167,15 +163,6 @@ fn look(file: &OsStr) -> Look {
         return Look::Decided(Some(why));
     }
     Look::Decided(against(&elf))
-}
-
-/// The interpreter a `#!` line names.
-fn script_interpreter(start: &[u8]) -> Option<OsString> {
-    let line = start.strip_prefix(b"#!")?.split(|b| *b == b'\n').next()?;
-    let name = line
-        .split(|b| *b == b' ' || *b == b'\t')
-        .find(|word| !word.is_empty())?;
-    Some(OsStr::from_bytes(name).to_owned())
 }
 
 /// Whether starting this file changes who the process is.
@@ -216,19 +203,6 @@ mod tests {
         assert_eq!(candidates(OsStr::new("./x"), path), ["./x"]);
         assert_eq!(candidates(OsStr::new("x"), None), ["/bin/x", "/usr/bin/x"]);
         assert!(candidates(OsStr::new(""), path).is_empty());
-    }
-
-    #[test]
-    fn script_lines() {
-        let name = |line: &[u8]| script_interpreter(line).map(OsString::into_vec);
-        assert_eq!(name(b"#!/bin/sh\n"), Some(b"/bin/sh".to_vec()));
-        assert_eq!(
-            name(b"#! \t/usr/bin/env python3 -x\nrest"),
-            Some(b"/usr/bin/env".to_vec())
-        );
-        assert_eq!(name(b"#!/no/newline"), Some(b"/no/newline".to_vec()));
-        assert_eq!(name(b"#!\n/bin/sh"), None);
-        assert_eq!(name(b"echo"), None);
     }
 
     #[test]

@@ -10,9 +10,17 @@ pub struct Memory {
     words: Arc<[AtomicU64]>,
     strays: Arc<AtomicU64>,
     slow: bool,
+    /// Of a word that cannot be stored to, plus one.
+    broken: Arc<AtomicU64>,
 }
 
 impl Memory {
+    /// From now on no store to the word at this offset succeeds.
+    pub fn break_word(&self, offset: Option<u64>) {
+        self.broken
+            .store(offset.map_or(0, |offset| offset + 1), Ordering::SeqCst);
+    }
+
     /// One whose fences wait for a device, as those of a page cache.
     pub fn slow(bytes: &[u8]) -> Self {
         Self {
@@ -30,6 +38,7 @@ impl Memory {
             words,
             strays: Arc::default(),
             slow: false,
+            broken: Arc::default(),
         }
     }
 
@@ -77,6 +86,14 @@ impl Medium for Memory {
     }
 
     fn store(&self, offset: u64, value: u64) -> Result<(), OutOfRange> {
+        if self.broken.load(Ordering::SeqCst) == offset + 1 {
+            let size = self.size();
+            return Err(OutOfRange {
+                offset,
+                len: 8,
+                size,
+            });
+        }
         self.word(offset)?.store(value, Ordering::Release);
         Ok(())
     }

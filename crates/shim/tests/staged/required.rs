@@ -250,7 +250,13 @@ fn the_first_blocks_are_the_kernels() {
         let mut program = Told::willing(&place, words, &file);
         program.answers(&[("o0", "done"), ("w0 one", "done")]);
         assert!(place.is_leased(), "{words}");
+        if words.ends_with("REQUIRE=1") {
+            let reader = fs::File::open(&file).expect("the file");
+            program.answers(&[("w0 two", "EBUSY")]);
+            drop(reader);
+        }
         program.answers(&[("c0", "done")]);
+        assert_eq!(place.content(), "one\n", "{words}");
     }
 }
 
