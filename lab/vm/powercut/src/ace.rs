@@ -12,7 +12,10 @@ use std::rc::Rc;
 pub(crate) const NAMES: [&str; 3] = ["foo", "bar", "A/baz"];
 /// The directories; the second exists at the start, the third is made by an operation.
 pub(crate) const DIRS: [&str; 3] = ["", "A", "B"];
-const MADE: usize = 2;
+const OWN: usize = 1;
+pub(crate) const MADE: usize = 2;
+/// What the second directory, and the name in it, are called when it has been renamed.
+pub(crate) const MOVED: [&str; 2] = ["C", "C/baz"];
 pub(crate) const BASE: usize = 6000;
 const APPENDED: usize = 5000;
 /// Bytes of a short file, within one block.
@@ -26,10 +29,15 @@ const LONG: usize = 9000;
 pub(crate) enum Op {
     Create(usize),
     Mkdir,
+    Rmdir,
+    /// Renames the directory that the third name is in.
+    Move,
     Append(usize),
     /// The first bytes of an empty file, which are few.
     Begin(usize),
     Overwrite(usize),
+    /// The same through a mapping, with its sync.
+    Store(usize),
     Cut(usize),
     Extend(usize),
     /// Makes it longer, with blocks for it.
@@ -54,16 +62,46 @@ pub(crate) enum Event {
 pub(crate) struct Tree {
     pub(crate) names: [Option<usize>; 3],
     made: bool,
+    moved: bool,
 }
 
 impl Tree {
     pub(crate) const START: Self = Self {
         names: [Some(0), None, None],
         made: false,
+        moved: false,
     };
 
     fn absent(&self, name: usize) -> bool {
         self.names[name].is_none()
+    }
+
+    /// What a directory is called now.
+    pub(crate) fn dir(&self, dir: usize) -> &'static str {
+        if self.moved && dir == OWN {
+            MOVED[0]
+        } else {
+            DIRS[dir]
+        }
+    }
+
+    /// Where a name is now.
+    pub(crate) fn path(&self, name: usize) -> &'static str {
+        if self.moved && parent(name) == OWN {
+            MOVED[1]
+        } else {
+            NAMES[name]
+        }
+    }
+
+    /// The directories that are there.
+    fn dirs(&self) -> BTreeSet<String> {
+        let made = self.made.then_some(DIRS[MADE]);
+        [self.dir(OWN)]
+            .into_iter()
+            .chain(made)
+            .map(String::from)
+            .collect()
     }
 }
 
@@ -166,13 +204,18 @@ impl Story {
                 });
                 self.rename(at, tree, name, Some(self.lives.len() - 1));
             }
-            Op::Mkdir => {
-                tree.made = true;
+            Op::Mkdir | Op::Rmdir => {
+                tree.made = op == Op::Mkdir;
+                self.changed[0].push(at);
+            }
+            Op::Move => {
+                tree.moved = true;
                 self.changed[0].push(at);
             }
             Op::Append(_)
             | Op::Begin(_)
             | Op::Overwrite(_)
+            | Op::Store(_)
             | Op::Cut(_)
             | Op::Extend(_)
             | Op::Allocate(_)
@@ -236,7 +279,7 @@ impl Story {
                 found.push(Op::Empty(name));
             }
             if size >= OVERWRITTEN.end {
-                found.push(Op::Overwrite(name));
+                found.extend([Op::Overwrite(name), Op::Store(name)]);
             }
             if size > SHORT {
                 found.push(Op::Cut(name));
@@ -256,8 +299,9 @@ impl Story {
             }
             found.push(Op::Unlink(name));
         }
-        if !tree.made {
-            found.push(Op::Mkdir);
+        found.push(if tree.made { Op::Rmdir } else { Op::Mkdir });
+        if !tree.moved {
+            found.push(Op::Move);
         }
         found
     }
@@ -269,7 +313,7 @@ impl Op {
         match self {
             Self::Append(name) => (name, size(name)..size(name) + APPENDED),
             Self::Begin(name) => (name, 0..FIRST),
-            Self::Overwrite(name) => (name, OVERWRITTEN),
+            Self::Overwrite(name) | Self::Store(name) => (name, OVERWRITTEN),
             Self::Cut(name) => (name, 0..SHORT),
             Self::Extend(name) | Self::Allocate(name) => (name, 0..LONG),
             Self::Create(name)
@@ -277,7 +321,7 @@ impl Op {
             | Self::Rename(_, name)
             | Self::Link(_, name)
             | Self::Unlink(name) => (name, 0..0),
-            Self::Mkdir => (0, 0..0),
+            Self::Mkdir | Self::Rmdir | Self::Move => (0, 0..0),
         }
     }
 
@@ -285,6 +329,7 @@ impl Op {
     fn saves(self) -> Vec<Event> {
         match self {
             Self::Mkdir => vec![Event::SyncDir(0), Event::SyncDir(MADE)],
+            Self::Rmdir | Self::Move => vec![Event::SyncDir(0)],
             Self::Unlink(name) => vec![Event::SyncDir(parent(name))],
             Self::Rename(from, to) if parent(from) != parent(to) => vec![
                 Event::SyncFile(to),
@@ -297,6 +342,7 @@ impl Op {
             Self::Append(name)
             | Self::Begin(name)
             | Self::Overwrite(name)
+            | Self::Store(name)
             | Self::Cut(name)
             | Self::Extend(name)
             | Self::Allocate(name)
@@ -308,10 +354,11 @@ impl Op {
 }
 
 /// All sequences with so many operations. The last ends with a sync, unless calls are durable by themselves. What an
-/// open cuts waits for no commit.
+/// open cuts, and what is stored through a mapping, waits for no commit.
 fn all(operations: usize, promise: Promise) -> Vec<Vec<Event>> {
     let bare_end = promise.calls_are_durable();
-    let promised = |op: &Op| promise != Promise::Atomic || !matches!(op, Op::Empty(_));
+    let promised =
+        |op: &Op| promise != Promise::Atomic || !matches!(op, Op::Empty(_) | Op::Store(_));
     let mut found = vec![Vec::new()];
     for left in (0..operations).rev() {
         let mut longer = Vec::new();
@@ -372,11 +419,14 @@ impl Order {
     }
 }
 
-/// Every way to take one event of each of four, from these on.
-fn picks(floors: [usize; 4], end: usize) -> impl Iterator<Item = [usize; 4]> {
-    let [a, b, c, d] = floors;
-    (a..end).flat_map(move |a| {
-        (b..end).flat_map(move |b| (c..end).flat_map(move |c| (d..end).map(move |d| [a, b, c, d])))
+/// Every way to take one event of each list.
+fn picks<const N: usize>(lists: &[Vec<usize>; N]) -> impl Iterator<Item = [usize; N]> {
+    (0..lists.iter().map(Vec::len).product()).map(move |mut nth: usize| {
+        lists.each_ref().map(|list| {
+            let event = list[nth % list.len()];
+            nth /= list.len();
+            event
+        })
     })
 }
 
@@ -422,26 +472,35 @@ impl Story {
         promise: Promise,
         found: &Found,
     ) -> Result<(), String> {
-        let floors: Vec<usize> = (0..NAMES.len())
-            .map(|name| {
-                let changed = |a: &Tree, b: &Tree| a.names[name] != b.names[name];
-                self.certain(done, promise, parent(name), changed)
-            })
-            .collect();
-        let made = self.certain(done, promise, 0, |a, b| a.made != b.made);
-        let oldest = floors.iter().copied().min().unwrap_or(0);
+        let since = |dir: usize, changed: &dyn Fn(&Tree, &Tree) -> bool| -> Vec<usize> {
+            let floor = self.certain(done, promise, dir, changed);
+            let later = floor + 1..self.trees.len();
+            let changes =
+                later.filter(|&event| changed(&self.trees[event - 1], &self.trees[event]));
+            [floor].into_iter().chain(changes).collect()
+        };
+        let name = |name: usize| since(parent(name), &|a, b| a.names[name] != b.names[name]);
+        let made = since(0, &|a, b| a.made != b.made);
+        let moved = since(0, &|a, b| a.moved != b.moved);
+        let ways = [name(0), name(1), name(2), made, moved];
+        let oldest = ways[..NAMES.len()]
+            .iter()
+            .map(|events| events[0])
+            .min()
+            .unwrap_or(0);
         let has = |tree: &Tree, file: usize| tree.names.contains(&Some(file));
         let kept = |file: &usize| self.trees[oldest..].iter().all(|tree| has(tree, *file));
         let kept: Vec<usize> = (0..self.lives.len()).filter(kept).collect();
         let mut why = String::new();
-        for [a, b, c, dir] in picks([floors[0], floors[1], floors[2], made], self.trees.len()) {
+        for [a, b, c, made, moved] in picks(&ways) {
             let tree = Tree {
                 names: [
                     self.trees[a].names[0],
                     self.trees[b].names[1],
                     self.trees[c].names[2],
                 ],
-                made: self.trees[dir].made,
+                made: self.trees[made].made,
+                moved: self.trees[moved].moved,
             };
             if !kept.iter().all(|file| has(&tree, *file)) {
                 continue;
@@ -462,7 +521,7 @@ impl Story {
         done: usize,
         promise: Promise,
         dir: usize,
-        changed: impl Fn(&Tree, &Tree) -> bool,
+        changed: &dyn Fn(&Tree, &Tree) -> bool,
     ) -> usize {
         let synced =
             |event: usize, syncs: &[usize]| syncs.iter().any(|s| (event..=done).contains(s));
@@ -521,16 +580,20 @@ impl Story {
         promise: Promise,
         found: &Found,
     ) -> Result<(), String> {
-        if let Some(name) = found.files.keys().find(|n| !NAMES.contains(&n.as_str())) {
+        let paths = [0, 1, 2].map(|name| tree.path(name));
+        if let Some(name) = found.files.keys().find(|n| !paths.contains(&n.as_str())) {
             return Err(format!("nobody made {name}"));
         }
-        let made = found.dirs.contains(DIRS[MADE]);
-        if tree.made != made {
-            return Err(format!("directory {} exists: {made}", DIRS[MADE]));
+        if found.dirs != tree.dirs() {
+            return Err(format!(
+                "directories {:?}, not {:?}",
+                found.dirs,
+                tree.dirs()
+            ));
         }
         let mut inodes = BTreeMap::new();
-        for (name, file) in NAMES.iter().zip(tree.names) {
-            match (file, found.files.get(*name)) {
+        for (name, file) in paths.into_iter().zip(tree.names) {
+            match (file, found.files.get(name)) {
                 (None, None) => {}
                 (Some(file), Some((inode, content))) => {
                     if inodes
@@ -578,7 +641,11 @@ impl Story {
         });
         let allowed = &life.versions[floor..];
         let whole = || allowed.iter().any(|v| *v.1 == content);
-        if allowed.len() == 1 || promise.calls_are_atomic() {
+        let stored = |(event, _): &(usize, Rc<Vec<u8>>)| {
+            matches!(self.events[*event - 1], Event::Op(Op::Store(_)))
+        };
+        let whole_calls = promise.calls_are_atomic() && !allowed[1..].iter().any(stored);
+        if allowed.len() == 1 || whole_calls {
             return if whole() {
                 Ok(())
             } else {
@@ -635,13 +702,15 @@ impl Story {
         if content == before || content == after {
             return Ok(());
         }
-        let writes = |event: &Event| {
-            matches!(
-                event,
-                Event::Op(Op::Append(_) | Op::Begin(_) | Op::Overwrite(_))
-            )
+        // Nobody makes stores whole.
+        let tears = |event: &Event| match event {
+            Event::Op(Op::Append(_) | Op::Begin(_) | Op::Overwrite(_)) => {
+                !promise.calls_are_atomic()
+            }
+            Event::Op(Op::Store(_)) => true,
+            _ => false,
         };
-        let torn = !promise.calls_are_atomic() && self.events[done..kept].iter().any(writes);
+        let torn = self.events[done..kept].iter().any(tears);
         let mixed =
             |(i, byte): (usize, &u8)| before.get(i) == Some(byte) || after.get(i) == Some(byte);
         if torn && content.len() >= before.len() && content.iter().enumerate().all(mixed) {
@@ -679,17 +748,14 @@ mod tests {
     fn left(story: &Story, events: usize) -> Found {
         let mut found = Found::default();
         let tree = &story.trees[events];
-        found.dirs.insert("A".into());
-        if tree.made {
-            found.dirs.insert("B".into());
-        }
-        for (name, file) in NAMES.iter().zip(tree.names) {
+        found.dirs = tree.dirs();
+        for (name, file) in tree.names.into_iter().enumerate() {
             if let Some(file) = file {
                 let life = &story.lives[file];
                 let content = life.versions[life.newest(events)].1.to_vec();
                 found
                     .files
-                    .insert((*name).into(), (file as u64 + 100, content));
+                    .insert(tree.path(name).into(), (file as u64 + 100, content));
             }
         }
         found
@@ -779,7 +845,8 @@ mod tests {
                     continue;
                 };
                 let mut found = left(&story, done + 1);
-                let (_, content) = found.files.get_mut(NAMES[*name]).expect("it is there");
+                let path = story.trees[done].path(*name);
+                let (_, content) = found.files.get_mut(path).expect("it is there");
                 content.truncate(content.len() - 9);
                 story
                     .judge(done, killed[0], &found)
@@ -797,6 +864,42 @@ mod tests {
             lost > 500 && ahead > 500 && torn > 20,
             "{lost} {ahead} {torn}"
         );
+    }
+
+    #[test]
+    fn a_store_is_durable_and_not_whole() {
+        for (op, is_whole) in [(Op::Overwrite(0), true), (Op::Store(0), false)] {
+            let story = Story::of(1, &[Event::Op(op)]);
+            let mut found = left(&story, 1);
+            let old = left(&story, 0).files["foo"].1[2000..].to_vec();
+            found.files.get_mut("foo").expect("it is there").1[2000..].copy_from_slice(&old);
+            for promise in [Promise::Strict, Promise::KilledStrict] {
+                let judged = story.judge(0, promise, &found);
+                assert_eq!(judged.is_err(), is_whole, "{op:?} {promise:?} {judged:?}");
+                story
+                    .judge(1, promise, &found)
+                    .expect_err("it was acknowledged");
+            }
+        }
+    }
+
+    #[test]
+    fn a_renamed_directory_has_one_name_and_its_files() {
+        let [create, rename] = [Event::Op(Op::Create(2)), Event::Op(Op::Move)];
+        let story = Story::of(1, &[create, rename, Event::SyncDir(0)]);
+        let whole = left(&story, 2);
+        assert!(whole.files.contains_key("C/baz") && !whole.dirs.contains("A"));
+        for judge in [Story::judge, Story::judge_unordered] {
+            judge(&story, 2, Promise::Posix, &left(&story, 1)).expect("not synced");
+            judge(&story, 3, Promise::Posix, &left(&story, 1)).expect_err("synced");
+            judge(&story, 3, Promise::Posix, &whole).expect("synced");
+            let mut both = left(&story, 2);
+            both.dirs.insert("A".into());
+            judge(&story, 2, Promise::Posix, &both).expect_err("one directory has one name");
+        }
+        let story = Story::of(1, &[Event::Op(Op::Mkdir), Event::Op(Op::Rmdir)]);
+        let judged = |done| story.judge(done, Promise::Strict, &left(&story, 1)).is_ok();
+        assert_eq!([judged(1), judged(2)], [true, false]);
     }
 
     #[test]
@@ -882,6 +985,7 @@ mod tests {
     fn sequences_are_many_and_all_are_reached() {
         let order = Order::new(3, Promise::Posix);
         let count = order.count();
+        println!("{count} sequences");
         assert!(count > 10_000, "{count}");
         assert!(order.story(count).is_some());
         assert!(order.story(count + 1).is_none());

@@ -12,6 +12,7 @@ mod ace;
 mod allocate;
 mod check;
 mod kinds;
+mod mapped;
 mod promise;
 mod sequences;
 mod write;

@@ -1,7 +1,8 @@
 //! Runs the short sequences of `ace.rs`, and looks at what a cut left of them.
 
-use crate::ace::{self, DIRS, Event, Found, NAMES, Op, Order, Story, Tree};
+use crate::ace::{self, DIRS, Event, Found, MADE, MOVED, NAMES, Op, Order, Story, Tree};
 use crate::allocate::allocate;
+use crate::mapped;
 use crate::promise::Promise;
 use crate::write::{How, send};
 use std::collections::BTreeMap;
@@ -139,9 +140,9 @@ fn wait() -> std::io::Result<()> {
 /// Reads a directory as it is.
 fn look(home: &Path) -> std::io::Result<Found> {
     let mut found = Found::default();
-    for dir in DIRS {
+    for dir in DIRS.into_iter().chain([MOVED[0]]) {
         let entries = match std::fs::read_dir(home.join(dir)) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound && dir == DIRS[2] => continue,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && !dir.is_empty() => continue,
             entries => entries?,
         };
         for entry in entries {
@@ -183,8 +184,8 @@ impl<'a> Hands<'a> {
         }
     }
 
-    fn path(&self, name: usize) -> PathBuf {
-        self.home.join(NAMES[name])
+    fn path(&self, tree: &Tree, name: usize) -> PathBuf {
+        self.home.join(tree.path(name))
     }
 
     /// The file of a name, open for both.
@@ -194,7 +195,7 @@ impl<'a> Hands<'a> {
             let file = OpenOptions::new()
                 .read(true)
                 .write(true)
-                .open(self.path(name))?;
+                .open(self.path(tree, name))?;
             self.open.insert(id, file);
         }
         self.open
@@ -209,7 +210,7 @@ impl<'a> Hands<'a> {
             Event::Op(op) => self.operate(number, op, before)?,
             Event::SyncFile(_) | Event::SyncDir(_) if self.no_fsync => {}
             Event::SyncFile(name) => self.file(before, name)?.sync_all()?,
-            Event::SyncDir(dir) => File::open(self.home.join(DIRS[dir]))?.sync_all()?,
+            Event::SyncDir(dir) => File::open(self.home.join(before.dir(dir)))?.sync_all()?,
         }
         if !self.keep {
             self.open.clear();
@@ -221,7 +222,7 @@ impl<'a> Hands<'a> {
         let sequence = self.story.number;
         match op {
             Op::Create(name) => {
-                let path = self.path(name);
+                let path = self.path(before, name);
                 let file = OpenOptions::new()
                     .read(true)
                     .write(true)
@@ -232,7 +233,9 @@ impl<'a> Hands<'a> {
                 }
                 Ok(())
             }
-            Op::Mkdir => std::fs::create_dir(self.home.join(DIRS[2])),
+            Op::Mkdir => std::fs::create_dir(self.home.join(DIRS[MADE])),
+            Op::Rmdir => std::fs::remove_dir(self.home.join(DIRS[MADE])),
+            Op::Move => std::fs::rename(self.home.join(before.dir(1)), self.home.join(MOVED[0])),
             Op::Append(name) | Op::Begin(name) => {
                 let file = self.file(before, name)?;
                 let end = file.seek(SeekFrom::End(0))? as usize;
@@ -245,6 +248,11 @@ impl<'a> Hands<'a> {
                 self.file(before, name)?
                     .write_all_at(&content, range.start as u64)
             }
+            Op::Store(name) => {
+                let (_, range) = op.written(|_| 0);
+                let content = ace::bytes(sequence, number, range.start, range.len());
+                mapped::store(self.file(before, name)?, range.start, &content)
+            }
             Op::Cut(name) | Op::Extend(name) => {
                 let (_, range) = op.written(|_| 0);
                 self.file(before, name)?.set_len(range.end as u64)
@@ -256,11 +264,13 @@ impl<'a> Hands<'a> {
             Op::Empty(name) => OpenOptions::new()
                 .write(true)
                 .truncate(true)
-                .open(self.path(name))
+                .open(self.path(before, name))
                 .map(drop),
-            Op::Rename(from, to) => std::fs::rename(self.path(from), self.path(to)),
-            Op::Link(from, to) => std::fs::hard_link(self.path(from), self.path(to)),
-            Op::Unlink(name) => std::fs::remove_file(self.path(name)),
+            Op::Rename(from, to) => std::fs::rename(self.path(before, from), self.path(before, to)),
+            Op::Link(from, to) => {
+                std::fs::hard_link(self.path(before, from), self.path(before, to))
+            }
+            Op::Unlink(name) => std::fs::remove_file(self.path(before, name)),
         }
     }
 }
