@@ -8,6 +8,37 @@ static long done(struct aiocb *c) {
   errno = aio_error(c) > 0 ? aio_error(c) : 0;
   return aio_return(c);
 }
+// What the program wrote just before is what they find, and it stays.
+static void wide_list(void) {
+  static char buf[50];
+  int b = warm_file("b", O_RDWR);
+  struct aiocb64 e[2] = {
+      {.aio_fildes = b, .aio_buf = buf, .aio_nbytes = 10, .aio_offset = 70000, .aio_lio_opcode = LIO_READ},
+      {.aio_fildes = b, .aio_buf = "lio64", .aio_nbytes = 5, .aio_offset = SIZE + 60, .aio_lio_opcode = LIO_WRITE}};
+  struct aiocb64 *list[] = {&e[0], &e[1]};
+  R(pwrite(b, "before the list", 15, 70000));
+  R(lio_listio64(LIO_WAIT, list, 2, NULL));
+  R(done((struct aiocb *)&e[0])), R(done((struct aiocb *)&e[1]));
+  printf("%.10s\n", buf);
+  R(pread(b, buf, 5, SIZE + 60));
+  printf("%.5s\n", buf);
+  R(close(b));
+  outsider("b");
+}
+// Others see the end at once of what was synced.
+static void wide_sync(void) {
+  int c = warm_file("c", O_RDWR);
+  struct aiocb64 s = {.aio_fildes = c};
+  struct statx x;
+  R(pwrite(c, "before the sync", 15, SIZE + 80000));
+  R(aio_fsync64(O_DSYNC, &s));
+  R(done((struct aiocb *)&s));
+  raw6(SYS_statx, AT_FDCWD, (long)"c", 0, STATX_ALL, (long)&x, 0);
+  printf("%lld bytes\n", (long long)x.stx_size);
+  R(close(c));
+  s.aio_fildes = 999;
+  R(aio_fsync64(O_SYNC, &s));
+}
 int main(void) {
   int a = warm_file("a", O_RDWR);
   static char buf[50000];
@@ -36,6 +67,8 @@ int main(void) {
   struct aiocb s = {.aio_fildes = a};
   R(aio_fsync(O_SYNC, &s));
   R(done(&s));
+  wide_list();
+  wide_sync();
   int w = open("a", O_WRONLY);
   c.aio_fildes = w;
   R(aio_read(&c));

@@ -23,6 +23,12 @@ int main(void) {
   IS(dirfd(s) == d);
   R(closedir(s));
   R(close(d));
+  s = opendir("d");
+  count = 0;
+  while ((e = readdir(s))) count++;
+  R(count);
+  R(closedir(s));
+  IS(opendir("d/0") == NULL);
   struct dirent **list;
   int n = scandir("d", &list, NULL, alphasort);
   for (int i = 0; i < n; i++) printf("%s\n", list[i]->d_name);

@@ -5,6 +5,36 @@
 #include <sys/select.h>
 #include <sys/timerfd.h>
 #include <pty.h>
+#include <utmp.h>
+// The standard descriptors become a terminal inside libc, whatever files they were before.
+static void logs_in(void) {
+  int m, t, status;
+  char b[100] = {0};
+  R(openpty(&m, &t, NULL, NULL, NULL));
+  fflush(stdout);
+  pid_t pid = fork();
+  if (pid == 0) {
+    close(m);
+    for (int i = 0; i < 2; i++) {
+      int file = warm_file(i ? "out" : "in", O_RDWR);
+      dup2(file, i);
+      close(file);
+    }
+    if (lseek(0, 100, SEEK_SET) != 100 || login_tty(t) != 0) _exit(99);
+    int again = open("in", O_RDWR);
+    int good = again == t && isatty(0) && isatty(1) && isatty(2) && lseek(0, 0, SEEK_CUR) == -1;
+    good = good && write(1, "logged in\n", 10) == 10 && pread(again, b, 4, 100) == 4;
+    _exit(good && (unsigned char)b[3] == pattern(103) ? 5 : 98);
+  }
+  close(t);
+  long n = 0, got;
+  while (n < 11 && (got = read(m, b + n, sizeof b - (size_t)n)) > 0) n += got;
+  printf("%.*s\n", (int)n, b);
+  ended(pid);
+  R(read(m, b, 1));
+  R(close(m));
+  outsider("in"), outsider("out");
+}
 int main(void) {
   char b[100] = {0};
   int a = warm_file("a", O_RDWR);
@@ -56,5 +86,6 @@ int main(void) {
   int self = open("/proc/self/maps", O_RDONLY);
   IS(read(self, b, 50) > 0);
   R(close(self));
+  logs_in();
   return 0;
 }

@@ -1,5 +1,6 @@
 // Other processes get the descriptors: by fork, vfork, spawn and every exec.
 #include "t.h"
+#include <pty.h>
 #include <sched.h>
 #include <spawn.h>
 #include <wordexp.h>
@@ -61,6 +62,24 @@ int main(int argc, char **argv) {
   pid = clone(in_clone, stack + sizeof stack, SIGCHLD, NULL);
   ended(pid);
   after("clone");
+
+  // The child's words go to its terminal, so it says by the file what it found.
+  fresh();
+  fflush(stdout);
+  int terminal;
+  pid = forkpty(&terminal, NULL, NULL, NULL);
+  if (pid == 0) {
+    char five[5];
+    long at = lseek(a, 0, SEEK_CUR), n = read(a, five, 5);
+    pwrite(a, five, 5, 20000);
+    _exit(at == 1000 && n == 5 && isatty(0) && isatty(1) && isatty(2) ? 4 : 99);
+  }
+  ended(pid);
+  R(close(terminal));
+  char there[5] = {0};
+  R(pread(a, there, 5, 20000));
+  printf("%d %d %d %d %d\n", there[0], there[1], there[2], there[3], there[4]);
+  after("forkpty");
 
   char *args[] = {"exec", "next", number, NULL};
   for (int way = 0; way < 9; way++) {
@@ -191,7 +210,7 @@ int main(int argc, char **argv) {
   printf("%s\n", b);
   outsider("child-file");
   after("a child without exec");
-  for (int i = 0; i < 25; i++) {
+  for (int i = 0; i < 26; i++) {
     char name[32];
     snprintf(name, sizeof name, "f%d", i);
     outsider(name);

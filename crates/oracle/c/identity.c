@@ -1,12 +1,44 @@
 // A process that becomes someone else, or locks itself in. Needs root for most of it.
 #include "t.h"
 #include <grp.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <sys/fsuid.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
+int capset(void *, const void *);
+int pivot_root(const char *, const char *);
 static int a;
+// Whoever gives up rights has what it wrote published: others see where a file ends.
+static void shows(int fd) {
+  struct statx x;
+  raw6(SYS_statx, fd, (long)"", AT_EMPTY_PATH, STATX_ALL, (long)&x, 0);
+  printf("   %lld bytes\n", (long long)x.stx_size);
+}
+// A root of its own, in the directory where the program runs already. The namespace comes behind the back of libc, whose call has everything published, too.
+static void new_root(void) {
+  if (RAW(unshare, CLONE_NEWNS, 0, 0, 0) < 0) return;
+  R(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
+  R(mount(".", ".", NULL, MS_BIND, NULL));
+  char here[4096];
+  if (getcwd(here, sizeof here)) R(chdir(here));
+  R(pivot_root(".", "."));
+  R(umount2(".", MNT_DETACH));
+}
+static void own_namespace(void) {
+  int space = open("/proc/self/ns/uts", O_RDONLY);
+  R(setns(space, CLONE_NEWUTS));
+  R(setns(space, CLONE_NEWNET));
+  close(space);
+}
+static void no_capabilities(void) {
+  struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+  struct __user_cap_data_struct none[2] = {{0}};
+  R(capset(&head, none));
+  R(chown("other", 1, 1));
+}
 static void use(const char *what) {
   char b[10];
   long r = pread(a, b, 10, 9000), w = pwrite(a, "used", 4, 9000), n = read(a, b, 10);
@@ -66,6 +98,10 @@ static void child(const char *what, int how) {
     warm(a);
     lseek(a, 100, SEEK_SET);
     gid_t g[] = {65534};
+    char name[16];
+    snprintf(name, sizeof name, "grown%d", how);
+    int grown = warm_file(name, O_RDWR);
+    R(pwrite(grown, "grown", 5, SIZE + 5000));
     if (how == 0) R(seteuid(65534));
     if (how == 1) R(setegid(65534)), R(seteuid(65534)), R(seteuid(0));
     if (how == 2) R(setgroups(1, g)), R(setgid(65534)), R(setuid(65534));
@@ -79,6 +115,10 @@ static void child(const char *what, int how) {
     if (how == 10) R(syscall(SYS_setuid, 65534));
     if (how == 11) R(prctl(PR_SET_DUMPABLE, 0));
     if (how == 12) R(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    if (how == 13) new_root();
+    if (how == 14) own_namespace();
+    if (how == 15) no_capabilities();
+    if (how != 11 && how != 12) shows(grown);
     use(what);
     _exit(0);
   }
@@ -92,8 +132,9 @@ int main(void) {
   if (getuid() != 0) SKIP("not root: identities cannot be changed");
   const char *names[] = {"seteuid", "seteuid and back", "setuid", "setres", "setre", "setfs",
                          "initgroups", "chroot", "unshare mounts", "unshare files",
-                         "syscall setuid", "not dumpable", "no new privileges"};
-  for (int i = 0; i < 13; i++) child(names[i], i);
+                         "syscall setuid", "not dumpable", "no new privileges",
+                         "a root of its own", "a namespace", "no capabilities"};
+  for (int i = 0; i < 16; i++) child(names[i], i);
   // A set-id file loses the bit when someone else writes.
   chown("other", 65534, 65534);
   chmod("other", 06755);

@@ -58,6 +58,20 @@ static void child(int how) {
       R(pread(fd, b, 100, 5000));
       R(pwrite(fd, b, 100, 5000));
     }
+    if (how == 7 || how == 8) {
+      struct rlimit64 l = {150000, 150000};
+      a = open("a", O_RDWR);
+      warm(a);
+      if (how == 7) R(setrlimit64(RLIMIT_FSIZE, &l));
+      else R(prlimit64(0, RLIMIT_FSIZE, &l, NULL));
+      R(pwrite(a, b, 5000, 100000));
+      R(pwrite(a, b, 5000, 148000));
+      R(pwrite(a, b, 5000, 200000));
+      R(lseek(a, 149000, SEEK_SET));
+      R(write(a, b, 5000));
+      R(lseek(a, 0, SEEK_CUR));
+      R((long)xfsz);
+    }
     if (how == 5) {
       // The limit is there before the library starts.
       struct rlimit l = {150000, 150000};
@@ -88,7 +102,7 @@ int main(int argc, char **argv) {
     return 0;
   }
   a = warm_file("a", O_RDWR);
-  for (int i = 0; i < 7; i++) child(i);
+  for (int i = 0; i < 9; i++) child(i);
   outsider("a");
   return 0;
 }

@@ -1,5 +1,60 @@
 // Names change, files stay.
 #include "t.h"
+// Others see the end of a file, whose rights or owner change, at once.
+static void rights(void) {
+  int fd = warm_file("rights", O_RDWR);
+  uid_t u = getuid();
+  gid_t g = getgid();
+  for (int which = 0; which < 6; which++) {
+    R(pwrite(fd, "longer", 6, SIZE + which * 1000));
+    if (which == 0) R(chmod("rights", 0600));
+    if (which == 1) R(fchmodat(AT_FDCWD, "rights", 0640, 0));
+    if (which == 2) R(lchmod("rights", 0604));
+    if (which == 3) R(chown("rights", u, g));
+    if (which == 4) R(lchown("rights", u, g));
+    if (which == 5) R(fchownat(AT_FDCWD, "rights", u, g, AT_SYMLINK_NOFOLLOW));
+    struct statx x;
+    raw6(SYS_statx, AT_FDCWD, (long)"rights", 0, STATX_ALL, (long)&x, 0);
+    printf("%d: %lld bytes, mode %o\n", which, (long long)x.stx_size, x.stx_mode);
+  }
+  R(symlink("rights", "to-rights"));
+  R(lchmod("to-rights", 0600));
+  R(lchown("to-rights", u, g));
+  R(fchownat(AT_FDCWD, "missing", u, g, 0));
+  R(fchmodat(AT_FDCWD, "missing", 0600, 0));
+  outsider("rights");
+  R(close(fd));
+}
+// Names that are made in other ways than by opening them, and what is then in them.
+static void made(void) {
+  struct stat st;
+  int d = open(".", O_RDONLY | O_DIRECTORY);
+  R(mkdirat(d, "in-dir", 0750));
+  R(stat("in-dir", &st));
+  printf("mode %o\n", st.st_mode);
+  R(mkdirat(d, "in-dir", 0750));
+  R(mkfifoat(d, "in-dir/fifo", 0640));
+  int fifo = open("in-dir/fifo", O_RDWR | O_NONBLOCK);
+  char b[16] = {0};
+  R(write(fifo, "fifo", 4));
+  R(read(fifo, b, sizeof b));
+  R(lseek(fifo, 0, SEEK_CUR));
+  R(close(fifo));
+  R(mknod("node", S_IFREG | 0640, 0));
+  R(mknod("node", S_IFREG | 0640, 0));
+  R(mknodat(d, "in-dir/node", S_IFREG | 0604, 0));
+  R(mknodat(d, "in-dir/fifo2", S_IFIFO | 0600, 0));
+  for (int i = 0; i < 2; i++) {
+    const char *name = i ? "in-dir/node" : "node";
+    int fd = open(name, O_RDWR);
+    R(write(fd, "made by its node", 16));
+    R(pread(fd, b, 7, 8));
+    printf("%.7s\n", b);
+    R(close(fd));
+    outsider(name);
+  }
+  R(close(d));
+}
 int main(void) {
   int a = warm_file("a", O_RDWR), b = warm_file("b", O_RDWR);
   struct stat st;
@@ -84,6 +139,8 @@ int main(void) {
   R(fchmod(a, 0600));
   R(fchown(a, getuid(), getgid()));
   R(pwrite(a, "last", 4, 60));
+  rights();
+  made();
   outsider("d");
   return 0;
 }

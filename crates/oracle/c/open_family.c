@@ -90,6 +90,22 @@ int main(void) {
   write(f1, "a", 1), write(f2, "b", 1), write(f3, "c", 1);
   rename(n1, "ms"), rename(n2, "mo"), rename(n3, "mos");
   close(f1), close(f2), close(f3);
+  char n4[] = "tXXXXXX.x", n5[] = "tXXXXXX", n6[] = "tXXXXXX.yy";
+  int f4 = mkstemps64(n4, 2), f5 = mkostemp64(n5, O_APPEND), f6 = mkostemps64(n6, 3, O_CLOEXEC);
+  printf("%d %d %d flags %#x %d\n", f4, f5, f6, fcntl(f5, F_GETFL), fcntl(f6, F_GETFD));
+  int wide[] = {f4, f5, f6};
+  for (int i = 0; i < 3; i++) {
+    char big[5000];
+    memset(big, 'a' + i, sizeof big);
+    for (int k = 0; k < 20; k++) write(wide[i], big, sizeof big);
+    warm(wide[i]);
+    R(lseek(wide[i], 9000, SEEK_SET));
+    R(write(wide[i], "wide", 4));
+    next(wide[i], "wide");
+  }
+  R(rename(n4, "ms64")), R(rename(n5, "mo64")), R(rename(n6, "mos64"));
+  for (int i = 0; i < 3; i++) close(wide[i]);
+  outsider("ms64"), outsider("mo64"), outsider("mos64");
   char bad[] = "noX";
   R(mkstemp(bad));
   outsider("f");

@@ -20,13 +20,20 @@ static void touch(void) {
   usleep(12000);
   pwrite(a, "touch", 5, 5000);
 }
+// What a walk tells of a file that has grown just before it.
+static int grown = -1;
+static void grow(void) {
+  if (grown >= 0) R(close(grown));
+  grown = open("d/x", O_RDWR);
+  long end = lseek(grown, 0, SEEK_END);
+  printf("from %ld by %zd\n", end, pwrite(grown, "more", 4, end + 5000));
+}
 static int visit(const char *p, const struct stat *st, int kind) {
   printf("ftw %s %d %lld\n", p, kind, kind == FTW_D ? 0ll : (long long)st->st_size);
   return 0;
 }
 static int nvisit(const char *p, const struct stat *st, int kind, struct FTW *f) {
-  (void)st;
-  printf("nftw %s %d %d\n", p, kind, f->level);
+  printf("nftw %s %d %d %lld\n", p, kind, f->level, kind == FTW_F ? (long long)st->st_size : 0);
   return 0;
 }
 int main(void) {
@@ -90,14 +97,24 @@ int main(void) {
   R(faccessat(AT_FDCWD, "missing", R_OK, 0));
   mkdir("d", 0755);
   make("d/x", 100);
-  ftw("d", visit, 5);
-  ftw64("d", (void *)visit, 5);
-  nftw("d", nvisit, 5, 0);
-  nftw64("d", (void *)nvisit, 5, 0);
+  grow(), R(ftw("d", visit, 5));
+  grow(), R(ftw64("d", (void *)visit, 5));
+  grow(), R(nftw("d", nvisit, 5, 0));
+  grow(), R(nftw64("d", (void *)nvisit, 5, 0));
   char *roots[] = {"d", NULL};
+  grow();
   FTS *t = fts_open(roots, FTS_PHYSICAL, NULL);
   FTSENT *e;
-  while (t && (e = fts_read(t))) printf("fts %s %d\n", e->fts_path, e->fts_info);
+  while (t && (e = fts_read(t)))
+    printf("fts %s %d %lld\n", e->fts_path, e->fts_info, e->fts_info == FTS_F ? (long long)e->fts_statp->st_size : 0);
   if (t) fts_close(t);
+  grow();
+  FTS64 *t64 = fts64_open(roots, FTS_PHYSICAL, NULL);
+  FTSENT64 *e64;
+  while (t64 && (e64 = fts64_read(t64)))
+    printf("fts64 %s %d %lld\n", e64->fts_path, e64->fts_info,
+           e64->fts_info == FTS_F ? (long long)e64->fts_statp->st_size : 0);
+  if (t64) fts64_close(t64);
+  R(close(grown));
   return 0;
 }

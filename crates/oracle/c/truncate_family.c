@@ -70,6 +70,9 @@ int main(void) {
          posix_fallocate(999, 0, 10));
   printf("posix_fadvise %d %d\n", posix_fadvise(a, 0, 0, POSIX_FADV_DONTNEED),
          posix_fadvise(999, 0, 0, POSIX_FADV_NORMAL));
+  printf("posix_fadvise64 %d %d\n", posix_fadvise64(a, 0, 0, POSIX_FADV_DONTNEED),
+         posix_fadvise64(999, 0, 0, POSIX_FADV_NORMAL));
+  look("posix_fadvise");
   R(readahead(r, 0, 10000));
   // By outsiders, while the program reads and overwrites.
   warm(a);
