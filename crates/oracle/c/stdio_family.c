@@ -3,7 +3,35 @@
 #include "t.h"
 #include <wchar.h>
 #include <locale.h>
+#include <execinfo.h>
+// What is not fortified: the headers would make other calls of these.
+int plain_dprintf(int, const char *, ...) __asm__("dprintf");
+int plain_vdprintf(int, const char *, va_list) __asm__("vdprintf");
 static FILE *left_open;
+static long formatted(int fortified, int fd, const char *format, ...) {
+  va_list all;
+  va_start(all, format);
+  long n = fortified ? vdprintf(fd, format, all) : plain_vdprintf(fd, format, all);
+  va_end(all);
+  return n;
+}
+// Each is the first to use the offset of a descriptor that was used heavily.
+static void at_offset(int which) {
+  int fd = open("a", O_RDWR);
+  warm(fd);
+  char b[8];
+  R(lseek(fd, 8000 + 1000 * which, SEEK_SET));
+  R(read(fd, b, sizeof b));
+  if (which == 0) R(plain_dprintf(fd, "plain %d", which));
+  if (which == 1) R(formatted(0, fd, "a list %d", which));
+  if (which == 2) R(formatted(1, fd, "a checked list %d", which));
+  next(fd, "at its offset");
+  // No address of the program's own: these differ from run to run.
+  if (which == 2) backtrace_symbols_fd((void *[]){(void *)8, (void *)16}, 2, fd);
+  next(fd, "behind it");
+  R(close(fd));
+  outsider("a");
+}
 int main(void) {
   setlocale(LC_ALL, "C.UTF-8");
   make("a", SIZE);
@@ -123,6 +151,7 @@ int main(void) {
   R(lseek(fd, 0, SEEK_CUR));
   next(fd, "after dprintf");
   R(close(fd));
+  for (int which = 0; which < 3; which++) at_offset(which);
   fd = open("err", O_RDWR | O_CREAT, 0644);
   int keep = dup(2);
   dup2(fd, 2);

@@ -12,7 +12,45 @@ static long go(void) {
   io_uring_cqe_seen(&ring, cqe);
   return r;
 }
+static int by_params(void) {
+  struct io_uring_params params = {0};
+  return io_uring_queue_init_params(8, &ring, &params);
+}
+// The ring's own descriptor comes without a call of libc's.
+static int by_mapping(void) {
+  struct io_uring_params params = {0};
+  int fd = (int)RAW(io_uring_setup, 8, &params, 0, 0);
+  int e = fd < 0 ? fd : io_uring_queue_mmap(fd, &params, &ring);
+  for (unsigned i = 0; e == 0 && i < params.sq_entries; i++) ring.sq.array[i] = i;
+  return e;
+}
+// The first ring of a process.
+static void first(const char *what, int (*set_up)(void)) {
+  fflush(stdout);
+  pid_t pid = fork();
+  if (pid == 0) {
+    static char buf[100];
+    int fd = warm_file(what, O_RDWR);
+    R(read(fd, buf, sizeof buf));
+    if (R(set_up()) < 0) _exit(1);
+    struct io_uring_sqe *s = io_uring_get_sqe(&ring);
+    io_uring_prep_read(s, fd, buf, 50, -1);
+    R(go());
+    printf("%016llx\n", (unsigned long long)hash(1, buf, 50));
+    next(fd, what);
+    s = io_uring_get_sqe(&ring);
+    io_uring_prep_write(s, fd, "first ring", 10, -1);
+    R(go());
+    next(fd, what);
+    io_uring_queue_exit(&ring);
+    _exit(0);
+  }
+  ended(pid);
+  outsider(what);
+}
 int main(void) {
+  first("params", by_params);
+  first("mapping", by_mapping);
   int a = warm_file("a", O_RDWR);
   static char buf[20000];
   R(read(a, buf, 1000));

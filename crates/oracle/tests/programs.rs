@@ -85,10 +85,10 @@ macro_rules! programs {
 
 programs! {
     open_family close_family dup_family fcntl_family read_family write_family seek_family
-    truncate_family sync_family stat_family stdio_family stdio_random stdio_errors stdio_threads iostreams mmap_family copy_family fork_exec names
+    truncate_family sync_family stat_family stdio_family stdio_names stdio_random stdio_errors stdio_threads iostreams mmap_family copy_family fork_exec names
     lock_family aio_family uring passing times_family exit_family signals blocked interrupted jumps
     cancel identity limits many_files sparse syscall2 notified text_busy directories foreign threads
-    plain full old_names
+    plain full old_names reused_numbers libaio
 }
 
 #[test]
