@@ -1,5 +1,5 @@
-//! `docs/posix.md` against the built library: every interposed name has a row, every row that says
-//! "served" is an interposed name, and every test that a row names exists.
+//! `docs/posix.md` against the built library and the tests: every interposed name has a row, every row that says
+//! "served" is an interposed name, every test that a row names exists, and calls the row's entry.
 // Tests start programs and read files: that is what the standard library is for.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
@@ -7,6 +7,8 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
 
 struct Row {
     status: String,
@@ -65,23 +67,209 @@ fn drift(rows: &BTreeMap<String, Row>, exported: &BTreeSet<String>) -> Vec<Strin
     missing.chain(gone).chain(passed).collect()
 }
 
+/// What a program said, which must have succeeded.
+fn said(command: &mut Command) -> String {
+    let output = command.output().expect("a program of the compiler's");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
 /// The names that the library defines.
 fn exported() -> BTreeSet<String> {
-    let said = std::process::Command::new("nm")
-        .args(["-D", "--defined-only"])
-        .arg(common::library())
-        .output()
-        .expect("nm of binutils");
-    assert!(
-        said.status.success(),
-        "{}",
-        String::from_utf8_lossy(&said.stderr)
-    );
-    String::from_utf8_lossy(&said.stdout)
+    let mut nm = Command::new("nm");
+    nm.args(["-D", "--defined-only"]).arg(common::library());
+    said(&mut nm)
         .lines()
         .filter_map(|l| l.split_whitespace().nth(2))
         .map(str::to_string)
         .collect()
+}
+
+/// The names that a test calls. The preprocessor makes other calls of some (`read` of `__read_chk`), so what is
+/// linked tells which entry was called; what is written is enough where libc has to do with it alone.
+#[derive(Default)]
+struct Calls {
+    linked: BTreeSet<String>,
+    written: BTreeSet<String>,
+}
+
+/// Source without comments.
+fn code(source: &Path) -> String {
+    let text = std::fs::read_to_string(source).expect("a source");
+    let lines = text.lines().map(|l| l.split("//").next().unwrap_or(l));
+    let text = lines.collect::<Vec<_>>().join("\n");
+    let blocks = text.split("/*");
+    blocks.map(|b| b.split("*/").last().unwrap_or(b)).collect()
+}
+
+/// What stands before opening parentheses: the name, and what leads to it.
+fn before_arguments(code: &str) -> impl Iterator<Item = (&str, &str)> {
+    let ends = code.match_indices('(').map(|(at, _)| &code[..at]);
+    ends.map(|text| {
+        let other = |c: char| !c.is_ascii_alphanumeric() && c != '_';
+        text.split_at(text.rfind(other).map_or(0, |at| at + 1))
+    })
+}
+
+/// The names that a program asks the dynamic linker for.
+fn looked_up(code: &str) -> impl Iterator<Item = String> {
+    let asked = code.split("dlsym(").skip(1);
+    asked.filter_map(|text| text.split('"').nth(1).map(str::to_string))
+}
+
+/// The programs of a directory, by their names: what each calls.
+fn programs(dir: &Path, flags: &[&str]) -> BTreeMap<String, Calls> {
+    let mut calls = BTreeMap::<String, Calls>::new();
+    let mut whole = Vec::new();
+    for entry in std::fs::read_dir(dir).expect("programs").flatten() {
+        let source = entry.path();
+        if source.extension().is_none_or(|e| e != "c") {
+            continue;
+        }
+        let mut found = by_source(&source);
+        let text = std::fs::read_to_string(&source).expect("a source");
+        if let Some(header) = common::lacks(&text) {
+            println!("{} is read alone without {header}", source.display());
+            found.linked.extend(found.written.iter().cloned());
+        } else {
+            whole.push(source.clone());
+        }
+        calls.insert(stem(&source), found);
+    }
+    for (name, undefined) in undefined(&whole, flags, &stem(dir)) {
+        calls.entry(name).or_default().linked.extend(undefined);
+    }
+    calls
+}
+
+fn stem(path: &Path) -> String {
+    let stem = path.file_stem().expect("a name");
+    stem.to_string_lossy().into_owned()
+}
+
+/// What a program's words say of its calls.
+fn by_source(source: &Path) -> Calls {
+    let code = code(source);
+    Calls {
+        linked: looked_up(&code).collect(),
+        written: before_arguments(&code)
+            .map(|(_, name)| name.to_string())
+            .collect(),
+    }
+}
+
+/// The names that programs leave to libraries. They are compiled together, which takes the least time, and not linked.
+fn undefined(
+    sources: &[PathBuf],
+    flags: &[&str],
+    what: &str,
+) -> BTreeMap<String, BTreeSet<String>> {
+    let objects = common::scratch(Path::new(env!("CARGO_TARGET_TMPDIR")), what);
+    let mut gcc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "gcc".into()));
+    gcc.args(flags).args(["-c", "-g0"]).args(sources);
+    said(gcc.current_dir(&objects));
+    let mut undefined = BTreeMap::new();
+    for source in sources {
+        let name = stem(source);
+        let object = objects.join(format!("{name}.o"));
+        let said = said(Command::new("nm").arg("-u").arg(object));
+        let names = said.lines().filter_map(|l| l.split_whitespace().last());
+        undefined.insert(name, names.map(str::to_string).collect());
+    }
+    common::remove(&objects);
+    undefined
+}
+
+/// What programs that make one test call.
+fn together(programs: BTreeMap<String, Calls>) -> Calls {
+    programs
+        .into_values()
+        .fold(Calls::default(), |mut all, one| {
+            all.linked.extend(one.linked);
+            all.written.extend(one.written);
+            all
+        })
+}
+
+/// What a mode of the oracle calls: its own module, and those that no other mode has for itself. The standard library
+/// calls much besides, which nothing compares.
+fn oracle(mode: &str) -> Calls {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let own = |stem: &str| match stem {
+        "twin" => mode == "single",
+        "threads" | "procs" | "model" => mode == stem,
+        _ => true,
+    };
+    let mut calls = Calls::default();
+    for entry in std::fs::read_dir(dir).expect("sources").flatten() {
+        let path = entry.path();
+        if own(&stem(&path)) {
+            let code = code(&path);
+            let named = before_arguments(&code)
+                .filter(|(before, _)| before.ends_with("libc::") || before.ends_with("ffi::"));
+            calls.linked.extend(named.map(|(_, name)| name.to_string()));
+        }
+    }
+    calls
+}
+
+/// What every test calls, by the name that rows have for it; `None` without a compiler.
+fn calls() -> Option<&'static BTreeMap<String, Calls>> {
+    static CALLS: OnceLock<Option<BTreeMap<String, Calls>>> = OnceLock::new();
+    CALLS.get_or_init(find_calls).as_ref()
+}
+
+fn find_calls() -> Option<BTreeMap<String, Calls>> {
+    if Command::new("gcc").arg("--version").output().is_err() {
+        println!("SKIP there is no gcc");
+        return None;
+    }
+    let shim = root().join("crates/shim/tests");
+    let include = format!("-I{}", root().join("include").display());
+    let mut calls = programs(&root().join("crates/oracle/c"), &common::FLAGS);
+    for name in ["staged", "signals"] {
+        let own = programs(&shim.join(name), &["-O1", "-w", &include]);
+        calls.insert(format!("shim {name}"), together(own));
+    }
+    for mode in ["single", "threads", "procs"] {
+        calls.insert(format!("oracle {mode}"), oracle(mode));
+    }
+    Some(calls)
+}
+
+/// The tests that rows name and that do not call the row's entry. Of what libc answers alone, its macros are as good.
+/// C++ programs call what their library calls, so no row may name them alone.
+fn astray(rows: &BTreeMap<String, Row>, tests: &BTreeMap<String, Calls>) -> Vec<String> {
+    let mut astray = Vec::new();
+    for (entry, row) in rows.iter().filter(|(_, row)| row.status != "deviates") {
+        let known: Vec<_> = row
+            .tests
+            .iter()
+            .filter_map(|t| tests.get_key_value(t))
+            .collect();
+        if known.is_empty() {
+            astray.push(format!("nothing is known to call `{entry}`"));
+        }
+        for (test, calls) in known {
+            let written = row.status != "served" && calls.written.contains(entry);
+            if !written && !calls.linked.contains(entry) {
+                astray.push(format!("{test} does not call `{entry}`"));
+            }
+        }
+    }
+    astray
+}
+
+#[test]
+fn rows_name_tests_that_call() {
+    let Some(tests) = calls() else { return };
+    let astray = astray(&rows(&page()), tests);
+    assert!(
+        astray.is_empty(),
+        "docs/posix.md names tests in vain:\n{}",
+        astray.join("\n")
+    );
 }
 
 #[test]
@@ -143,4 +331,17 @@ fn drift_is_found() {
     let mut more = exported;
     more.insert("posix_fadvise".into());
     assert_eq!(drift(&full, &more).len(), 1);
+    let Some(tests) = calls() else { return };
+    let before = astray(&full, tests).len();
+    let mut others = rows(&page());
+    for (entry, other) in [
+        ("pread64", "jumps"),
+        ("__pread_chk", "write_family"),
+        ("write", "iostreams"),
+    ] {
+        others.get_mut(entry).expect("its row").tests = vec![other.into()];
+    }
+    let also = others.get_mut("fgetc").expect("its row");
+    also.tests.push("seek_family".into());
+    assert_eq!(astray(&others, tests).len(), before + 4);
 }

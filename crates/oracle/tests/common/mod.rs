@@ -227,23 +227,31 @@ pub(crate) fn system_library(name: &str) -> Option<PathBuf> {
     .find(|p| p.exists())
 }
 
+/// With what programs of `c/` are compiled: many of libc's names are called by fortified programs alone.
+pub(crate) const FLAGS: [&str; 5] = ["-O1", "-g", "-D_GNU_SOURCE", "-D_FORTIFY_SOURCE=2", "-w"];
+
+/// The words behind a key in a program's first lines.
+fn wishes<'a>(text: &'a str, key: &'static str) -> impl Iterator<Item = &'a str> {
+    text.lines()
+        .filter_map(move |l| l.strip_prefix(key))
+        .flat_map(str::split_whitespace)
+}
+
+/// A header that a program needs and that is not installed.
+pub(crate) fn lacks(text: &str) -> Option<&str> {
+    wishes(text, "// needs: ").find(|header| !Path::new("/usr/include").join(header).exists())
+}
+
 /// Compiles a program of `c/`; `None`, with the reason printed, when something it needs is missing.
 pub(crate) fn compile(name: &str) -> Option<PathBuf> {
     let (source, text) = (source_path(name), source_of(name));
-    let wish = |key: &'static str| {
-        text.lines()
-            .filter_map(move |l| l.strip_prefix(key))
-            .flat_map(str::split_whitespace)
-    };
-    for header in wish("// needs: ") {
-        if !Path::new("/usr/include").join(header).exists() {
-            println!("SKIP {name}: {header} is not installed");
-            return None;
-        }
+    if let Some(header) = lacks(&text) {
+        println!("SKIP {name}: {header} is not installed");
+        return None;
     }
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c");
     std::fs::create_dir_all(&out).expect("a directory for programs");
-    let library = wish("// kind: ").any(|k| k == "library");
+    let library = wishes(&text, "// kind: ").any(|k| k == "library");
     let target = out.join(if library {
         format!("{name}.so")
     } else {
@@ -262,11 +270,14 @@ pub(crate) fn compile(name: &str) -> Option<PathBuf> {
         ("CC", "gcc")
     };
     let mut gcc = Command::new(std::env::var_os(variable).unwrap_or_else(|| usual.into()));
-    gcc.args(["-O1", "-g", "-D_GNU_SOURCE", "-D_FORTIFY_SOURCE=2", "-w"]);
+    gcc.args(FLAGS);
     if library {
         gcc.args(["-shared", "-fPIC"]);
     }
-    gcc.arg("-o").arg(&own).arg(&source).args(wish("// link: "));
+    gcc.arg("-o")
+        .arg(&own)
+        .arg(&source)
+        .args(wishes(&text, "// link: "));
     let Ok(said) = gcc.stdin(Stdio::null()).output() else {
         println!("SKIP {name}: there is no {usual}");
         return None;
