@@ -8,37 +8,40 @@ static long done(struct aiocb *c) {
   errno = aio_error(c) > 0 ? aio_error(c) : 0;
   return aio_return(c);
 }
-// What the program wrote just before is what they find, and it stays.
-static void wide_list(void) {
-  static char buf[50];
-  int b = warm_file("b", O_RDWR);
-  struct aiocb64 e[2] = {
-      {.aio_fildes = b, .aio_buf = buf, .aio_nbytes = 10, .aio_offset = 70000, .aio_lio_opcode = LIO_READ},
-      {.aio_fildes = b, .aio_buf = "lio64", .aio_nbytes = 5, .aio_offset = SIZE + 60, .aio_lio_opcode = LIO_WRITE}};
-  struct aiocb64 *list[] = {&e[0], &e[1]};
-  R(pwrite(b, "before the list", 15, 70000));
-  R(lio_listio64(LIO_WAIT, list, 2, NULL));
-  R(done((struct aiocb *)&e[0])), R(done((struct aiocb *)&e[1]));
+// Each by itself, on a file that nobody else has open: what the program wrote just before is what it finds, it stays,
+// and others see at once where the file ends.
+static void alone(int how) {
+  char buf[50] = {0}, name[16];
+  snprintf(name, sizeof name, "alone%d", how);
+  int b = warm_file(name, O_RDWR);
+  struct aiocb c = {.aio_fildes = b, .aio_buf = buf, .aio_nbytes = 10, .aio_offset = 70000, .aio_lio_opcode = LIO_READ};
+  struct aiocb64 d;
+  memcpy(&d, &c, sizeof d);
+  struct aiocb *list[] = {&c};
+  struct aiocb64 *list64[] = {&d};
+  R(pwrite(b, "written before", 14, 70000));
+  R(pwrite(b, "and behind", 10, SIZE + 80000));
+  if (how == 2) c.aio_buf = "overwritten";
+  if (how == 3) d.aio_buf = "overwritten";
+  if (how == 0) R(aio_read(&c));
+  if (how == 1) R(aio_read64(&d));
+  if (how == 2) R(aio_write(&c));
+  if (how == 3) R(aio_write64(&d));
+  if (how == 4) R(aio_fsync(O_DSYNC, &c));
+  if (how == 5) R(aio_fsync64(O_DSYNC, &d));
+  if (how == 6) R(lio_listio(LIO_WAIT, list, 1, NULL));
+  if (how == 7) R(lio_listio64(LIO_WAIT, list64, 1, NULL));
+  R(how % 2 ? done((struct aiocb *)&d) : done(&c));
   printf("%.10s\n", buf);
-  R(pread(b, buf, 5, SIZE + 60));
-  printf("%.5s\n", buf);
-  R(close(b));
-  outsider("b");
-}
-// Others see the end at once of what was synced.
-static void wide_sync(void) {
-  int c = warm_file("c", O_RDWR);
-  struct aiocb64 s = {.aio_fildes = c};
   struct statx x;
-  R(pwrite(c, "before the sync", 15, SIZE + 80000));
-  R(aio_fsync64(O_DSYNC, &s));
-  R(done((struct aiocb *)&s));
-  raw6(SYS_statx, AT_FDCWD, (long)"c", 0, STATX_ALL, (long)&x, 0);
+  raw6(SYS_statx, AT_FDCWD, (long)name, 0, STATX_ALL, (long)&x, 0);
   printf("%lld bytes\n", (long long)x.stx_size);
-  R(close(c));
-  s.aio_fildes = 999;
-  R(aio_fsync64(O_SYNC, &s));
+  R(pread(b, buf, 14, 70000));
+  printf("%.14s\n", buf);
+  R(close(b));
+  outsider(name);
 }
+_Static_assert(sizeof(struct aiocb) == sizeof(struct aiocb64), "one is copied to the other");
 int main(void) {
   int a = warm_file("a", O_RDWR);
   static char buf[50000];
@@ -67,8 +70,9 @@ int main(void) {
   struct aiocb s = {.aio_fildes = a};
   R(aio_fsync(O_SYNC, &s));
   R(done(&s));
-  wide_list();
-  wide_sync();
+  for (int how = 0; how < 8; how++) alone(how);
+  struct aiocb64 none = {.aio_fildes = 999};
+  R(aio_fsync64(O_SYNC, &none));
   int w = open("a", O_WRONLY);
   c.aio_fildes = w;
   R(aio_read(&c));

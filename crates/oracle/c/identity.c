@@ -17,7 +17,8 @@ static void shows(int fd) {
   raw6(SYS_statx, fd, (long)"", AT_EMPTY_PATH, STATX_ALL, (long)&x, 0);
   printf("   %lld bytes\n", (long long)x.stx_size);
 }
-// A root of its own, in the directory where the program runs already. The namespace comes behind the back of libc, whose call has everything published, too.
+// A root of its own, in the directory where the program runs already. The namespace comes behind the back of libc,
+// whose call for it has everything published, too.
 static void new_root(void) {
   if (RAW(unshare, CLONE_NEWNS, 0, 0, 0) < 0) return;
   R(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
@@ -115,6 +116,16 @@ static void child(const char *what, int how) {
     if (how == 10) R(syscall(SYS_setuid, 65534));
     if (how == 11) R(prctl(PR_SET_DUMPABLE, 0));
     if (how == 12) R(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    if (how == 16) R(setuid(65534));
+    if (how == 17) R(setgid(65534));
+    if (how == 18) R(setegid(65534));
+    if (how == 19) R(setreuid(65534, 65534));
+    if (how == 20) R(setregid(65534, 65534));
+    if (how == 21) R(setresuid(65534, 65534, 65534));
+    if (how == 22) R(setresgid(65534, 65534, 65534));
+    if (how == 23) R(setfsuid(65534));
+    if (how == 24) R(setfsgid(65534));
+    if (how == 25) R(setgroups(1, g));
     if (how == 13) new_root();
     if (how == 14) own_namespace();
     if (how == 15) no_capabilities();
@@ -133,8 +144,10 @@ int main(void) {
   const char *names[] = {"seteuid", "seteuid and back", "setuid", "setres", "setre", "setfs",
                          "initgroups", "chroot", "unshare mounts", "unshare files",
                          "syscall setuid", "not dumpable", "no new privileges",
-                         "a root of its own", "a namespace", "no capabilities"};
-  for (int i = 0; i < 16; i++) child(names[i], i);
+                         "a root of its own", "a namespace", "no capabilities",
+                         "setuid alone", "setgid alone", "setegid alone", "setreuid alone", "setregid alone",
+                         "setresuid alone", "setresgid alone", "setfsuid alone", "setfsgid alone", "setgroups alone"};
+  for (int i = 0; i < 26; i++) child(names[i], i);
   // A set-id file loses the bit when someone else writes.
   chown("other", 65534, 65534);
   chmod("other", 06755);

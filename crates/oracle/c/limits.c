@@ -43,7 +43,13 @@ static void child(int how) {
       R(pwrite(fd, b, 100, 5000));
     }
     if (how == 3) {
+      // What was written is published before: others see where it ends.
+      struct statx x;
+      int grown = warm_file("grown", O_RDWR);
+      R(pwrite(grown, b, 5000, SIZE + 5000));
       R(mlockall(MCL_CURRENT | MCL_FUTURE) >= -1);
+      raw6(SYS_statx, grown, (long)"", AT_EMPTY_PATH, STATX_ALL, (long)&x, 0);
+      printf("%lld bytes\n", (long long)x.stx_size);
       int fd = open("a", O_RDWR);
       warm(fd);
       R(pread(fd, b, 100, 5000));

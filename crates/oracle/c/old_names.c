@@ -65,11 +65,24 @@ int main(void) {
   waitpid(child, &status, 0);
   static char stack[1 << 16] __attribute__((aligned(16)));
   fflush(stdout);
+  // A file whose offset nobody else has had.
+  R(close(a));
+  a = warm_file("h", O_RDWR);
+  R(lseek(a, 100, SEEK_SET));
+  R(read(a, buf, 10));
   child = __clone(in_clone, stack + sizeof stack, SIGCHLD, "clone ");
   waitpid(child, &status, 0);
   R(WEXITSTATUS(status));
+  R(lseek(a, 0, SEEK_CUR));
   R(write(a, "end", 3));
   R(lseek(a, 0, SEEK_CUR));
+  R(close(a));
+  // Nothing of a closed file answers for a number that somebody else has taken.
+  a = warm_file("i", O_RDWR);
+  R(__close(a));
+  IS(RAW(openat, AT_FDCWD, "g", O_RDWR, 0) == a);
+  R(pread(a, buf, 20, 0));
+  printf("%.7s\n", buf);
   R(close(a));
   R(__pipe(ends));
   R(__write(ends[1], "pipe", 4));
