@@ -11,6 +11,10 @@
 #include <sys/signalfd.h>
 #include <sys/timerfd.h>
 #include <sys/un.h>
+// The headers declare these for fortified programs alone, or not at all.
+int __open_2(const char *, int), __open64_2(const char *, int);
+int __openat_2(int, const char *, int), __openat64_2(int, const char *, int);
+int __open(const char *, int, ...), __open64(const char *, int, ...), __pipe(int *);
 static int number;
 static sigset_t none;
 static struct sockaddr_un home = {.sun_family = AF_UNIX, .sun_path = "home"};
@@ -36,6 +40,18 @@ static int by_memory(void) { return memfd_create("memory", 0); }
 static int by_terminal(void) { return posix_openpt(O_RDWR | O_NOCTTY); }
 static int by_process(void) { return pidfd_open(getpid(), 0); }
 static int by_handle(void) { return open_by_handle_at(place, &handle.head, O_RDWR); }
+static int by_open(void) { return open("other", O_RDWR); }
+static int by_open64(void) { return open64("other", O_RDWR); }
+static int by_openat(void) { return openat(place, "other", O_RDWR); }
+static int by_openat64(void) { return openat64(place, "other", O_RDWR); }
+static int by_older_open(void) { return __open("other", O_RDWR); }
+static int by_older_open64(void) { return __open64("other", O_RDWR); }
+static int by_open_2(void) { return __open_2("other", O_RDWR); }
+static int by_open64_2(void) { return __open64_2("other", O_RDWR); }
+static int by_openat_2(void) { return __openat_2(place, "other", O_RDWR); }
+static int by_openat64_2(void) { return __openat64_2(place, "other", O_RDWR); }
+static int by_creat(void) { return creat("created", 0600); }
+static int by_creat64(void) { return creat64("created64", 0600); }
 static int made(int fd, char *name) {
   if (fd >= 0) unlink(name);
   return fd;
@@ -67,6 +83,10 @@ static int by_pipe(void) {
   int ends[2];
   return first_of(ends, pipe(ends));
 }
+static int by_older_pipe(void) {
+  int ends[2];
+  return first_of(ends, __pipe(ends));
+}
 static int by_pipe2(void) {
   int ends[2];
   return first_of(ends, pipe2(ends, O_NONBLOCK));
@@ -78,7 +98,7 @@ static int by_pair(void) {
 
 // The old file's descriptor goes as the kernel alone sees it.
 static void reuse(const char *what, int (*make_one)(void)) {
-  number = open("old", O_RDWR);
+  number = openat(place, "old", O_RDWR);
   warm(number);
   char b[16];
   R(lseek(number, 4096, SEEK_SET));
@@ -125,6 +145,9 @@ int main(void) {
   REUSE(by_timer), REUSE(by_signal), REUSE(by_inotify), REUSE(by_inotify1), REUSE(by_fanotify), REUSE(by_memory);
   REUSE(by_terminal), REUSE(by_process), REUSE(by_handle), REUSE(by_shared), REUSE(by_queue), REUSE(by_pipe);
   REUSE(by_pipe2), REUSE(by_pair);
+  REUSE(by_older_pipe), REUSE(by_open), REUSE(by_open64), REUSE(by_openat), REUSE(by_openat64);
+  REUSE(by_older_open), REUSE(by_older_open64), REUSE(by_open_2), REUSE(by_open64_2), REUSE(by_openat_2);
+  REUSE(by_openat64_2), REUSE(by_creat), REUSE(by_creat64);
   REUSE(by_mkstemp), REUSE(by_mkstemp64), REUSE(by_mkostemp), REUSE(by_mkostemp64);
   REUSE(by_mkstemps), REUSE(by_mkstemps64), REUSE(by_mkostemps), REUSE(by_mkostemps64);
   outsider("old");
