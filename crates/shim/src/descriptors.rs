@@ -45,11 +45,6 @@ pub(crate) extern "C" fn opened_temporary(_a: usize, _b: usize, _c: usize, fd: c
     note_open(fd, flags.map_or(libc::O_RDWR, |flags| flags as c_int))
 }
 
-/// After `creat`.
-pub(crate) extern "C" fn created(_path: usize, _mode: usize, _c: usize, fd: c_int) -> c_int {
-    note_open(fd, libc::O_WRONLY)
-}
-
 /// Notes what a new descriptor is; returns it, or -1 with errno set where it must not be had.
 pub(crate) fn note_open(fd: c_int, flags: c_int) -> c_int {
     if process::in_vfork_child() {

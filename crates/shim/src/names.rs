@@ -21,7 +21,7 @@
 use crate::ofd::Ofd;
 use crate::real::call_real;
 use crate::writer::Writer;
-use crate::{descriptors, fds, process, stage, sys, table};
+use crate::{descriptors, fds, init, process, stage, sys, table};
 use adit_pmem::MediumKind;
 use adit_store::staged::Mode;
 use core::ffi::{CStr, c_char, c_int, c_uint};
@@ -270,30 +270,63 @@ const NOTHING: u64 = 0;
 const NEW: u64 = 1;
 /// Of a token that says which file there was: the call cuts it.
 const CUTS: u64 = 4;
+/// The call would have cut a file, and does not: it is cut when it is open, as the program's first change of it. No
+/// token that says which file there was.
+const TO_CUT: u64 = 8;
+
+/// What a stub of an open keeps: the registers of its first four arguments, with a token for [`opened`].
+#[repr(C)]
+pub(crate) struct Arguments {
+    token: u64,
+    fourth: u64,
+    third: u64,
+    second: u64,
+    first: u64,
+}
 
 /// Before `open(path, flags, …)`: a token for [`opened`].
-pub(crate) extern "C" fn before_open(path: Path, flags: c_int) -> u64 {
-    before_open_at(libc::AT_FDCWD, path, flags)
+pub(crate) extern "C" fn before_open(arguments: &mut Arguments) -> u64 {
+    let mut flags = arguments.second as c_int;
+    let token = before(libc::AT_FDCWD, arguments.first as Path, &mut flags);
+    arguments.second = flags as u64;
+    token
 }
 
 /// Before `openat(directory, path, flags, …)`.
+pub(crate) extern "C" fn before_open_at(arguments: &mut Arguments) -> u64 {
+    let mut flags = arguments.third as c_int;
+    let token = before(
+        arguments.first as c_int,
+        arguments.second as Path,
+        &mut flags,
+    );
+    arguments.third = flags as u64;
+    token
+}
+
+/// Before a file is opened, by the kernel with the flags that are left.
 ///
 /// A file that this process stages itself is published here: the kernel would have the open wait for
 /// the monitor, and without one for three quarters of a minute, only to find an old file.
-pub(crate) extern "C" fn before_open_at(dir: c_int, path: Path, flags: c_int) -> u64 {
-    if flags & libc::O_PATH == 0 {
+pub(crate) fn before(dir: c_int, path: Path, flags: &mut c_int) -> u64 {
+    if *flags & libc::O_PATH == 0 {
         lend(dir, path);
     }
-    if DURABLE.load(Ordering::Relaxed) == 0 {
-        return NOTHING;
-    }
-    let named = flags & libc::O_TMPFILE != libc::O_TMPFILE && flags & libc::O_PATH == 0;
-    let creates = named && flags & libc::O_CREAT != 0;
-    let cuts = named && flags & libc::O_TRUNC != 0;
+    let named = *flags & libc::O_TMPFILE != libc::O_TMPFILE && *flags & libc::O_PATH == 0;
+    let creates = named && *flags & libc::O_CREAT != 0;
+    let cuts = named && *flags & libc::O_TRUNC != 0;
     if !(creates || cuts) || process::in_vfork_child() {
         return NOTHING;
     }
-    if creates && flags & libc::O_EXCL != 0 {
+    if DURABLE.load(Ordering::Relaxed) == 0 {
+        let writes = *flags & libc::O_ACCMODE != libc::O_RDONLY;
+        if !(cuts && writes && is_transaction() && is_file(dir, path)) {
+            return NOTHING;
+        }
+        *flags &= !libc::O_TRUNC;
+        return TO_CUT;
+    }
+    if creates && *flags & libc::O_EXCL != 0 {
         return NEW;
     }
     match file_of(dir, path, 0) {
@@ -303,13 +336,50 @@ pub(crate) extern "C" fn before_open_at(dir: c_int, path: Path, flags: c_int) ->
     }
 }
 
-/// Before `creat(path, mode)`.
-pub(crate) extern "C" fn before_create(path: Path) -> u64 {
-    before_open_at(libc::AT_FDCWD, path, libc::O_CREAT | libc::O_TRUNC)
+/// Whether what a program does to a file until its `fsync` is there as a whole or not at all.
+fn is_transaction() -> bool {
+    init::mode() == Some(Mode::Atomic)
+}
+
+/// Whether there is a file of this name. What it has somebody else may stage, and opening it publishes that.
+fn is_file(dir: c_int, path: Path) -> bool {
+    let mut stat = MaybeUninit::<libc::stat>::zeroed();
+    if sys::newfstatat(dir as usize, path as usize, stat.as_mut_ptr() as usize, 0).is_err() {
+        return false;
+    }
+    // SAFETY: all zero is a valid stat, and the kernel has filled it.
+    let stat = unsafe { stat.assume_init() };
+    stat.st_mode & libc::S_IFMT == libc::S_IFREG
+}
+
+/// Cuts a file that was opened to be cut. In memory no crash leaves anything, so there it is nobody's transaction.
+pub(crate) fn cut_open(fd: c_int) -> Result<(), c_int> {
+    match descriptors::regular_file(fd) {
+        Some(stat) if stat.st_size > 0 => {}
+        // Pipes and devices, which may have taken its place meanwhile, nobody cuts.
+        _ => return Ok(()),
+    }
+    if adit_pmem::kind_of_fd(fd) != MediumKind::Ram
+        && let Some(ofd) = fds::promoted(fd)
+        && let Some(writer) = ofd.writer()
+    {
+        return writer.truncate(&ofd, fd, 0).map(drop);
+    }
+    sys::ftruncate(fd as usize, 0).map(drop)
+}
+
+/// For a stream that is to write to a file from its first byte on, which is to be cut in a transaction: opens the file
+/// as `fopen` does, but for that. `None` where libc's own open does as well.
+pub(crate) fn open_for_stream(path: Path, flags: c_int) -> Option<sys::Result> {
+    let mut left = flags;
+    let is_to_cut = is_transaction()
+        && !process::in_vfork_child()
+        && before(libc::AT_FDCWD, path, &mut left) == TO_CUT;
+    is_to_cut.then(|| sys::openat(libc::AT_FDCWD as usize, path as usize, left as usize, 0o666))
 }
 
 /// Before the `mkstemp` family.
-pub(crate) extern "C" fn before_temporary() -> u64 {
+pub(crate) extern "C" fn before_temporary(_arguments: &mut Arguments) -> u64 {
     if DURABLE.load(Ordering::Relaxed) == 0 || process::in_vfork_child() {
         NOTHING
     } else {
@@ -355,6 +425,7 @@ fn file_of(dir: c_int, path: Path, flags: c_int) -> u64 {
 pub(crate) extern "C" fn opened(token: u64, fd: c_int) -> c_int {
     let synced = match token {
         NOTHING => return fd,
+        TO_CUT => cut_open(fd),
         _ if adit_pmem::kind_of_fd(fd) == MediumKind::Ram => return fd,
         NEW => make_new_durable(fd),
         before if file_of(fd, c"".as_ptr(), libc::AT_EMPTY_PATH) != before & !CUTS => {

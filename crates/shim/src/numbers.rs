@@ -162,19 +162,27 @@ fn open(number: c_long, arguments: [usize; 5]) -> Option<Fate> {
     if names::WATCHED.load(Ordering::Relaxed) == 0 {
         return None;
     }
-    let [first, second, third, ..] = arguments;
-    let (dir, path, flags) = match number {
-        libc::SYS_open => (libc::AT_FDCWD, first, second as c_int),
+    let [first, second, third, fourth, _] = arguments;
+    let (dir, path, mut flags, mode) = match number {
+        libc::SYS_open => (libc::AT_FDCWD, first, second as c_int, third),
         libc::SYS_creat => {
             let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
-            (libc::AT_FDCWD, first, flags)
+            (libc::AT_FDCWD, first, flags, second)
         }
-        libc::SYS_openat => (first as c_int, second, third as c_int),
-        libc::SYS_openat2 => (first as c_int, second, flags_of(third)? as c_int),
+        libc::SYS_openat => (first as c_int, second, third as c_int, fourth),
+        libc::SYS_openat2 => (first as c_int, second, flags_of(third)? as c_int, 0),
         _ => return None,
     };
-    let token = names::before_open_at(dir, path as *const _, flags);
-    Some(make(number, arguments).and_then(|fd| {
+    let token = names::before(dir, path as *const _, &mut flags);
+    let opened = match number {
+        // What it asks for besides the flags only the kernel knows.
+        libc::SYS_openat2 => make(number, arguments),
+        _ => make(
+            libc::SYS_openat,
+            [dir as usize, path, flags as usize, mode, 0],
+        ),
+    };
+    Some(opened.and_then(|fd| {
         let fd = descriptors::note_open(fd as c_int, flags);
         if fd < 0 {
             return told(fd);

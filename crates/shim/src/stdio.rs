@@ -161,24 +161,84 @@ extern "C" fn stat(file: *mut FILE, into: *mut libc::stat) -> c_int {
 
 // What happens to streams before they are used.
 
-/// Before a stream without a name is made: nothing is known of it yet.
-pub(crate) extern "C" fn before_temporary() {}
+/// For libc to make the stream.
+const GO_ON: isize = 0;
+/// It could not be made; errno says why.
+const FAILED: isize = -1;
 
-/// Before `fopen(path, mode)`: as before any open, what this process stages itself is published.
-pub(crate) extern "C" fn before_open(path: *const c_char) {
+/// Before a stream without a name is made: nothing is known of it yet.
+pub(crate) extern "C" fn before_temporary() -> isize {
+    GO_ON
+}
+
+/// Before `fopen(path, mode)`: as before any open, what this process stages itself is published. Where the file has to
+/// be cut in a transaction the stream is made here.
+pub(crate) extern "C" fn before_open(path: *const c_char, mode: *const c_char) -> isize {
     names::lend(libc::AT_FDCWD, path);
+    // SAFETY: libc reads the same string next.
+    match cutting(unsafe { CStr::from_ptr(mode) })
+        .and_then(|flags| names::open_for_stream(path, flags))
+    {
+        None => GO_ON,
+        Some(opened) => opened
+            .and_then(|fd| cut_stream(fd as c_int, mode))
+            .unwrap_or_else(|errno| {
+                sys::set_errno(errno);
+                FAILED
+            }),
+    }
+}
+
+/// The flags with which `fopen` opens a file that it cuts; `None` of other modes, and of those that `fdopen` does not
+/// know.
+fn cutting(mode: &CStr) -> Option<c_int> {
+    let letters = mode.to_bytes().strip_prefix(b"w")?;
+    let flags = libc::O_CREAT | libc::O_TRUNC;
+    letters
+        .iter()
+        .try_fold(flags | libc::O_WRONLY, |flags, letter| match letter {
+            b'b' => Some(flags),
+            b'+' => Some(flags & !libc::O_ACCMODE | libc::O_RDWR),
+            b'e' => Some(flags | libc::O_CLOEXEC),
+            _ => None,
+        })
+}
+
+/// A stream on a file that was opened to be cut.
+fn cut_stream(fd: c_int, mode: *const c_char) -> Result<isize, c_int> {
+    type Function = unsafe extern "C" fn(c_int, *const c_char) -> *mut FILE;
+    // SAFETY: libc's own function with the program's own mode.
+    let file = unsafe { call_real!(table::fdopen, Function)(fd, mode) };
+    if file.is_null() {
+        let errno = sys::errno();
+        let _ = sys::close(fd as usize);
+        return Err(errno);
+    }
+    let cut = if note(file) {
+        names::cut_open(fd)
+    } else {
+        Err(sys::errno())
+    };
+    cut.map(|()| file as isize).inspect_err(|_| {
+        // SAFETY: the program will not see it.
+        unsafe { libc::fclose(file) };
+    })
 }
 
 /// Before `freopen(path, mode, file)`, which puts another file on the stream's descriptor. What is
 /// buffered still belongs to the old one.
-pub(crate) extern "C" fn before_reopen(path: *const c_char, _mode: usize, file: *mut FILE) {
+pub(crate) extern "C" fn before_reopen(
+    path: *const c_char,
+    _mode: usize,
+    file: *mut FILE,
+) -> isize {
     if !path.is_null() {
-        before_open(path);
+        names::lend(libc::AT_FDCWD, path);
     }
     // SAFETY: the program's own stream.
     let fd = unsafe { libc::fileno(file) };
     if process::in_vfork_child() || !has_word(fd) {
-        return;
+        return GO_ON;
     }
     // SAFETY: as above.
     unsafe {
@@ -187,6 +247,7 @@ pub(crate) extern "C" fn before_reopen(path: *const c_char, _mode: usize, file: 
         }
     }
     descriptors::forget_handing_over(fd);
+    GO_ON
 }
 
 /// After `fopen` and `tmpfile`: a stream that matters gets its descriptor noted, as `open` would have.

@@ -12,7 +12,8 @@
 //! | `asks_served`, `asks_live`, `asks_mapped` | as `asks`, but only for a promoted descriptor, one with any entry, or a promoted one in the fifth argument |
 //! | `offered` | for a promoted descriptor, or while stores await their times: the hook's answer or, if it has none, libc's |
 //! | `after` | call libc, then the hook with the first three arguments and a non-negative result; what it returns is returned |
-//! | `opens` | as `after`; in the modes that stage a first hook looks before, and a last one ends what it began |
+//! | `opens` | as `after`; in the modes that stage a first hook looks before, and may change the arguments, and a last one ends what it began |
+//! | `creates` | jump to the stub of `open`, with the flags of `creat` |
 //! | `looks` | while anything is staged or awaits its times: jump to the Rust function, else to libc |
 //! | `watched` | in the modes that stage: jump to the Rust function, else to libc |
 //! | `before_watched` | as `before`, but only while anything is staged or awaits its times |
@@ -23,7 +24,7 @@
 //! | `forgets` | forget what the thread knows of its mask, then tail-jump to libc; only that if the comparison says equal |
 //! | `replace` | jump to the Rust function, which calls libc itself; never for a cancellation point |
 //! | `alias` | as `replace`, for a second name of what libc has once |
-//! | `stream` | while streams are served: hook with the first three arguments, libc, hook with those and the stream it returned; what that returns is returned |
+//! | `stream` | while streams are served: hook with the first three arguments, which may make the stream; libc, hook with those and the stream it returned; what that returns is returned |
 //! | `slot_data`, `slot_served`, `slot_live` | as the shapes without `slot_`, for a slot of libc's streams: the first argument is the stream, and libc's own slot stands in for its function |
 //!
 //! No Rust frame is on the stack while libc's function runs, except under `replace` and `live`, so
@@ -315,7 +316,7 @@ macro_rules! stub {
         stub!(@common $name);
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name() {
+        pub(crate) unsafe extern "C" fn $name() {
             core::arch::naked_asm!(
                 ".cfi_startproc",
                 "push rdi",
@@ -326,6 +327,7 @@ macro_rules! stub {
                 ".cfi_adjust_cfa_offset 40",
                 "cmp dword ptr [rip + {watched}], 0",
                 "je 2f",
+                "mov rdi, rsp",
                 "call {before}",
                 "mov qword ptr [rsp], rax",
                 "mov rcx, qword ptr [rsp + 8]",
@@ -535,24 +537,29 @@ macro_rules! stub {
                 "push rdx",
                 ".cfi_adjust_cfa_offset 24",
                 "call {before}",
+                "test rax, rax",
+                "jne 5f",
                 "mov rdx, qword ptr [rsp]",
                 "mov rsi, qword ptr [rsp + 8]",
                 "mov rdi, qword ptr [rsp + 16]",
                 "call qword ptr [rip + {real}]",
-                "pop rdx",
-                "pop rsi",
-                "pop rdi",
-                ".cfi_adjust_cfa_offset -24",
                 "test rax, rax",
                 "je 4f",
-                "sub rsp, 8",
-                ".cfi_adjust_cfa_offset 8",
+                "mov rdx, qword ptr [rsp]",
+                "mov rsi, qword ptr [rsp + 8]",
+                "mov rdi, qword ptr [rsp + 16]",
                 "mov rcx, rax",
                 "call {after}",
-                "add rsp, 8",
-                ".cfi_adjust_cfa_offset -8",
                 "4:",
+                "add rsp, 24",
+                ".cfi_adjust_cfa_offset -24",
                 "ret",
+                ".cfi_adjust_cfa_offset 24",
+                "5:",
+                "xor ecx, ecx",
+                "cmp rax, -1",
+                "cmove rax, rcx",
+                "jmp 4b",
                 ".cfi_endproc",
                 wanted = sym $crate::stdio::WANTED,
                 before = sym $before,
@@ -672,6 +679,20 @@ macro_rules! stub {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name() {
             core::arch::naked_asm!("jmp {hook}", hook = sym $hook)
+        }
+    };
+
+    (creates $name:ident $open:path) => {
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                "mov edx, esi",
+                "mov esi, {flags}",
+                "jmp {open}",
+                flags = const libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC,
+                open = sym $open,
+            )
         }
     };
 }

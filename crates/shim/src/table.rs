@@ -79,8 +79,8 @@ interpose! {
     opens openat64 (names::before_open_at, descriptors::opened_at);
     opens __openat_2 (names::before_open_at, descriptors::opened_at);
     opens __openat64_2 (names::before_open_at, descriptors::opened_at);
-    opens creat (names::before_create, descriptors::created);
-    opens creat64 (names::before_create, descriptors::created);
+    creates creat (open::open);
+    creates creat64 (open::open);
     opens mkstemp (names::before_temporary, descriptors::opened_temporary);
     opens mkstemp64 (names::before_temporary, descriptors::opened_temporary);
     opens mkostemp (names::before_temporary, descriptors::opened_temporary);

@@ -2,6 +2,7 @@
 // error.
 //   oN FLAGS   opens it as number N (0 to 9), FLAGS: r (O_RDONLY), a (O_APPEND), s (O_SYNC), d (O_DIRECT),
 //              t (O_TMPFILE in its directory), T (so that it can get no name), f (fopen "a"), y (tmpfile)
+//   ON HOW     opens it and cuts it: c (O_TRUNC), C (creat), n, m (openat and creat by number), w (fopen "w"), W ("w+e")
 //   wN TEXT    writes a line through it            cN   closes
 //   dN         duplicates it and closes the copy   tN   cuts it to nothing
 //   FN         opens it as a stream to be read, and closes that
@@ -133,6 +134,18 @@ static long make_room(int fd, char how) {
     }
 }
 
+static int open_cutting(const char *path, char how) {
+    FILE *stream;
+    switch (how) {
+    case 'c': return open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    case 'C': return creat(path, 0600);
+    case 'n': return syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    case 'm': return syscall(SYS_creat, path, 0600);
+    default: stream = fopen(path, how == 'w' ? "w" : "w+e");
+    }
+    return stream ? fileno(stream) : -1;
+}
+
 static long write_by_number(int fd, char *text, int vector) {
     size_t len = strlen(text);
     struct iovec parts[] = {{text, 1}, {text + 1, len - 1}};
@@ -177,6 +190,7 @@ int main(int count, char **args) {
                 result = *fd = open(args[1], flags | (flags & O_ACCMODE ? O_CREAT : 0), 0600);
             }
             break;
+        case 'O': result = *fd = open_cutting(args[1], line[3]); break;
         case 'w':
             strcat(line, "\n");
             result = write(*fd, line + 3, strlen(line + 3)) == (ssize_t)strlen(line + 3) ? 0 : -1;

@@ -196,6 +196,44 @@ fn a_promise_is_not_weakened_behind_the_programs_back() {
     assert_eq!(place.content(), "one\ntwo\nthree\nfour\n");
 }
 
+/// A file that is written anew is what it was, or what it was made, also when the power fails in between.
+#[test]
+fn what_an_open_cuts_is_part_of_the_transaction() {
+    let Some(place) = Place::new("cuts") else {
+        return;
+    };
+    place.compile("required");
+    let file = place.file();
+    let size = || fs::metadata(&file).expect("the file").len();
+    // No crash leaves anything of memory.
+    let old = if scratch::is_memory() { 0 } else { 8 };
+    for how in ["c", "C", "n", "m", "w", "W"] {
+        fs::write(&file, "old\nold\n").expect("the file");
+        let mut program = Told::willing(&place, "atomic", &file);
+        program.answers(&[(&format!("O0 {how}"), "done")]);
+        assert_eq!(size(), old, "{how}: opened");
+        program.answers(&[("w0 new", "done")]);
+        assert!(place.is_leased(), "{how}");
+        assert_eq!(size(), old, "{how}: written");
+        program.answers(&[("c0", "done")]);
+        assert_eq!(place.content(), "new\n", "{how}");
+        // Nothing is there to cut, or nobody may stage it.
+        fs::remove_file(&file).expect("remove");
+        program.answers(&[
+            (&format!("O0 {how}"), "done"),
+            ("w0 a", "done"),
+            ("c0", "done"),
+        ]);
+        assert_eq!(place.content(), "a\n", "{how}: new");
+        let reader = fs::File::open(&file).expect("the file");
+        program.answers(&[(&format!("O0 {how}"), "done")]);
+        assert_eq!(size(), 0, "{how}: somebody reads");
+        drop(reader);
+        program.answers(&[("w0 b", "done"), ("c0", "done")]);
+        assert_eq!(place.content(), "b\n", "{how}: after a reader");
+    }
+}
+
 /// Whether a new block's size is on the medium before the block is: then mode `strict` leaves nothing to the kernel.
 fn sizes_come_early() -> bool {
     const EXT4: u64 = 0xef53;

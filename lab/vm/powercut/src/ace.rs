@@ -353,12 +353,11 @@ impl Op {
     }
 }
 
-/// All sequences with so many operations. The last ends with a sync, unless calls are durable by themselves. What an
-/// open cuts, and what is stored through a mapping, waits for no commit.
+/// All sequences with so many operations. The last ends with a sync, unless calls are durable by themselves. What is
+/// stored through a mapping waits for no commit.
 fn all(operations: usize, promise: Promise) -> Vec<Vec<Event>> {
     let bare_end = promise.calls_are_durable();
-    let promised =
-        |op: &Op| promise != Promise::Atomic || !matches!(op, Op::Empty(_) | Op::Store(_));
+    let promised = |op: &Op| promise != Promise::Atomic || !matches!(op, Op::Store(_));
     let mut found = vec![Vec::new()];
     for left in (0..operations).rev() {
         let mut longer = Vec::new();
