@@ -24,6 +24,8 @@ mod scratch;
 mod stopped;
 #[path = "staged/strangers.rs"]
 mod strangers;
+#[path = "staged/torn.rs"]
+mod torn;
 
 /// The modes that stage whatever is written.
 const MODES: [&str; 3] = ["sync", "atomic", "strict"];
