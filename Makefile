@@ -46,7 +46,7 @@ bench: release
 
 # The cheap checks first: whoever breaks one of them learns it in a second.
 .PHONY: test
-test: test-tidy test-lab-runner test-clippy test-doc test-cargo test-oracle test-torture test-deny
+test: test-tidy test-lab-runner test-clippy test-aarch64 test-doc test-cargo test-oracle test-torture test-deny
 
 .PHONY: test-tidy
 test-tidy:
@@ -64,6 +64,16 @@ test-lab-runner:
 .PHONY: test-clippy
 test-clippy:
 	$(call limit,900) $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+# Another processor: all but the preloaded library, whose entries are assembly, compiles for it.
+AARCH64 := aarch64-unknown-linux-gnu
+.PHONY: test-aarch64
+test-aarch64:
+	@if [ -d "$$(rustc --print target-libdir --target $(AARCH64) 2>/dev/null)" ]; then \
+		$(call limit,900) $(CARGO) check --locked --target $(AARCH64) $(addprefix -p adit-,pmem pool store sim cli); \
+	else \
+		echo "note: rustup target add $(AARCH64): not checked that it compiles for that processor"; \
+	fi
 
 # For those who work on it: private items are documented too, and public ones may point at them.
 # The command and the library are both called adit: two runs, or their pages would fall on each other.
