@@ -159,6 +159,16 @@ pub fn kind_of_fd(fd: i32) -> MediumKind {
     medium_of(unsafe { BorrowedFd::borrow_raw(fd) }).kind
 }
 
+/// Whether a file lies on a file system of disks whose files may be staged, whatever its medium. Also of descriptors that
+/// are open as a path alone.
+#[must_use]
+pub fn is_disk_fd(fd: i32) -> bool {
+    // SAFETY: as in `kind_of_fd`; a negative number is none that is open.
+    let asked = (fd >= 0).then(|| rustix::fs::fstatfs(unsafe { BorrowedFd::borrow_raw(fd) }));
+    let known = asked.and_then(|fs| known(magic_of(&fs.ok()?)));
+    known.is_some_and(|known| matches!(known.class, Class::Disk))
+}
+
 /// Whether the file behind a descriptor number is of those that the kernel makes on the fly: no place for data.
 pub fn is_synthetic_fd(fd: i32) -> bool {
     // SAFETY: as in `kind_of_fd`; a negative number is none that is open.

@@ -23,7 +23,9 @@ pub mod word;
 pub use base::BaseFile;
 pub use cached::{CachedMedium, MIRROR_TAIL, Reopen};
 pub use copy::{Fault, GUARDED};
-pub use detect::{MediumKind, is_directory_in_memory, is_marked_dax, is_synthetic_fd, kind_of_fd};
+pub use detect::{
+    MediumKind, is_directory_in_memory, is_disk_fd, is_marked_dax, is_synthetic_fd, kind_of_fd,
+};
 pub use mapped::{Damage, MappedMedium, MediumError, Persistence};
 pub use medium::{Medium, OutOfRange, TransferError};
 

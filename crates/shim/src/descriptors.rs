@@ -313,11 +313,15 @@ fn own_offset(fd: c_int, shared: bool) -> Option<u64> {
 }
 
 pub(crate) fn regular_file(fd: c_int) -> Option<libc::stat> {
+    stat_of(fd).filter(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG)
+}
+
+/// What the kernel says of a descriptor's file.
+pub(crate) fn stat_of(fd: c_int) -> Option<libc::stat> {
     let mut stat = core::mem::MaybeUninit::<libc::stat>::zeroed();
     sys::fstat(fd as usize, stat.as_mut_ptr() as usize).ok()?;
     // SAFETY: all zero is a valid stat, and the kernel has filled it.
-    let stat = unsafe { stat.assume_init() };
-    (stat.st_mode & libc::S_IFMT == libc::S_IFREG).then_some(stat)
+    Some(unsafe { stat.assume_init() })
 }
 
 /// What the file system of `fd` is.

@@ -21,7 +21,7 @@
 use crate::ofd::Ofd;
 use crate::real::call_real;
 use crate::writer::Writer;
-use crate::{descriptors, fds, init, process, stage, sys, table};
+use crate::{data, descriptors, fds, init, process, stage, sys, table};
 use adit_pmem::MediumKind;
 use adit_store::staged::Mode;
 use core::ffi::{CStr, c_char, c_int, c_uint};
@@ -265,7 +265,7 @@ fn identity_of(fd: c_int) -> Option<(u64, u64)> {
 }
 
 /// The call changes nothing but descriptors.
-const NOTHING: u64 = 0;
+pub(crate) const NOTHING: u64 = 0;
 /// What the call opens is new.
 const NEW: u64 = 1;
 /// Of a token that says which file there was: the call cuts it.
@@ -319,8 +319,8 @@ pub(crate) fn before(dir: c_int, path: Path, flags: &mut c_int) -> u64 {
         return NOTHING;
     }
     if DURABLE.load(Ordering::Relaxed) == 0 {
-        let writes = *flags & libc::O_ACCMODE != libc::O_RDONLY;
-        if !(cuts && writes && is_transaction() && is_file(dir, path)) {
+        let writes = matches!(*flags & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR);
+        if !(cuts && writes && is_transaction() && is_on_disk(dir, path)) {
             return NOTHING;
         }
         *flags &= !libc::O_TRUNC;
@@ -339,27 +339,31 @@ pub(crate) fn before(dir: c_int, path: Path, flags: &mut c_int) -> u64 {
 /// Whether what a program does to a file until its `fsync` is there as a whole or not at all.
 fn is_transaction() -> bool {
     init::mode() == Some(Mode::Atomic)
+        && init::credit().is_some()
+        && !data::KERNEL_WRITES.load(Ordering::Relaxed)
 }
 
-/// Whether there is a file of this name. What it has somebody else may stage, and opening it publishes that.
-fn is_file(dir: c_int, path: Path) -> bool {
-    let mut stat = MaybeUninit::<libc::stat>::zeroed();
-    if sys::newfstatat(dir as usize, path as usize, stat.as_mut_ptr() as usize, 0).is_err() {
+/// Whether there is a file of this name that may be staged. What is in it somebody else may stage, and opening it
+/// publishes that; of memory no crash leaves anything; and other file systems may look at the flag themselves.
+fn is_on_disk(dir: c_int, path: Path) -> bool {
+    // It takes no lease away, and closing it drops no locks.
+    let flags = (libc::O_PATH | libc::O_CLOEXEC) as usize;
+    let Ok(fd) = sys::openat(dir as usize, path as usize, flags, 0) else {
         return false;
-    }
-    // SAFETY: all zero is a valid stat, and the kernel has filled it.
-    let stat = unsafe { stat.assume_init() };
-    stat.st_mode & libc::S_IFMT == libc::S_IFREG
+    };
+    let is = adit_pmem::is_disk_fd(fd as c_int) && descriptors::regular_file(fd as c_int).is_some();
+    let _ = sys::close(fd);
+    is
 }
 
-/// Cuts a file that was opened to be cut. In memory no crash leaves anything, so there it is nobody's transaction.
+/// Cuts a file that was opened to be cut. Pipes and devices, which may have taken its place meanwhile, nobody cuts; an
+/// empty file gets another time, and loses blocks behind its end.
 pub(crate) fn cut_open(fd: c_int) -> Result<(), c_int> {
-    match descriptors::regular_file(fd) {
-        Some(stat) if stat.st_size > 0 => {}
-        // Pipes and devices, which may have taken its place meanwhile, nobody cuts.
-        _ => return Ok(()),
+    let stat = descriptors::stat_of(fd);
+    if stat.is_some_and(|stat| stat.st_mode & libc::S_IFMT != libc::S_IFREG) {
+        return Ok(());
     }
-    if adit_pmem::kind_of_fd(fd) != MediumKind::Ram
+    if stat.is_none_or(|stat| stat.st_size > 0)
         && let Some(ofd) = fds::promoted(fd)
         && let Some(writer) = ofd.writer()
     {

@@ -173,14 +173,16 @@ fn open(number: c_long, arguments: [usize; 5]) -> Option<Fate> {
         libc::SYS_openat2 => (first as c_int, second, flags_of(third)? as c_int, 0),
         _ => return None,
     };
+    let asked = flags;
     let token = names::before(dir, path as *const _, &mut flags);
-    let opened = match number {
-        // What it asks for besides the flags only the kernel knows.
-        libc::SYS_openat2 => make(number, arguments),
-        _ => make(
-            libc::SYS_openat,
-            [dir as usize, path, flags as usize, mode, 0],
-        ),
+    let (token, opened) = match number {
+        _ if flags == asked => (token, make(number, arguments)),
+        // What it asks for besides the flags only the kernel knows, which cuts it.
+        libc::SYS_openat2 => (names::NOTHING, make(number, arguments)),
+        _ => {
+            let changed = [dir as usize, path, flags as usize, mode, 0];
+            (token, make(libc::SYS_openat, changed))
+        }
     };
     Some(opened.and_then(|fd| {
         let fd = descriptors::note_open(fd as c_int, flags);

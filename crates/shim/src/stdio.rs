@@ -190,18 +190,21 @@ pub(crate) extern "C" fn before_open(path: *const c_char, mode: *const c_char) -
 }
 
 /// The flags with which `fopen` opens a file that it cuts; `None` of other modes, and of those that `fdopen` does not
-/// know.
+/// know. libc reads so many letters, and passes over others.
 fn cutting(mode: &CStr) -> Option<c_int> {
+    const LETTERS: usize = 6;
     let letters = mode.to_bytes().strip_prefix(b"w")?;
-    let flags = libc::O_CREAT | libc::O_TRUNC;
-    letters
-        .iter()
-        .try_fold(flags | libc::O_WRONLY, |flags, letter| match letter {
-            b'b' => Some(flags),
-            b'+' => Some(flags & !libc::O_ACCMODE | libc::O_RDWR),
-            b'e' => Some(flags | libc::O_CLOEXEC),
-            _ => None,
-        })
+    let flags = libc::O_CREAT | libc::O_TRUNC | libc::O_WRONLY;
+    let add = |flags: c_int, letter: &u8| match letter {
+        b'+' => Some(flags & !libc::O_ACCMODE | libc::O_RDWR),
+        b'e' => Some(flags | libc::O_CLOEXEC),
+        b'x' | b'm' | b'c' => None,
+        _ => Some(flags),
+    };
+    if letters.contains(&b',') {
+        return None;
+    }
+    letters.iter().take(LETTERS).try_fold(flags, add)
 }
 
 /// A stream on a file that was opened to be cut.

@@ -206,31 +206,52 @@ fn what_an_open_cuts_is_part_of_the_transaction() {
     let file = place.file();
     let size = || fs::metadata(&file).expect("the file").len();
     // No crash leaves anything of memory.
-    let old = if scratch::is_memory() { 0 } else { 8 };
-    for how in ["c", "C", "n", "m", "w", "W"] {
+    let old = if scratch::is_tmpfs() { 0 } else { 8 };
+    let starts = [Told::willing, Told::start].into_iter();
+    for (start, how) in
+        starts.flat_map(|start| ["c", "C", "n", "m", "w", "W"].map(|how| (start, how)))
+    {
         fs::write(&file, "old\nold\n").expect("the file");
-        let mut program = Told::willing(&place, "atomic", &file);
-        program.answers(&[(&format!("O0 {how}"), "done")]);
+        let mut program = start(&place, "atomic", &file);
+        let open = format!("O0 {how}");
+        program.answers(&[(&open, "done")]);
         assert_eq!(size(), old, "{how}: opened");
         program.answers(&[("w0 new", "done")]);
         assert!(place.is_leased(), "{how}");
         assert_eq!(size(), old, "{how}: written");
         program.answers(&[("c0", "done")]);
         assert_eq!(place.content(), "new\n", "{how}");
-        // Nothing is there to cut, or nobody may stage it.
         fs::remove_file(&file).expect("remove");
-        program.answers(&[
-            (&format!("O0 {how}"), "done"),
-            ("w0 a", "done"),
-            ("c0", "done"),
-        ]);
+        program.answers(&[(&open, "done"), ("w0 a", "done"), ("c0", "done")]);
         assert_eq!(place.content(), "a\n", "{how}: new");
+    }
+}
+
+/// Where it cannot be, the kernel cuts; and of an empty file, which `make` knows by its time, it is the time.
+#[test]
+fn what_an_open_cuts_is_cut_whoever_cuts_it() {
+    let Some(place) = Place::new("cuts-otherwise") else {
+        return;
+    };
+    place.compile("required");
+    let file = place.file();
+    let long_ago = std::time::UNIX_EPOCH + Duration::from_secs(1000);
+    for how in ["c", "C", "n", "m", "w", "W"] {
+        fs::write(&file, "old\nold\n").expect("the file");
         let reader = fs::File::open(&file).expect("the file");
-        program.answers(&[(&format!("O0 {how}"), "done")]);
-        assert_eq!(size(), 0, "{how}: somebody reads");
+        let mut program = Told::willing(&place, "atomic", &file);
+        let open = format!("O0 {how}");
+        program.answers(&[(&open, "done")]);
+        assert_eq!(place.content(), "", "{how}: somebody reads");
         drop(reader);
         program.answers(&[("w0 b", "done"), ("c0", "done")]);
         assert_eq!(place.content(), "b\n", "{how}: after a reader");
+        let empty = fs::File::create(&file).expect("the file");
+        empty.set_modified(long_ago).expect("its time");
+        drop(empty);
+        program.answers(&[(&open, "done"), ("c0", "done")]);
+        let modified = fs::metadata(&file).expect("the file").modified();
+        assert!(modified.expect("its time") > long_ago, "{how}: its time");
     }
 }
 
