@@ -114,8 +114,7 @@ PART(jump_out) {
     volatile long number = 0;
     start_log();
     catch(SIGALRM, jump_away, 0);
-    tick_every(70);
-    sigsetjmp(out, 1);
+    if (sigsetjmp(out, 1) == 0) tick_every(70);
     while (handled < 2000 / patience()) append('m', number++);
     tick_every(0);
     long found = records('m', RISING);
