@@ -473,6 +473,11 @@ pub(crate) fn hand_over(fd: c_int) -> Result<(), c_int> {
     fds::promoted(fd).map_or(Ok(()), |ofd| ofd.hand_over(fd))
 }
 
+/// Before a call that uses the offset of its third argument.
+pub(crate) extern "C" fn before_third(_a: usize, _b: usize, fd: c_int) {
+    let _ = hand_over(fd);
+}
+
 /// Before a call of the kernel's that uses the offset of `fd`.
 pub(crate) extern "C" fn before_offset(fd: c_int) -> c_int {
     refusal(hand_over(fd))

@@ -513,6 +513,28 @@ pub(crate) extern "C" fn before_setrlimit(resource: c_int) {
     }
 }
 
+/// Before `ulimit(command, …)`.
+pub(crate) extern "C" fn before_ulimit(command: c_int) {
+    const SET_FILE_SIZE: c_int = 2;
+    if command == SET_FILE_SIZE {
+        before_setrlimit(libc::RLIMIT_FSIZE as c_int);
+    }
+}
+
+/// Before `vlimit(resource, …)`, which numbers resources in its own way.
+pub(crate) extern "C" fn before_vlimit(resource: c_int) {
+    match resource {
+        2 => before_setrlimit(libc::RLIMIT_FSIZE as c_int),
+        3 => before_setrlimit(libc::RLIMIT_DATA as c_int),
+        _ => {}
+    }
+}
+
+/// Before `pidfd_getfd`, which makes a twin of any descriptor of any process, also of this one.
+pub(crate) extern "C" fn before_twin() -> c_int {
+    descriptors::refusal(share_all_for_good())
+}
+
 /// Before `prlimit(pid, resource, new, old)`.
 pub(crate) extern "C" fn before_prlimit(_pid: c_int, resource: c_int, new: usize) {
     if new != 0 {

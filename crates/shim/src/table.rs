@@ -59,7 +59,8 @@ interpose! {
     asks_served vdprintf (descriptors::before_offset, descriptors::minus_one);
     asks_served __dprintf_chk (descriptors::before_offset, descriptors::minus_one);
     asks_served __vdprintf_chk (descriptors::before_offset, descriptors::minus_one);
-    before_served backtrace_symbols_fd (descriptors::before_offset);
+    before backtrace_symbols_fd (descriptors::before_third);
+    before __backtrace_symbols_fd (descriptors::before_third);
 
     // The kernel copies from one descriptor to another.
     copies sendfile (copies::before_send);
@@ -115,6 +116,7 @@ interpose! {
     after open_by_handle_at (descriptors::returned);
     after posix_openpt (descriptors::returned);
     after pidfd_open (descriptors::returned);
+    asks pidfd_getfd (process::before_twin, descriptors::minus_one);
     replace pipe (descriptors::pipe);
     replace pipe2 (descriptors::pipe2);
     alias __pipe (descriptors::pipe);
@@ -172,6 +174,10 @@ interpose! {
     before_watched futimesat (looking::before_times_at);
     before_watched futimens (looking::before_times_of);
     before_watched utimensat (looking::before_times_at);
+    before_watched fts_open (looking::before_walk);
+    before_watched fts64_open (looking::before_walk);
+    before_watched fts_children (looking::before_walk);
+    before_watched fts64_children (looking::before_walk);
     before_watched fts_read (looking::before_walk);
     before_watched fts64_read (looking::before_walk);
     before_watched ftw (looking::before_walk);
@@ -240,6 +246,7 @@ interpose! {
     replace posix_spawnp (process::posix_spawnp);
     asks system (process::before_program, descriptors::minus_one);
     replace popen (process::popen);
+    alias _IO_popen (process::popen);
     asks wordexp (process::before_program, process::no_space);
     asks forkpty (process::before_forkpty, descriptors::minus_one);
     asks execve (process::before_execve, descriptors::minus_one);
@@ -318,6 +325,8 @@ interpose! {
     before mlockall (descriptors::release_all);
     before prctl (process::before_prctl);
     before setrlimit (process::before_setrlimit);
+    before ulimit (process::before_ulimit);
+    before vlimit (process::before_vlimit);
     before setrlimit64 (process::before_setrlimit);
     before prlimit (process::before_prlimit);
     before prlimit64 (process::before_prlimit);
