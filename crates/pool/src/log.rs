@@ -959,32 +959,22 @@ impl<M: Medium> FileGuard<'_, M> {
         Ok(commit.seq)
     }
 
-    fn raise(&self, field: u64, to: u64) -> Result<()> {
-        self.attachment.ensure_current()?;
-        let id = self.file.id;
-        let old = checked_value(self.get(field)?, id)
-            .ok_or_else(|| Error::damaged("file entry", self.entry + field, "check bits"))?;
-        if to <= old {
-            // Perhaps raised by somebody who died before it was durable.
-            return self.pool().make_durable(self.entry + field, 8);
-        }
-        if to > SEQ_MAX {
-            return Err(Error::Invalid("no such sequence number"));
-        }
-        self.pool()
-            .persist(self.entry + field, checked_word(to, id))
-    }
-
     /// Retires the file's records up to `seq`, durably, all at once. The base file (and, for names,
     /// its directory) is durable already: that is the caller's part.
     pub fn retire(&mut self, seq: u64) -> Result<()> {
-        self.raise(at!(FileEntry.retired), seq)
-    }
-
-    /// Says that staged bytes of records up to `seq` may be overwritten in place from now on: their
-    /// data CRCs no longer count. The bytes are durable already.
-    pub fn seal(&mut self, seq: u64) -> Result<()> {
-        self.raise(at!(FileEntry.sealed), seq)
+        self.attachment.ensure_current()?;
+        let (id, field) = (self.file.id, at!(FileEntry.retired));
+        let old = checked_value(self.get(field)?, id)
+            .ok_or_else(|| Error::damaged("file entry", self.entry + field, "check bits"))?;
+        if seq <= old {
+            // Perhaps raised by somebody who died before it was durable.
+            return self.pool().make_durable(self.entry + field, 8);
+        }
+        if seq > SEQ_MAX {
+            return Err(Error::Invalid("no such sequence number"));
+        }
+        self.pool()
+            .persist(self.entry + field, checked_word(seq, id))
     }
 }
 
