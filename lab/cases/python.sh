@@ -5,6 +5,7 @@
 # media:  ram ext4 btrfs
 # limit:  120
 
+# Debian packages no tests of Python's sqlite3 module; the case sqlite has what that is made of.
 # Most of the time here is spent in tests that sleep: run the suites side by side. Each prints one line
 # per test with its result, so that a comparison of the two sides names the test.
 suites="
