@@ -263,6 +263,7 @@ interpose! {
     asks io_uring_queue_init (process::before_ring, process::minus_errno);
     asks io_uring_queue_init_params (process::before_ring, process::minus_errno);
     asks io_uring_queue_mmap (process::before_ring, process::minus_errno);
+    asks io_uring_setup (process::before_ring, process::minus_errno);
     before _exit (process::before_exit);
     before _Exit (process::before_exit);
     before quick_exit (process::before_exit);
