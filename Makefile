@@ -154,7 +154,7 @@ WHOLE := --whole 420 --whole-quick --whole-tests shim-staged,cli-reports,cli-poo
 # says so with status 77, which is a failure in continuous integration only.
 .PHONY: lab-vm
 lab-vm: release
-	@$(call limit,2240) lab/vm/run --paths --path-modes posix,strict --also 6.12 $(WHOLE) --total 2100 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/vm was skipped"; }
+	@$(call limit,2240) lab/vm/run --paths --path-modes posix,sync,atomic,strict --also 6.12 $(WHOLE) --total 2100 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/vm was skipped"; }
 
 # All of the crates' own tests, and all cases of real programs, on ext4-DAX and XFS-DAX: an hour in emulation.
 WITHOUT := --no-suite --no-plants --cuts 0 --engine-cuts 0 --sequences 0 --publishing "" --disk "" --staging ""

@@ -12,7 +12,7 @@ PLACES = ("ext4", "xfs")
 # Sequences before the newest that are judged, too.
 BACK = 12
 # How many a planted bug gets before it must have been found.
-PLANTED = 10
+PLANTED = 20
 # The file system itself is checked after so many cuts.
 FSCK_EVERY = 20
 
