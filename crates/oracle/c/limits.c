@@ -3,6 +3,15 @@
 static volatile sig_atomic_t xfsz;
 static void on_xfsz(int s) { (void)s; xfsz++; }
 static int a;
+// Before the limit, across it, and behind it.
+static void beyond(const char *b) {
+  R(pwrite(a, b, 5000, 100000));
+  R(pwrite(a, b, 5000, 148000));
+  R(pwrite(a, b, 5000, 200000));
+  R(lseek(a, 149000, SEEK_SET));
+  R(write(a, b, 5000));
+  R(lseek(a, 0, SEEK_CUR));
+}
 static void child(int how) {
   fflush(stdout);
   pid_t pid = fork();
@@ -12,12 +21,7 @@ static void child(int how) {
     if (how == 0) {
       struct rlimit l = {150000, 150000};
       R(setrlimit(RLIMIT_FSIZE, &l));
-      R(pwrite(a, b, 5000, 100000));
-      R(pwrite(a, b, 5000, 148000));
-      R(pwrite(a, b, 5000, 200000));
-      R(lseek(a, 149000, SEEK_SET));
-      R(write(a, b, 5000));
-      R(lseek(a, 0, SEEK_CUR));
+      beyond(b);
       R(ftruncate(a, 200000));
       R((long)xfsz);
     }
@@ -70,12 +74,7 @@ static void child(int how) {
       warm(a);
       if (how == 7) R(setrlimit64(RLIMIT_FSIZE, &l));
       else R(prlimit64(0, RLIMIT_FSIZE, &l, NULL));
-      R(pwrite(a, b, 5000, 100000));
-      R(pwrite(a, b, 5000, 148000));
-      R(pwrite(a, b, 5000, 200000));
-      R(lseek(a, 149000, SEEK_SET));
-      R(write(a, b, 5000));
-      R(lseek(a, 0, SEEK_CUR));
+      beyond(b);
       R((long)xfsz);
     }
     if (how == 5) {

@@ -530,11 +530,6 @@ pub(crate) extern "C" fn before_vlimit(resource: c_int) {
     }
 }
 
-/// Before `pidfd_getfd`, which makes a twin of any descriptor of any process, also of this one.
-pub(crate) extern "C" fn before_twin() -> c_int {
-    descriptors::refusal(share_all_for_good())
-}
-
 /// Before `prlimit(pid, resource, new, old)`.
 pub(crate) extern "C" fn before_prlimit(_pid: c_int, resource: c_int, new: usize) {
     if new != 0 {
@@ -573,14 +568,15 @@ pub(crate) extern "C" fn before_aio_setup() -> c_int {
         return descriptors::refusal(appends::stop());
     }
     if init::staging() {
-        return before_ring();
+        return before_sharing_for_good();
     }
     0
 }
 
-/// Before an io_uring is set up: the kernel will use descriptors, and their offsets, without a call
-/// that we see. Offsets stay the kernel's from now on; positional reads are coherent anyway.
-pub(crate) extern "C" fn before_ring() -> c_int {
+/// Before an io_uring is set up, or `pidfd_getfd` makes a twin of any descriptor of any process, also of this one: the
+/// kernel will use descriptors, and their offsets, without a call that we see. Offsets stay the kernel's from now on;
+/// positional reads are coherent anyway.
+pub(crate) extern "C" fn before_sharing_for_good() -> c_int {
     descriptors::refusal(share_all_for_good())
 }
 

@@ -116,7 +116,7 @@ interpose! {
     after open_by_handle_at (descriptors::returned);
     after posix_openpt (descriptors::returned);
     after pidfd_open (descriptors::returned);
-    asks pidfd_getfd (process::before_twin, descriptors::minus_one);
+    asks pidfd_getfd (process::before_sharing_for_good, descriptors::minus_one);
     replace pipe (descriptors::pipe);
     replace pipe2 (descriptors::pipe2);
     alias __pipe (descriptors::pipe);
@@ -260,10 +260,10 @@ interpose! {
     asks execveat (process::before_execveat, descriptors::minus_one);
     asks sendmsg (process::before_sendmsg, descriptors::minus_one);
     asks sendmmsg (process::before_sendmmsg, descriptors::minus_one);
-    asks io_uring_queue_init (process::before_ring, process::minus_errno);
-    asks io_uring_queue_init_params (process::before_ring, process::minus_errno);
-    asks io_uring_queue_mmap (process::before_ring, process::minus_errno);
-    asks io_uring_setup (process::before_ring, process::minus_errno);
+    asks io_uring_queue_init (process::before_sharing_for_good, process::minus_errno);
+    asks io_uring_queue_init_params (process::before_sharing_for_good, process::minus_errno);
+    asks io_uring_queue_mmap (process::before_sharing_for_good, process::minus_errno);
+    asks io_uring_setup (process::before_sharing_for_good, process::minus_errno);
     before _exit (process::before_exit);
     before _Exit (process::before_exit);
     before quick_exit (process::before_exit);
