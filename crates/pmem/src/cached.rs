@@ -115,8 +115,8 @@ impl CachedMedium {
         offset < self.tables
     }
 
-    fn lost(&self, offset: u64, len: u64) -> OutOfRange {
-        self.file.lost(offset, len)
+    fn lost(&self, offset: u64, len: u64, errno: Errno) -> OutOfRange {
+        self.file.refused(offset, len, errno)
     }
 
     fn count(&self, what: u64) -> Result<u64, OutOfRange> {
@@ -136,7 +136,7 @@ impl CachedMedium {
     /// no fence is spared any more.
     fn counted(&self, write: impl FnOnce() -> Result<(), OutOfRange>) -> Result<(), OutOfRange> {
         if self.failed.load(Ordering::Acquire) {
-            return Err(self.lost(0, self.size()));
+            return Err(self.lost(0, self.size(), Errno::IO));
         }
         self.raise(BEGUN, |count| count + 1)?;
         write()?;
@@ -151,7 +151,7 @@ impl CachedMedium {
         }
         match self.opener.reopen() {
             // Cut short by somebody: writing would make it long again, with nothing in it.
-            Ok((_, size)) if size < end => Err(self.lost(end, 0)),
+            Ok((_, size)) if size < end => Err(self.lost(end, 0, Errno::IO)),
             Ok((fd, _)) => Ok(Some(fd)),
             Err(_) => Ok(None),
         }
@@ -161,10 +161,10 @@ impl CachedMedium {
         let mut done = 0;
         while done < from.len() {
             match rustix::io::pwrite(fd, &from[done..], offset + done as u64) {
-                Ok(0) => return Err(self.lost(offset, from.len() as u64)),
+                Ok(0) => return Err(self.lost(offset, from.len() as u64, Errno::NOSPC)),
                 Ok(more) => done += more,
                 Err(Errno::INTR) => {}
-                Err(_) => return Err(self.lost(offset, from.len() as u64)),
+                Err(errno) => return Err(self.lost(offset, from.len() as u64, errno)),
             }
         }
         Ok(())
@@ -216,7 +216,7 @@ impl CachedMedium {
     fn write_back_alone(&self, at: u64, block: &mut [u8]) -> Result<(), OutOfRange> {
         let len = block.len() as u64;
         let Some(fd) = self.descriptor(at + len)? else {
-            return Err(self.lost(at, len));
+            return Err(self.lost(at, len, Errno::IO));
         };
         for _ in 0..TRIES {
             match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
@@ -229,7 +229,7 @@ impl CachedMedium {
                 Err(_) => break,
             }
         }
-        Err(self.lost(at, len))
+        Err(self.lost(at, len, Errno::IO))
     }
 
     /// Syncs, unless every write that anybody ever began has ended and was covered.
@@ -242,7 +242,7 @@ impl CachedMedium {
         let all = self.count(REACH)? <= self.file.size();
         self.file
             .sync()
-            .map_err(|_| self.lost(0, self.file.size()))?;
+            .map_err(|_| self.lost(0, self.file.size(), Errno::IO))?;
         if !all {
             return Ok(());
         }
@@ -288,11 +288,7 @@ impl Medium for CachedMedium {
         if self.in_tables(offset) {
             self.mirror.compare_exchange(offset, current, new)
         } else {
-            Err(OutOfRange {
-                offset,
-                len: 8,
-                size: self.tables,
-            })
+            Err(OutOfRange::outside(offset, 8, self.tables))
         }
     }
 
@@ -349,6 +345,9 @@ impl Medium for CachedMedium {
     fn fence(&self) {
         if self.sync().is_err() {
             self.failed.store(true, Ordering::Release);
+            // One more begun than will ever end: nobody spares a fence any more, and to each who had the file open
+            // the kernel tells the error once.
+            let _ = self.raise(BEGUN, |count| count + 1);
         }
     }
 
@@ -362,7 +361,7 @@ impl Medium for CachedMedium {
 
     fn sound(&self) -> Result<(), OutOfRange> {
         if self.failed.load(Ordering::Acquire) {
-            Err(self.lost(0, self.size()))
+            Err(self.lost(0, self.size(), Errno::IO))
         } else {
             Ok(())
         }

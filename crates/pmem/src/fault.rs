@@ -47,6 +47,13 @@ pub fn install() -> Result<(), InstallError> {
     }
 }
 
+/// Before `exec`, which gives every handler up: what was ignored when ours were installed is ignored again, for the
+/// program that this process becomes.
+pub fn ignore_again() {
+    #[cfg(target_arch = "x86_64")]
+    handlers::ignore_again();
+}
+
 #[cfg(target_arch = "x86_64")]
 mod handlers {
     use super::{InstallError, handle};
@@ -72,6 +79,18 @@ mod handlers {
         flags: u64,
         restorer: usize,
         mask: u64,
+    }
+
+    impl KernelAction {
+        /// `SIG_DFL` or `SIG_IGN`.
+        const fn without_function(handler: usize) -> Self {
+            Self {
+                handler,
+                flags: 0,
+                restorer: 0,
+                mask: 0,
+            }
+        }
     }
 
     /// What was installed before us, for one signal.
@@ -121,6 +140,14 @@ mod handlers {
         result
     }
 
+    pub(super) fn ignore_again() {
+        for (signal, previous) in [(SIGBUS, &BUS), (SIGSEGV, &SEGV)] {
+            if previous.handler.load(Ordering::Acquire) == SIG_IGN {
+                let _ = exchange(signal, Some(&KernelAction::without_function(SIG_IGN)));
+            }
+        }
+    }
+
     fn install_one(signal: i32, previous: &Previous) -> Result<(), InstallError> {
         // Reading first, so that a fault between the two calls already finds whom to pass on to.
         let before = exchange(signal, None)?;
@@ -138,12 +165,7 @@ mod handlers {
 
     /// `rt_sigaction`: sets an action, if given, and returns the one before.
     fn exchange(signal: i32, new: Option<&KernelAction>) -> Result<KernelAction, InstallError> {
-        let mut old = KernelAction {
-            handler: 0,
-            flags: 0,
-            restorer: 0,
-            mask: 0,
-        };
+        let mut old = KernelAction::without_function(SIG_DFL);
         let new = new.map_or(core::ptr::null(), |action| action as *const KernelAction);
         let status: isize;
         // SAFETY: the call reads `new` (null or a live action), writes `old`, and clobbers only what
@@ -226,13 +248,7 @@ mod handlers {
                 // A faulting instruction faults again when we return and then has the default
                 // effect, with the program's own registers in the core dump. A signal that somebody
                 // sent does not come again by itself.
-                let default = KernelAction {
-                    handler: SIG_DFL,
-                    flags: 0,
-                    restorer: 0,
-                    mask: 0,
-                };
-                let _ = exchange(signal, Some(&default));
+                let _ = exchange(signal, Some(&KernelAction::without_function(SIG_DFL)));
                 if sent {
                     raise(signal);
                 }

@@ -249,7 +249,7 @@ impl MappedMedium {
         let size = self.size.load(Ordering::Acquire);
         match offset.checked_add(len) {
             Some(end) if end <= size => Ok(self.window.base().wrapping_add(offset as usize)),
-            _ => Err(OutOfRange { offset, len, size }),
+            _ => Err(OutOfRange::outside(offset, len, size)),
         }
     }
 
@@ -288,11 +288,7 @@ impl MappedMedium {
         if offset.is_multiple_of(8) {
             Ok(at.cast())
         } else {
-            Err(OutOfRange {
-                offset,
-                len: 8,
-                size: self.size(),
-            })
+            Err(OutOfRange::outside(offset, 8, self.size()))
         }
     }
 
@@ -366,16 +362,28 @@ impl MappedMedium {
 
     /// Turns a fault into the error of the interface and remembers it.
     #[cold]
-    pub(crate) fn lost(&self, offset: u64, len: u64) -> OutOfRange {
+    fn lost(&self, offset: u64, len: u64) -> OutOfRange {
+        self.refused(offset, len, Errno::IO)
+    }
+
+    /// The same of a word that was to be changed. What can be read and not be stored to found no space: a file
+    /// system may have to move a page before it is changed.
+    #[cold]
+    fn unchanged(&self, offset: u64) -> OutOfRange {
+        match self.load(offset) {
+            Ok(_) => self.refused(offset, 8, Errno::NOSPC),
+            Err(lost) => lost,
+        }
+    }
+
+    /// The same for what the kernel has answered.
+    #[cold]
+    pub(crate) fn refused(&self, offset: u64, len: u64, errno: Errno) -> OutOfRange {
         let mark = offset.saturating_add(1);
         let _ = self
             .damage
             .compare_exchange(0, mark, Ordering::AcqRel, Ordering::Relaxed);
-        OutOfRange {
-            offset,
-            len,
-            size: 0,
-        }
+        OutOfRange::lost(offset, len, errno)
     }
 }
 
@@ -406,7 +414,7 @@ impl Medium for MappedMedium {
     fn store(&self, offset: u64, value: u64) -> Result<(), OutOfRange> {
         let at = self.word(offset)?;
         // SAFETY: `word` checked range and alignment.
-        unsafe { word::store(at, value) }.map_err(|Fault| self.lost(offset, 8))
+        unsafe { word::store(at, value) }.map_err(|Fault| self.unchanged(offset))
     }
 
     #[inline]
@@ -418,7 +426,7 @@ impl Medium for MappedMedium {
     ) -> Result<Result<u64, u64>, OutOfRange> {
         let at = self.word(offset)?;
         // SAFETY: `word` checked range and alignment.
-        unsafe { word::compare_exchange(at, current, new) }.map_err(|Fault| self.lost(offset, 8))
+        unsafe { word::compare_exchange(at, current, new) }.map_err(|Fault| self.unchanged(offset))
     }
 
     #[inline]

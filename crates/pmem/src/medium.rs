@@ -15,22 +15,58 @@
 //! promise about that memory; it is reached by guarded copies only, and no reference to it is formed.
 #![allow(unsafe_code)]
 
+use rustix::io::Errno;
+
 use crate::copy::{Fault, guarded_copy};
+use crate::in_words;
 
 /// Bytes that travel at once where a medium has no direct way to a program's memory.
 const BOUNCE: usize = 4096;
 
-/// A range that does not lie inside the medium, or no longer does: a real medium can be cut short or
-/// fail under its mapping, which is reported here with a size of zero.
+/// A range that does not lie inside the medium, or no longer does: a real medium can be cut short, fail, or
+/// find no space for what is changed, under its mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("bytes {offset}..{offset}+{len} lie outside a medium of {size} bytes")]
+#[error("bytes {offset}..{offset}+{len} {}", self.what())]
 pub struct OutOfRange {
     /// First byte asked for.
     pub offset: u64,
     /// Number of bytes asked for.
     pub len: u64,
-    /// Size of the medium.
+    /// Size of the medium; zero where it was lost.
     pub size: u64,
+    /// What the kernel says of a range that was lost.
+    pub errno: Option<Errno>,
+}
+
+impl OutOfRange {
+    /// A range that never lay inside a medium of that size.
+    #[must_use]
+    pub fn outside(offset: u64, len: u64, size: u64) -> Self {
+        Self {
+            offset,
+            len,
+            size,
+            errno: None,
+        }
+    }
+
+    /// A range that the medium could not reach any more, or could not change.
+    #[must_use]
+    pub fn lost(offset: u64, len: u64, errno: Errno) -> Self {
+        Self {
+            offset,
+            len,
+            size: 0,
+            errno: Some(errno),
+        }
+    }
+
+    fn what(&self) -> String {
+        match self.errno {
+            Some(errno) => format!("of the medium cannot be used: {}", in_words(errno)),
+            None => format!("lie outside a medium of {} bytes", self.size),
+        }
+    }
 }
 
 /// Why bytes did not get from a program's memory to a medium, or back.

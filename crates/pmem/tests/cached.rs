@@ -204,6 +204,32 @@ fn a_write_that_failed_has_not_ended() {
     assert_eq!(counts, [3, 1, 1], "begun, ended, covered");
 }
 
+/// What a sync that failed did not write is clean for the kernel, which tells each opener once. If others believed their
+/// bytes covered because somebody synced later, they would acknowledge what is lost.
+#[test]
+fn after_a_sync_that_failed_nobody_is_spared_one() {
+    let place = Place::new("unsynced");
+    let (one, other) = (place.medium(true), place.medium(true));
+    one.begin_anew().unwrap();
+    one.fence();
+    one.write_streaming(TABLES, &[1; 64]).unwrap();
+    // A range that is not mapped as a whole cannot be synced.
+    let page = other.mapped().address(TABLES, 4096).unwrap();
+    // SAFETY: the page is the medium's own, which is not used or dropped any more.
+    #[allow(unsafe_code, reason = "a sync has to fail")]
+    unsafe { rustix::mm::munmap(page.cast(), 4096) }.unwrap();
+    other.fence();
+    assert!(other.sound().is_err());
+    assert!(other.write_streaming(TABLES, &[2; 64]).is_err());
+    std::mem::forget(other);
+    let third = place.medium(true);
+    third.fence();
+    assert_eq!((one.sound(), third.sound()), (Ok(()), Ok(())));
+    let mirror = place.map("mirror", Persistence::Ram);
+    let counts = [0, 64, 128].map(|at| mirror.load(TABLES + at).unwrap());
+    assert_eq!(counts, [3, 2, 2], "begun, ended, covered: never even again");
+}
+
 #[test]
 fn a_file_that_was_cut_short_is_an_error_and_stays_short() {
     let place = Place::new("cut");

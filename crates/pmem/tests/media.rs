@@ -13,7 +13,7 @@ use adit_pmem::{
 };
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
-use rustix::io::{pread, pwrite};
+use rustix::io::{Errno, pread, pwrite};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -388,7 +388,7 @@ fn expected_writes_change_nothing() {
 fn ranges_outside_a_medium_are_errors() {
     let (_file, medium) = medium(1, Persistence::Ram);
     let size = PAGE as u64;
-    let outside = |offset, len| OutOfRange { offset, len, size };
+    let outside = |offset, len| OutOfRange::outside(offset, len, size);
     assert_eq!(medium.load(size), Err(outside(size, 8)));
     assert_eq!(medium.load(size - 4), Err(outside(size - 4, 8)));
     assert_eq!(medium.load(4), Err(outside(4, 8)), "a word must be aligned");
@@ -515,11 +515,7 @@ fn a_file_that_is_not_dax_is_not_taken_for_it() {
 fn a_medium_cut_short_gives_errors_and_remembers() {
     let (file, medium) = medium(3, Persistence::Ram);
     ftruncate(&file, PAGE as u64).expect("cut");
-    let lost = |offset, len| OutOfRange {
-        offset,
-        len,
-        size: 0,
-    };
+    let lost = |offset, len| OutOfRange::lost(offset, len, Errno::IO);
     let gone = PAGE as u64;
     assert_eq!(medium.load(0), Ok(0));
     assert_eq!(medium.load(gone), Err(lost(gone, 8)));

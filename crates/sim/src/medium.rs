@@ -40,7 +40,7 @@ impl SimMedium {
         let size = self.size();
         match offset.checked_add(len) {
             Some(end) if end <= size => Ok(()),
-            _ => Err(OutOfRange { offset, len, size }),
+            _ => Err(OutOfRange::outside(offset, len, size)),
         }
     }
 
@@ -49,11 +49,7 @@ impl SimMedium {
         if offset.is_multiple_of(8) {
             Ok(offset / 8)
         } else {
-            Err(OutOfRange {
-                offset,
-                len: 8,
-                size: self.size(),
-            })
+            Err(OutOfRange::outside(offset, 8, self.size()))
         }
     }
 }
