@@ -179,11 +179,7 @@ pub struct ReadOnlyMedium {
 
 impl ReadOnlyMedium {
     fn refuse<T>(&self, offset: u64, len: u64) -> Result<T, OutOfRange> {
-        Err(OutOfRange {
-            offset,
-            len,
-            size: 0,
-        })
+        Err(OutOfRange::lost(offset, len, Errno::ROFS))
     }
 }
 
@@ -219,11 +215,7 @@ impl Medium for ReadOnlyMedium {
         self.refuse(offset, 8)
     }
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
-        let outside = OutOfRange {
-            offset,
-            len: into.len() as u64,
-            size: self.size(),
-        };
+        let outside = OutOfRange::outside(offset, into.len() as u64, self.size());
         let fd = match &self.mirror {
             Some((mirror, tables)) if offset < *tables => mirror,
             _ => &self.fd,
@@ -445,10 +437,11 @@ impl PoolFile {
         if waiting > 0 && !force {
             return Err(Error::Unpublished { files: waiting });
         }
-        let tables = mirror::path_of(open_checked(&self.path, OFlags::RDONLY)?.0)?;
+        let fd = open_checked(&self.path, OFlags::RDONLY)?.0;
+        let (tables, belongs) = (mirror::path_of(&fd)?, belongs(&fd, &self.pool)?);
         rustix::fs::unlink(bytes(&self.path)).map_err(kernel("unlink"))?;
         // Only pools on `cached` media have one, and a pool that is gone needs none.
-        let _ = rustix::fs::unlink(bytes(&tables));
+        let _ = mirror::remove(&tables, &belongs);
         drop(exclusive);
         Ok(())
     }
@@ -606,12 +599,13 @@ fn cached(
     Ok(Inner::Cached(medium, mirror))
 }
 
-fn belongs(fd: &OwnedFd, pool: &Pool<ReadOnlyMedium>) -> Result<Belongs> {
+fn belongs<M: Medium>(fd: &OwnedFd, pool: &Pool<M>) -> Result<Belongs> {
     Ok(Belongs {
         uuid: *pool.uuid(),
         boot: pool.boot(),
         tables: pool.geometry().header_len(),
         pool: identity(fd)?,
+        system: rustix::fs::fstatvfs(fd).map_err(kernel("fstatfs"))?.f_fsid,
     })
 }
 

@@ -5,13 +5,17 @@
 //! the first process that attaches fills the mirror from there. So it may be lost at any time when
 //! nobody is attached, and one of another boot, or of another file of this name, is replaced.
 //!
+//! A store to it must not fault. Where a file system writes elsewhere what changes (btrfs), a store to a page that was
+//! written back needs space, and a lock could not be released on a full disk. There the file of that name is a
+//! symbolic link to one in memory ([`MEMORY`]).
+//!
 //! What must never be is two mirrors of one pool at work. They are made and found under the gate; while
 //! anybody is attached none is made; and whoever comes to the gate with a mirror that is no longer the
 //! one of that name is sent away.
 
 use std::ffi::OsString;
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Path, PathBuf};
 
 use adit_pmem::{MIRROR_TAIL, MappedMedium, Persistence};
 use rustix::fd::{AsFd, AsRawFd as _, OwnedFd};
@@ -28,6 +32,11 @@ use crate::pool::BootId;
 const HEAD: u64 = MIRROR_TAIL / 2;
 const MAGIC: &[u8; 8] = b"ADITTABL";
 
+/// How the names of mirrors in memory begin.
+const MEMORY: &[u8] = b"/dev/shm/adit-tables-";
+const BTRFS: i64 = 0x9123_683e;
+const TMPFS: i64 = 0x0102_1994;
+
 /// What a mirror belongs to; it is compared byte by byte.
 #[derive(Clone, Copy)]
 pub(crate) struct Belongs {
@@ -37,9 +46,11 @@ pub(crate) struct Belongs {
     pub(crate) tables: u64,
     /// Device and inode of the pool: a copy of a pool has a mirror of its own.
     pub(crate) pool: (u64, u64),
+    /// The file system: of another one, mounted later, the numbers may be the same.
+    pub(crate) system: u64,
 }
 
-const HEAD_LEN: usize = 64;
+const HEAD_LEN: usize = 72;
 
 impl Belongs {
     fn encode(&self) -> [u8; HEAD_LEN] {
@@ -50,6 +61,7 @@ impl Belongs {
         head[40..48].copy_from_slice(&self.tables.to_le_bytes());
         head[48..56].copy_from_slice(&self.pool.0.to_le_bytes());
         head[56..64].copy_from_slice(&self.pool.1.to_le_bytes());
+        head[64..72].copy_from_slice(&self.system.to_le_bytes());
         head
     }
 
@@ -68,11 +80,18 @@ pub(crate) fn path_of(pool: impl AsFd) -> Result<PathBuf> {
 }
 
 /// The mirror at `path`, if it belongs to this.
-pub(crate) fn find(path: &PathBuf, belongs: &Belongs) -> Result<Option<OwnedFd>> {
+pub(crate) fn find(path: &Path, belongs: &Belongs) -> Result<Option<OwnedFd>> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let fd = match rustix::fs::open(bytes(path), flags, Mode::empty()) {
+    let opened = match rustix::fs::open(bytes(path), flags, Mode::empty()) {
+        // Whatever somebody else may have put there, where all may make files, is no mirror of ours.
+        Err(Errno::LOOP) => in_memory(path)
+            .and_then(|there| rustix::fs::open(there, flags, Mode::empty()).ok())
+            .ok_or(Errno::NOENT),
+        opened => opened,
+    };
+    let fd = match opened {
         Ok(fd) => fd,
-        Err(Errno::NOENT | Errno::LOOP) => return Ok(None),
+        Err(Errno::NOENT) => return Ok(None),
         Err(errno) => return Err(kernel("open the pool's tables")(errno)),
     };
     let stat = rustix::fs::fstat(&fd).map_err(kernel("fstat"))?;
@@ -86,21 +105,96 @@ pub(crate) fn find(path: &PathBuf, belongs: &Belongs) -> Result<Option<OwnedFd>>
 }
 
 /// Makes the mirror anew. The caller holds the gate, and nobody is attached.
-fn make(path: &PathBuf, pool: &OwnedFd, belongs: &Belongs) -> Result<OwnedFd> {
-    let mut draft = path.clone().into_os_string();
+fn make(path: &Path, pool: &OwnedFd, belongs: &Belongs) -> Result<OwnedFd> {
+    let mut draft = path.as_os_str().to_owned();
     draft.push(".new");
-    match rustix::fs::unlink(draft.as_bytes()) {
-        Ok(()) | Err(Errno::NOENT) => {}
-        Err(errno) => return Err(kernel("unlink")(errno)),
+    let draft = Path::new(&draft);
+    unlink(draft)?;
+    let before = own_in_memory(path, belongs);
+    let made = make_in_memory(draft, pool, belongs).map_or_else(|| new(draft, pool, belongs), Ok);
+    let made = made.and_then(|fd| {
+        rustix::fs::rename(bytes(draft), bytes(path)).map_err(kernel("rename"))?;
+        Ok(fd)
+    });
+    if made.is_err() {
+        let _ = unlink(draft);
+    } else if let Some(before) = before {
+        let _ = rustix::fs::unlink(before);
     }
+    made
+}
+
+/// Removes a mirror, wherever it is.
+pub(crate) fn remove(path: &Path, belongs: &Belongs) -> Result<()> {
+    if let Some(there) = own_in_memory(path, belongs) {
+        let _ = rustix::fs::unlink(there);
+    }
+    unlink(path)
+}
+
+fn unlink(path: &Path) -> Result<()> {
+    match rustix::fs::unlink(bytes(path)) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(kernel("unlink")(errno)),
+    }
+}
+
+/// Where the mirror at this name is, when that is in memory.
+fn in_memory(path: &Path) -> Option<Vec<u8>> {
+    let there = rustix::fs::readlink(bytes(path), Vec::new()).ok()?;
+    let there = there.into_bytes();
+    let name = there.strip_prefix(MEMORY)?;
+    (!name.contains(&b'/')).then_some(there)
+}
+
+/// The same, if it is this pool's, of this boot or another. A link that was copied with its pool leads to the
+/// mirror of the pool that it was copied from.
+fn own_in_memory(path: &Path, belongs: &Belongs) -> Option<Vec<u8>> {
+    let there = in_memory(path)?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let fd = rustix::fs::open(there.as_slice(), flags, Mode::empty()).ok()?;
+    let stat = rustix::fs::fstat(&fd).ok()?;
+    let (mut head, own) = ([0; HEAD_LEN], belongs.encode());
+    let at = (stat.st_size as u64).checked_sub(MIRROR_TAIL)? + HEAD;
+    let read = rustix::io::pread(&fd, &mut head, at).ok()?;
+    let same = head[..24] == own[..24] && head[48..] == own[48..];
+    let user = stat.st_uid == rustix::process::geteuid().as_raw();
+    (read == HEAD_LEN && same && user).then_some(there)
+}
+
+/// Makes it in memory, and the link to it, on a file system that needs it there. `None` where it is better beside the
+/// pool, or cannot be elsewhere.
+fn make_in_memory(draft: &Path, pool: &OwnedFd, belongs: &Belongs) -> Option<OwnedFd> {
+    let system = |fd: &OwnedFd| rustix::fs::fstatfs(fd).map_or(0, |found| found.f_type);
+    if system(pool) != BTRFS {
+        return None;
+    }
+    let mut name = MEMORY.to_vec();
+    let random = rustix::fs::open(
+        "/proc/sys/kernel/random/uuid",
+        OFlags::CLOEXEC,
+        Mode::empty(),
+    );
+    let mut uuid = [0; 36];
+    rustix::io::read(random.ok()?, &mut uuid).ok()?;
+    name.extend(uuid);
+    let there = PathBuf::from(OsString::from_vec(name));
+    let fd = new(&there, pool, belongs).ok()?;
+    if system(&fd) == TMPFS && rustix::fs::symlink(bytes(&there), bytes(draft)).is_ok() {
+        return Some(fd);
+    }
+    let _ = rustix::fs::unlink(bytes(&there));
+    None
+}
+
+/// A new file that is a mirror.
+fn new(path: &Path, pool: &OwnedFd, belongs: &Belongs) -> Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let mode = Mode::RUSR | Mode::WUSR;
-    let fd = rustix::fs::open(draft.as_bytes(), flags, mode)
-        .map_err(kernel("make the pool's tables"))?;
-    let made = fill(&fd, pool, belongs)
-        .and_then(|()| rustix::fs::rename(draft.as_bytes(), bytes(path)).map_err(kernel("rename")));
-    if let Err(error) = made {
-        let _ = rustix::fs::unlink(draft.as_bytes());
+    let fd =
+        rustix::fs::open(bytes(path), flags, mode).map_err(kernel("make the pool's tables"))?;
+    if let Err(error) = fill(&fd, pool, belongs) {
+        let _ = rustix::fs::unlink(bytes(path));
         return Err(error);
     }
     Ok(fd)
@@ -176,5 +270,38 @@ impl Mirror {
             return Ok(());
         }
         Err(Error::TablesLost)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A link that leads anywhere else is no mirror, and nothing is opened or removed there.
+    #[test]
+    fn only_links_of_our_own_are_followed() {
+        let name = format!("adit-mirror-link-{}", std::process::id());
+        let link = std::env::temp_dir().join(name);
+        let target = |there: &str| {
+            let _ = rustix::fs::unlink(bytes(&link));
+            rustix::fs::symlink(there, bytes(&link)).expect("link");
+            in_memory(&link)
+        };
+        let ours = "/dev/shm/adit-tables-1";
+        assert_eq!(target(ours).as_deref(), Some(ours.as_bytes()));
+        for other in [
+            "/dev/shm/adit-tables-1/2",
+            "/dev/shm/adit-tables-/../../etc",
+            "/dev/shm/other",
+            "/etc/hostname",
+            "adit-tables-1",
+        ] {
+            assert_eq!(target(other), None, "{other}");
+        }
+        assert!(matches!(unlink(&link), Ok(())));
+        assert_eq!(
+            rustix::fs::readlink(bytes(&link), Vec::new()),
+            Err(Errno::NOENT)
+        );
     }
 }

@@ -60,7 +60,7 @@ impl Memory {
             Some(end) if end <= size => Ok(()),
             _ => {
                 self.strays.fetch_add(1, Ordering::Relaxed);
-                Err(OutOfRange { offset, len, size })
+                Err(OutOfRange::outside(offset, len, size))
             }
         }
     }
@@ -88,11 +88,7 @@ impl Medium for Memory {
     fn store(&self, offset: u64, value: u64) -> Result<(), OutOfRange> {
         if self.broken.load(Ordering::SeqCst) == offset + 1 {
             let size = self.size();
-            return Err(OutOfRange {
-                offset,
-                len: 8,
-                size,
-            });
+            return Err(OutOfRange::outside(offset, 8, size));
         }
         self.word(offset)?.store(value, Ordering::Release);
         Ok(())
