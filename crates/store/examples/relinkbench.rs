@@ -78,10 +78,18 @@ impl Place {
         StagedFile::open(&self.stage, &name, base, mode).expect("stage")
     }
 
-    /// Of any length: whether it is worth it is for `bench` to say.
+    /// Of any length, where the engine relinks at all.
     fn relink(&self) -> Option<Relink<KernelFile<OwnedFd>>> {
         let relink = Relink::from_pool(&self.pool, &self.stage)?;
         Some(relink.from_length(PAGE as u64))
+    }
+
+    /// Of any length, and on memory, too: whether it is worth it is for `bench` to say.
+    fn relink_anywhere(&self) -> Relink<KernelFile<OwnedFd>> {
+        let pool = Arc::clone(&self.pool);
+        let open = move || KernelFile::new(pool.reopen()?);
+        let relink = Relink::new(Arc::clone(self.stage.relinks()), open);
+        relink.from_length(PAGE as u64)
     }
 }
 
@@ -520,7 +528,7 @@ impl Bench {
         if way == Way::Clone {
             place.stage.relinks().never_exchange();
         }
-        let relink = place.relink().filter(|_| way != Way::Copy);
+        let relink = (way != Way::Copy).then(|| place.relink_anywhere());
         let staged = place.staged("file", Mode::Atomic).with_relink(relink);
         Self {
             place,

@@ -56,6 +56,11 @@ impl OpenPool {
         self.id.is_some() && id_of(&self.path) == self.id
     }
 
+    /// Whether what is written to it can still be known to be durable.
+    pub(super) fn is_sound(&self) -> bool {
+        self.file.pool().medium().sound().is_ok()
+    }
+
     /// Slots whose processes live.
     pub(super) fn living_slots(&self) -> Vec<u32> {
         self.file.pool().living_slots()

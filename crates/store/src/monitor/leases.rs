@@ -68,6 +68,10 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// How long a dead program's file is tried; then its bytes wait in the pool for a recovery.
 const LONGEST_TRY: Duration = Duration::from_secs(60);
 
+/// How long a monitor goes on with a pool that it cannot use any more before its standby opens it anew: a disk that
+/// stays full should not see one after the other.
+const BEFORE_GIVING_WAY: Duration = Duration::from_secs(5);
+
 /// How long a pool stays open that nobody uses.
 const POOL_IDLE: Duration = Duration::from_secs(2);
 
@@ -81,6 +85,7 @@ pub(super) struct Leases {
     held: BTreeMap<u64, Entry>,
     owners: Vec<Arc<Owner>>,
     next: u64,
+    since: Instant,
     aged_at: Instant,
     /// A worker publishes what has aged.
     aging: bool,
@@ -94,6 +99,10 @@ pub(super) struct Leases {
     recovery_due: bool,
     /// A worker recovers.
     recovering: bool,
+    /// A worker looks whether a pool can be opened anew.
+    trying: bool,
+    /// To be taken over, when their pools can be opened.
+    postponed: Vec<(Listed, LeaseRecord)>,
     breaks: usize,
     ending: bool,
 }
@@ -137,6 +146,8 @@ enum Report {
     Found(Vec<Stray>),
     /// Pools are recovered.
     Recovered,
+    /// Whether a pool that this process lost can be opened anew.
+    Tried(bool),
     /// Nothing to be done.
     Nothing,
 }
@@ -174,6 +185,7 @@ impl Leases {
             owners: Vec::new(),
             // Numbers of an earlier monitor mean nothing here.
             next: u64::from_ne_bytes(next),
+            since: Instant::now(),
             aged_at: Instant::now(),
             aging: false,
             committing: false,
@@ -181,6 +193,8 @@ impl Leases {
             bereft: Vec::new(),
             recovery_due: true,
             recovering: false,
+            trying: false,
+            postponed: Vec::new(),
             breaks: 0,
             ending: false,
         })
@@ -188,7 +202,7 @@ impl Leases {
 
     pub(super) fn is_empty(&self) -> bool {
         let recovered = self.bereft.is_empty() && !self.recovery_due && !self.recovering;
-        self.held.is_empty() && recovered && !self.adopting
+        self.held.is_empty() && self.postponed.is_empty() && recovered && !self.adopting
     }
 
     /// A process died that may have staged files under another monitor.
@@ -203,7 +217,8 @@ impl Leases {
 
     /// How long until the next [`tick`](Self::tick), unless something becomes readable.
     pub(super) fn interval(&self) -> Duration {
-        match (self.held.is_empty(), self.pools.is_empty()) {
+        let idle = self.held.is_empty() && self.postponed.is_empty();
+        match (idle, self.pools.is_empty()) {
             (false, _) if self.held.values().any(|entry| entry.again_at.is_some()) => AGAIN,
             (false, _) => AGE.saturating_sub(self.aged_at.elapsed()),
             (true, false) => POOL_IDLE,
@@ -241,11 +256,29 @@ impl Leases {
         self.clear_seats();
         if due {
             self.aged_at = now;
-            if !self.held.is_empty() {
+            if !self.held.is_empty() || !self.postponed.is_empty() {
                 self.standby.ensure(&self.records);
             }
+            self.give_way(now);
+            self.take_over_postponed(now);
             self.publish_aged();
             self.close_idle_pools(now);
+        }
+    }
+
+    /// When a sync of a pool has failed, this process never knows again what that holds. Another one does, from
+    /// its logs, as soon as it can open it.
+    fn give_way(&mut self, now: Instant) {
+        if self.trying || now.duration_since(self.since) < BEFORE_GIVING_WAY {
+            return;
+        }
+        let mut used = self.held.values().map(|entry| &entry.held.pool);
+        if let Some(lost) = used.find(|pool| !pool.is_sound()) {
+            let path = lost.path.clone();
+            self.trying = true;
+            self.workers.start(Haste::Whenever, move || {
+                Report::Tried(OpenPool::open(&path).map(OpenPool::close).is_ok())
+            });
         }
     }
 
@@ -296,6 +329,12 @@ impl Leases {
                 self.look_at_all();
             }
             Report::Recovered => self.recovering = false,
+            Report::Tried(opens) => {
+                self.trying = false;
+                if opens && !self.ending {
+                    self.standby.give_way();
+                }
+            }
             Report::Nothing => {}
         }
     }
@@ -576,9 +615,25 @@ impl Leases {
             self.next = last.number.wrapping_add(1 << 32);
         }
         for (listed, lease) in found {
-            self.take_one_over(listed, &lease);
+            self.take_one_over(listed, lease);
         }
         self.look_at_all();
+    }
+
+    /// Tries again what could not be taken over, because there was no room to attach to its pool, say.
+    fn take_over_postponed(&mut self, now: Instant) {
+        let postponed = core::mem::take(&mut self.postponed);
+        if now.duration_since(self.since) < LONGEST_TRY {
+            for (listed, lease) in postponed {
+                self.take_one_over(listed, lease);
+            }
+        } else {
+            // Closed, or they would be held for ever.
+            // SAFETY: a record names a descriptor of its own, which was left open for us.
+            postponed
+                .iter()
+                .for_each(|(_, lease)| drop(unsafe { Fd::inherited(lease.fd) }));
+        }
     }
 
     /// Who opened one of the files that were taken over was announced to the dead: all are looked at.
@@ -629,12 +684,20 @@ impl Leases {
         }
     }
 
-    fn take_one_over(&mut self, listed: Listed, lease: &LeaseRecord) {
+    fn take_one_over(&mut self, listed: Listed, lease: LeaseRecord) {
+        let pool = match self.pool(&lease.pool) {
+            // The descriptor stays what it is, and with it the lease.
+            Err(Refused::Pool(errno)) if errno != Errno::NOENT => {
+                self.postponed.push((listed, lease));
+                return;
+            }
+            pool => pool.ok(),
+        };
         // SAFETY: a record names a descriptor of its own, which was left open for us.
         let Some(fd) = (unsafe { Fd::inherited(lease.fd) }) else {
             return;
         };
-        let Some(owner) = self.owner_of(lease) else {
+        let Some(owner) = self.owner_of(&lease) else {
             return;
         };
         let id = match rustix::fs::fstat(fd.as_fd()) {
@@ -644,7 +707,7 @@ impl Leases {
         if self.held.values().any(|entry| entry.held.id == id) {
             return;
         }
-        let (Some(mode), Ok(pool)) = (mode_of(lease.mode), self.pool(&lease.pool)) else {
+        let (Some(mode), Some(pool)) = (mode_of(lease.mode), pool) else {
             return;
         };
         let terms = Terms {
@@ -848,6 +911,7 @@ fn errno_of(error: &adit_pool::Error) -> Errno {
         Error::ReadOnly => Errno::ROFS,
         Error::NotYours { .. } | Error::OpenToOthers { .. } => Errno::PERM,
         Error::Full { .. } | Error::LogFull { .. } => Errno::NOSPC,
+        Error::OutOfRange(lost) => lost.errno.unwrap_or(Errno::INVAL),
         Error::NoSlot { .. } => Errno::USERS,
         Error::WrongFileSystem { .. } => Errno::OPNOTSUPP,
         Error::Busy { .. } | Error::InUse { .. } => Errno::BUSY,

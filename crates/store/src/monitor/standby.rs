@@ -27,7 +27,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd as _, FromRawFd as _, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{
-    PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, pidfd_open, pidfd_send_signal, waitid,
+    PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, kill_process, pidfd_open, pidfd_send_signal,
+    waitid,
 };
 
 use super::Ready;
@@ -42,6 +43,11 @@ const NAME: &CStr = c"adit-standby";
 
 /// One that lives shorter is not replaced at once.
 const SHORT: Duration = Duration::from_millis(50);
+
+/// A monitor that lives shorter may die of what it finds, as the next one will: that one takes its time, so that no
+/// chain of them fills a processor.
+const BRIEF: Duration = Duration::from_secs(1);
+const REST: Duration = Duration::from_millis(300);
 
 /// How a standby becomes a monitor: a program that calls [`super::run`] with what [`STATE`] says.
 #[derive(Clone, Debug)]
@@ -99,6 +105,13 @@ impl Standby {
             && let Some(successor) = &self.successor
         {
             self.process = start(successor, records).ok();
+        }
+    }
+
+    /// Ends this process, and nothing else: the standby goes on with what it holds. Does nothing where there is none.
+    pub(super) fn give_way(&self) {
+        if self.process.is_some() {
+            let _ = kill_process(getpid(), Signal::KILL);
         }
     }
 
@@ -176,6 +189,7 @@ fn stand_by(
     variables: &[*const c_char],
 ) -> ! {
     let _ = rustix::thread::set_name(NAME);
+    let since = Instant::now();
     loop {
         let mut wait = [PollFd::new(monitor, PollFlags::IN)];
         match poll(&mut wait, None) {
@@ -183,6 +197,9 @@ fn stand_by(
             Ok(_) => break,
             Err(_) => exit(),
         }
+    }
+    if since.elapsed() < BRIEF {
+        std::thread::sleep(REST);
     }
     if keep_through_exec(records) {
         // SAFETY: the path and both arrays end with a zero and live until the call replaces us.

@@ -60,6 +60,7 @@ impl Error {
             Self::Base(errno) => *errno,
             Self::Pool(error) if is_pressure(error) => Errno::NOSPC,
             Self::Pool(adit_pool::Error::NotMapped { .. }) => Errno::NOMEM,
+            Self::Pool(adit_pool::Error::OutOfRange(lost)) => lost.errno.unwrap_or(Errno::IO),
             Self::Pool(_) => Errno::IO,
         }
     }

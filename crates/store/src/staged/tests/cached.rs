@@ -27,7 +27,7 @@ impl Medium for Watched {
     fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
         if self.refuses.swap(false, Ordering::Relaxed) {
             let (len, size) = (from.len() as u64, self.size());
-            return Err(OutOfRange { offset, len, size });
+            return Err(OutOfRange::outside(offset, len, size));
         }
         self.medium.write_streaming(offset, from)
     }
