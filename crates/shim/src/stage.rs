@@ -76,6 +76,7 @@ pub(crate) struct Staged {
     /// In mode `posix`.
     only: Option<AppendsOnly>,
     lease: Lease,
+    stage: Arc<Stage<FileMedium>>,
     device: u64,
     inode: u64,
     appends: bool,
@@ -101,9 +102,17 @@ struct Seat {
 const REMEMBERED: Duration = Duration::from_secs(5);
 
 impl Seat {
+    /// A pool whose sync has failed is opened anew; what is staged by this seat goes on by it.
     fn is_current(&self) -> bool {
-        self.pool.is_ok() || self.asked.elapsed() < REMEMBERED
+        match &self.pool {
+            Ok(pool) => is_sound(&pool.stage),
+            Err(_) => self.asked.elapsed() < REMEMBERED,
+        }
     }
+}
+
+fn is_sound(stage: &Stage<FileMedium>) -> bool {
+    stage.attachment().pool().medium().sound().is_ok()
 }
 
 #[derive(Clone)]
@@ -196,7 +205,7 @@ fn pool_of(fd: BorrowedFd<'_>, device: u64) -> Result<Pool, Refusal> {
 fn refusal_of(refused: Refused) -> Refusal {
     match refused {
         Refused::NoMonitor(_) | Refused::NotUnderstood => NO_MONITOR,
-        Refused::Pool(Errno::NOSPC) | Refused::TooMany => libc::ENOSPC,
+        Refused::Pool(Errno::NOSPC | Errno::DQUOT) | Refused::TooMany => libc::ENOSPC,
         // No place for one, or one that cannot be used: `adit run` and `adit pool check` say more.
         Refused::Pool(_) | Refused::NoPlace(_) => libc::ENXIO,
         Refused::Lease(errno) => errno.raw_os_error(),
@@ -218,6 +227,9 @@ fn attach(path: PoolPath) -> Option<Pool> {
         path,
     })
 }
+
+/// How long a program that cannot publish waits until the monitor has.
+const OTHERS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why a file is not staged, as the number by which `open` says it under `ADIT_REQUIRE`.
 pub(crate) type Refusal = i32;
@@ -440,6 +452,7 @@ impl Pool {
                     file,
                     only,
                     lease,
+                    stage: Arc::clone(&self.stage),
                     device: stat.st_dev,
                     inode: stat.st_ino,
                     appends,
@@ -506,6 +519,11 @@ impl Staged {
         self.only.as_ref()
     }
 
+    /// Whether this process still knows what is durable in the pool.
+    pub(crate) fn is_sound(&self) -> bool {
+        is_sound(&self.stage)
+    }
+
     /// `fsync`.
     pub(crate) fn fsync(&self) -> Result<(), Error> {
         match &self.only {
@@ -540,10 +558,23 @@ impl Staged {
                 Err(Error::Publishing { .. } | Error::Contended) => {
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
+                Err(error) if !self.is_sound() && self.publishes_elsewhere() => {
+                    visit(fd).map_err(|_| error.errno().raw_os_error())?;
+                    self.was_taken(ofd, fd);
+                    return Ok(());
+                }
                 Err(error) => return Err(error.errno().raw_os_error()),
             }
         }
         Err(libc::EIO)
+    }
+
+    /// A sync of the pool has failed, and this process publishes nothing any more. The monitor may have opened it anew:
+    /// where it can publish now, it takes the file away as soon as somebody asks.
+    fn publishes_elsewhere(&self) -> bool {
+        let published = init::runtime_dir()
+            .map(|dir| client::publish(dir, self.device, self.inode, OTHERS_PATIENCE));
+        matches!(published, Some(Ok(true)))
     }
 
     /// Somebody else has ended the staging. A monitor that came later does not know of `O_APPEND`. The monitor lets

@@ -449,8 +449,12 @@ impl Writer {
             // program's all the same.
             let _ = self.set_down(ofd, fd);
         }
-        let (answer, serial) = match &*self.look() {
-            State::Staged(staged) => (work(staged), staged.serial),
+        let (answer, serial, unsynced) = match &*self.look() {
+            State::Staged(staged) => {
+                let answer = work(staged);
+                let unsynced = answer.is_err() && !staged.is_sound();
+                (answer, staged.serial, unsynced)
+            }
             State::Fresh(_) | State::Kernel | State::Parents => return Answer::NotStaged,
         };
         match answer {
@@ -461,6 +465,12 @@ impl Writer {
             }
             Err(Doubt::Whole) => self.set_down(ofd, fd).into(),
             Err(Doubt::Unserved) if ofd.is_wanted() => self.set_down(ofd, fd).into(),
+            // A sync has failed, maybe that of this call: what it did may be found by whoever publishes now, so it is
+            // not done again.
+            Err(Doubt::Engine(error)) if unsynced => {
+                let _ = self.unstage(ofd, fd);
+                Answer::Failed(error.errno().raw_os_error())
+            }
             Err(Doubt::Engine(Error::NoSpace)) if self.must_stay() => Answer::Failed(libc::ENOSPC),
             Err(Doubt::Engine(Error::Base(errno))) => Answer::Failed(errno.raw_os_error()),
             Err(_) => self.unstage(ofd, fd).into(),

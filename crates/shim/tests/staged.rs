@@ -915,6 +915,42 @@ fn a_file_that_cannot_be_synced_is_not_staged() {
     }
 }
 
+/// After a sync of its pool has failed a process writes nothing there any more. The monitor publishes what it had
+/// staged, and it goes on by the kernel; without a monitor that can, its errors would be for good.
+#[test]
+fn a_program_goes_on_when_a_sync_of_its_pool_has_failed() {
+    let Some(place) = Place::on_disk("sync-failed") else {
+        return;
+    };
+    if !has_strace() {
+        return;
+    }
+    let program = place.compile("steps");
+    run(place.traced(&program, "strict", None).arg(place.file()));
+    let trace = place.trace();
+    let (before, after) = trace.split_once("begin done").expect("its first word");
+    let syncs = |text: &str| text.matches(" msync(").count();
+    let first = syncs(before) + 1;
+    assert!(syncs(after) > 2, "{trace}");
+    for nth in first..first + syncs(after) {
+        let _ = fs::remove_file(place.file());
+        let inject = format!("msync:error=EIO:when={nth}");
+        let mut command = place.traced(&program, "strict", Some(&inject));
+        let said = run(command.arg(place.file())).stdout;
+        let said = String::from_utf8_lossy(&said).into_owned();
+        // At its end a program may sync once more or not.
+        if !place.trace().contains("(INJECTED)") {
+            assert!(nth > first + 2, "{inject} was not reached");
+            break;
+        }
+        // The one call whose sync failed, at most.
+        assert!(said.ends_with("close done\n"), "{inject}: {said}");
+        assert!(said.matches("EIO").count() <= 1, "{inject}: {said}");
+        let contents = contents(&said, "EIO", true);
+        assert!(contents.contains(&place.content()), "{inject}: {said}");
+    }
+}
+
 /// Calls that fail where a device does: then the program is told which of its calls failed, in the end with `EIO`
 /// whatever the device had said.
 const DEVICE: [&str; 4] = ["msync", "fsync", "pwrite64", "flock"];

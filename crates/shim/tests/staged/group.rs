@@ -5,6 +5,8 @@
 
 use super::*;
 
+use std::os::unix::fs::OpenOptionsExt as _;
+
 use adit_pool::{BootId, LocalLocks, Pool, PoolFile};
 use adit_store::staged;
 
@@ -76,6 +78,12 @@ fn end_the_watch(place: &mut Place) {
 
 /// Both files as the next boot finds them.
 fn after_a_loss_of_power(place: &Place) -> [String; 2] {
+    // Who was killed may take a moment to end, and his leases with him.
+    for name in ["A", "B"] {
+        let mut open = fs::OpenOptions::new();
+        open.read(true).custom_flags(libc::O_NONBLOCK);
+        wait_for(name, || open.open(place.dir.join(name)).is_ok());
+    }
     let file = PoolFile::open(&place.pool()).expect("the pool");
     let medium = file.pool().medium().clone();
     let locks = Box::new(LocalLocks::default());
