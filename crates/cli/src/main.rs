@@ -41,6 +41,9 @@ use failure::{Outcome, RUN_FAILED, USAGE};
 #[cfg_attr(not(test), unsafe(export_name = "main"))]
 #[cfg_attr(test, allow(dead_code))]
 extern "C" fn main_c(_count: libc::c_int, _arguments: *const *const libc::c_char) -> libc::c_int {
+    // A pool that is cut short, or finds no space, under its mapping is an error here, not the end. What `adit run`
+    // becomes has what was there before.
+    let _ = adit_pmem::fault::install();
     let status = match Cli::try_parse().and_then(refuse_unknown_options) {
         Ok(cli) => report(dispatch(cli.command)),
         Err(error) => usage(&error),

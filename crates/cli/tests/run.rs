@@ -8,9 +8,13 @@
 
 mod common;
 
+use std::fs::OpenOptions;
+use std::io::{Read as _, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use common::{Scratch, adit, finish, library};
 
@@ -390,9 +394,9 @@ fn a_closed_input_stays_closed() {
 
 #[test]
 fn an_ignored_signal_stays_ignored_and_a_default_one_default() {
-    for (setting, bit) in [("trap '' PIPE;", true), ("", false)] {
+    for (setting, bit) in [("trap '' PIPE BUS SEGV;", true), ("", false)] {
         let script = format!(
-            "{setting} exec {} run -- grep SigIgn /proc/self/status",
+            "{setting} exec {} run -- sed -n /SigIgn/p /proc/self/status",
             env!("CARGO_BIN_EXE_adit")
         );
         let mut shell = Command::new("sh");
@@ -418,7 +422,10 @@ fn an_ignored_signal_stays_ignored_and_a_default_one_default() {
             .unwrap_or_default()
             .to_owned();
         let mask = u64::from_str_radix(&mask, 16).expect("a mask");
-        assert_eq!(mask & (1 << (libc::SIGPIPE - 1)) != 0, bit, "{done:?}");
+        // The command has handlers of its own for the last two.
+        for signal in [libc::SIGPIPE, libc::SIGBUS, libc::SIGSEGV] {
+            assert_eq!(mask & (1 << (signal - 1)) != 0, bit, "{signal}: {done:?}");
+        }
     }
 }
 
@@ -634,4 +641,62 @@ fn the_monitor_is_no_child_and_holds_nothing() {
         (Some(0), "", ""),
         "{done:?}"
     );
+}
+
+/// The monitor of a runtime directory, by what it was started with.
+fn monitor_of(runtime: &Path) -> Option<u32> {
+    let processes = std::fs::read_dir("/proc").ok()?.filter_map(Result::ok);
+    let mut numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers.find(|number: &u32| {
+        let read = |what: &str| std::fs::read(format!("/proc/{number}/{what}")).unwrap_or_default();
+        let words = read("cmdline");
+        let mut words = words.split(|byte| *byte == 0);
+        words.any(|word| word == runtime.as_os_str().as_bytes())
+            && !read("comm").starts_with(b"adit-standby")
+    })
+}
+
+/// It was killed by the first store to what was gone, and so was each standby after it, as fast as one could start.
+#[test]
+fn a_pool_that_is_cut_short_does_not_kill_its_monitor() {
+    let scratch = Scratch::new();
+    let (runtime, pool) = (scratch.0.join("runtime"), scratch.0.join("pool"));
+    let made = finish(adit(["pool", "create", "--size", "16M"]).arg(&pool));
+    assert_eq!(made.code(), Some(0), "{made:?}");
+    let mut child = adit(["run", "--mode", "strict", "--pool"])
+        .arg(&pool)
+        .args(["tee", "staged"])
+        .current_dir(&scratch.0)
+        .env_remove("ADIT_NO_MONITOR")
+        .env("ADIT_RUNTIME_DIR", &runtime)
+        .env("ADIT_KERNEL_BLOCKS", "0")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let mut said = [0; 6];
+    child.stdin.as_mut().unwrap().write_all(b"staged").unwrap();
+    child
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut said)
+        .unwrap();
+    // It says so before it has written to the file.
+    std::thread::sleep(Duration::from_millis(200));
+    let monitor = monitor_of(&runtime).expect("a monitor");
+    let told = finish(adit(["stat"]).env("ADIT_RUNTIME_DIR", &runtime));
+    assert!(told.out.contains("staged"), "nothing is staged: {told:?}");
+    OpenOptions::new()
+        .write(true)
+        .open(&pool)
+        .unwrap()
+        .set_len(0)
+        .unwrap();
+    // What has lain for half a second is published, or tried to.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(monitor_of(&runtime), Some(monitor));
+    drop(child.stdin.take());
+    child.wait().unwrap();
 }

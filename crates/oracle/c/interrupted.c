@@ -34,7 +34,9 @@ int main(void) {
   setitimer(ITIMER_REAL, &v, NULL);
   static unsigned char b[30000];
   long failures = 0, calls = 0;
-  for (double until = now() + 0.8; now() < until;) {
+  // As long as it takes on an emulated processor, where the handler leaves little time for anything else.
+  double begun = now();
+  while (now() < begun + 0.8 || (calls <= 100 && now() < begun + 60)) {
     for (int i = 0; i < 50; i++, calls++) {
       long at = (calls * 7919) % (SIZE - 30000);
       if (pread(a, b, sizeof b, at) != (long)sizeof b) failures++;

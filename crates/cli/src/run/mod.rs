@@ -337,6 +337,7 @@ fn exec(
 fn execve(file: &CString, arguments: &[CString], variables: &[CString]) -> Errno {
     let arguments = pointers(arguments);
     let variables = pointers(variables);
+    adit_pmem::fault::ignore_again();
     // SAFETY: the path and both arrays are zero-terminated and live until the call returns.
     unsafe { libc::execve(file.as_ptr(), arguments.as_ptr(), variables.as_ptr()) };
     let error = std::io::Error::last_os_error();
