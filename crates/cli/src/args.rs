@@ -5,8 +5,12 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// How often what is staged is published, in seconds.
+pub(crate) const PUBLISH_AFTER: &str = "ADIT_PUBLISH_AFTER";
 
 /// User-space direct storage access for unmodified programs.
 #[derive(Debug, Parser)]
@@ -164,6 +168,10 @@ pub(crate) struct RunArgs {
     /// The pool file to use
     #[arg(long, env = "ADIT_POOL", value_name = "FILE")]
     pub(crate) pool: Option<PathBuf>,
+    /// How often what the program has staged is published while it goes on, from 0.1 to 3600 seconds. The user's
+    /// monitor does it for all programs alike: whoever starts it decides
+    #[arg(long, env = PUBLISH_AFTER, value_name = "SECONDS", value_parser = parse_publish_after)]
+    pub(crate) publish_after: Option<Duration>,
     /// Declare that no outsider writes under this directory, or reads there between fsyncs. It is passed
     /// on and has no effect yet: a file is staged only while nobody else has it open
     #[arg(
@@ -277,6 +285,9 @@ pub(crate) struct MonitorArgs {
     /// Stay at least as long as this process lives
     #[arg(long, value_name = "PID")]
     pub(crate) stay_for: Option<u32>,
+    /// How often what programs have staged is published while they go on, from 0.1 to 3600 seconds
+    #[arg(long, env = PUBLISH_AFTER, value_name = "SECONDS", default_value = "0.5", value_parser = parse_publish_after)]
+    pub(crate) publish_after: Duration,
 }
 
 /// The measurements there are.
@@ -380,6 +391,15 @@ pub(crate) struct DemoArgs {
 const SMALLEST_POOL: u64 = 8 << 20;
 
 /// As [`parse_size`], for what a pool can have.
+fn parse_publish_after(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok();
+    let asked = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let may_be = Duration::from_millis(100)..=Duration::from_secs(3600);
+    asked
+        .filter(|asked| may_be.contains(asked))
+        .ok_or_else(|| "give seconds, from 0.1 to 3600".into())
+}
+
 fn parse_pool_size(text: &str) -> Result<u64, String> {
     let size = parse_size(text)?;
     if size < SMALLEST_POOL {
@@ -427,6 +447,15 @@ mod tests {
         }
         assert!(parse_pool_size("7M").is_err());
         assert_eq!(parse_pool_size("8M"), Ok(8 << 20));
+    }
+
+    #[test]
+    fn publishing_waits_from_a_moment_to_an_hour() {
+        assert_eq!(parse_publish_after("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_publish_after("3600"), Ok(Duration::from_secs(3600)));
+        for wrong in ["0", "0.01", "3601", "-1", "NaN", "inf", "1e99", "soon", ""] {
+            assert!(parse_publish_after(wrong).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::time::Duration;
 
 use adit_store::monitor::{self, Options, STATE, Successor};
 use adit_store::registry::RuntimeDir;
@@ -19,8 +20,9 @@ pub(crate) fn monitor(args: &MonitorArgs) -> Outcome {
     let state = std::env::var(STATE).ok();
     let options = Options {
         stay_for: args.stay_for,
+        publish_after: args.publish_after,
         pools: Some(runtime::places(&dir).list),
-        successor: successor(&dir),
+        successor: successor(&dir, args.publish_after),
         inherited: state.and_then(|number| number.parse().ok()),
         ..Options::default()
     };
@@ -32,13 +34,16 @@ pub(crate) fn monitor(args: &MonitorArgs) -> Outcome {
 }
 
 /// The same program again. Whom to stay for is inherited, and no number of a process.
-fn successor(dir: &RuntimeDir) -> Option<Successor> {
+fn successor(dir: &RuntimeDir, publish_after: Duration) -> Option<Successor> {
     let program = std::env::current_exe().ok()?;
+    let publish_after = OsString::from(publish_after.as_secs_f64().to_string());
     let words = [
         OsStr::new("adit"),
         "monitor".as_ref(),
         "--runtime-dir".as_ref(),
         OsStr::from_bytes(dir.as_bytes()),
+        "--publish-after".as_ref(),
+        publish_after.as_ref(),
     ];
     let arguments = words.iter().map(|word| CString::new(word.as_bytes()));
     let variables = std::env::vars_os().filter(|(name, _)| name != STATE);

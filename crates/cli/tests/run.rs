@@ -13,8 +13,8 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use common::{Scratch, adit, finish, library};
 
@@ -656,19 +656,14 @@ fn monitor_of(runtime: &Path) -> Option<u32> {
     })
 }
 
-/// It was killed by the first store to what was gone, and so was each standby after it, as fast as one could start.
-#[test]
-fn a_pool_that_is_cut_short_does_not_kill_its_monitor() {
-    let scratch = Scratch::new();
-    let (runtime, pool) = (scratch.0.join("runtime"), scratch.0.join("pool"));
-    let made = finish(adit(["pool", "create", "--size", "16M"]).arg(&pool));
-    assert_eq!(made.code(), Some(0), "{made:?}");
-    let mut child = adit(["run", "--mode", "strict", "--pool"])
-        .arg(&pool)
+/// A program that has staged `staged` in a file of that name, and goes on until its input ends.
+fn stages(scratch: &Scratch, options: &[&str]) -> Child {
+    let mut child = adit(["run", "--mode", "strict"])
+        .args(options)
         .args(["tee", "staged"])
         .current_dir(&scratch.0)
         .env_remove("ADIT_NO_MONITOR")
-        .env("ADIT_RUNTIME_DIR", &runtime)
+        .env("ADIT_RUNTIME_DIR", scratch.0.join("runtime"))
         .env("ADIT_KERNEL_BLOCKS", "0")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -677,14 +672,46 @@ fn a_pool_that_is_cut_short_does_not_kill_its_monitor() {
         .expect("it starts");
     let mut said = [0; 6];
     child.stdin.as_mut().unwrap().write_all(b"staged").unwrap();
-    child
-        .stdout
-        .as_mut()
-        .unwrap()
-        .read_exact(&mut said)
-        .unwrap();
+    let mut output = child.stdout.take().unwrap();
+    output.read_exact(&mut said).unwrap();
     // It says so before it has written to the file.
     std::thread::sleep(Duration::from_millis(200));
+    child
+}
+
+/// Whoever asks for the size is no opener, who would have everything at once.
+#[test]
+fn what_is_staged_is_published_when_that_is_due() {
+    let scratch = Scratch::new();
+    let size = || std::fs::metadata(scratch.0.join("staged")).unwrap().len();
+    let mut child = stages(&scratch, &["--publish-after", "3600"]);
+    // By default it had been published by now, several times.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(size(), 0);
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    assert_eq!(size(), 6);
+
+    let scratch = Scratch::new();
+    let size = || std::fs::metadata(scratch.0.join("staged")).unwrap().len();
+    let mut child = stages(&scratch, &["--publish-after", "0.1"]);
+    let begun = Instant::now();
+    while size() == 0 && begun.elapsed() < common::limit() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(size(), 6);
+    drop(child.stdin.take());
+    child.wait().unwrap();
+}
+
+/// It was killed by the first store to what was gone, and so was each standby after it, as fast as one could start.
+#[test]
+fn a_pool_that_is_cut_short_does_not_kill_its_monitor() {
+    let scratch = Scratch::new();
+    let (runtime, pool) = (scratch.0.join("runtime"), scratch.0.join("pool"));
+    let made = finish(adit(["pool", "create", "--size", "16M"]).arg(&pool));
+    assert_eq!(made.code(), Some(0), "{made:?}");
+    let mut child = stages(&scratch, &["--pool", "pool"]);
     let monitor = monitor_of(&runtime).expect("a monitor");
     let told = finish(adit(["stat"]).env("ADIT_RUNTIME_DIR", &runtime));
     assert!(told.out.contains("staged"), "nothing is staged: {told:?}");

@@ -2,8 +2,9 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
+use std::time::Duration;
 
-use crate::args::RunArgs;
+use crate::args::{PUBLISH_AFTER, RunArgs};
 
 /// The variable the dynamic linker reads.
 pub(crate) const PRELOAD: &str = "LD_PRELOAD";
@@ -56,6 +57,7 @@ impl Environment {
         if let Some(pool) = &args.pool {
             self.set("ADIT_POOL", pool);
         }
+        self.publish_after(args.publish_after);
         if !args.paths.is_empty() {
             let dirs: Vec<&OsStr> = args.paths.iter().map(|p| p.as_os_str()).collect();
             self.set("ADIT_PATH", dirs.join(OsStr::new(":")));
@@ -66,6 +68,13 @@ impl Environment {
         // What the library starts when it needs a monitor and there is none any more.
         if let Ok(own) = std::env::current_exe() {
             self.set("ADIT_BIN", own);
+        }
+    }
+
+    /// What a monitor is told that this program starts, or one that it starts.
+    pub(crate) fn publish_after(&mut self, asked: Option<Duration>) {
+        if let Some(seconds) = asked {
+            self.set(PUBLISH_AFTER, seconds.as_secs_f64().to_string());
         }
     }
 

@@ -207,7 +207,7 @@ fn prepare(
         )
     });
     let awaited = args.mode != Mode::Posix || args.appends == Appends::Staged;
-    match monitor::start(args.runtime_dir.as_deref(), awaited) {
+    match monitor::start(args.runtime_dir.as_deref(), args.publish_after, awaited) {
         Err(why) => without_monitor(args, why),
         Ok(()) => Ok(()),
     }
@@ -287,7 +287,7 @@ pub(crate) fn under_library(
         .env("ADIT_MODE", mode.name())
         .env("ADIT_APPENDS", appends::resolved(asked_appends()).name());
     // A measurement or comparison goes on without the monitor; what it adds is then missing.
-    let _ = monitor::start(directory.as_deref(), mode != Mode::Posix);
+    let _ = monitor::start(directory.as_deref(), None, mode != Mode::Posix);
     Ok(())
 }
 

@@ -39,7 +39,11 @@ const ATTEMPTS: u32 = 3;
 /// Makes sure that a monitor serves the directory for as long as this process lives, whatever it
 /// becomes, unless the user forbade it. Returns why there is none. Where it is `awaited`, because files are
 /// staged at once, it answers when this returns: a program that opens a file before that would have it refused.
-pub(crate) fn start(runtime_dir: Option<&Path>, awaited: bool) -> Result<(), Failure> {
+pub(crate) fn start(
+    runtime_dir: Option<&Path>,
+    publish_after: Option<Duration>,
+    awaited: bool,
+) -> Result<(), Failure> {
     if std::env::var_os(OFF).is_some_and(|value| !value.is_empty()) {
         let forbidden = || Failure::new(format!("{OFF} is set")).next(format!("unset {OFF}"));
         return if awaited { Err(forbidden()) } else { Ok(()) };
@@ -63,8 +67,8 @@ pub(crate) fn start(runtime_dir: Option<&Path>, awaited: bool) -> Result<(), Fai
             .next("lift the limit, or have another program under Adit run without it meanwhile");
         return if awaited { Err(why) } else { Ok(()) };
     }
-    let prepared =
-        prepare(&dir, pid).ok_or_else(|| Failure::new("its command line cannot be formed"))?;
+    let prepared = prepare(&dir, pid, publish_after)
+        .ok_or_else(|| Failure::new("its command line cannot be formed"))?;
     if !awaited {
         return launch(&prepared).map_err(Failure::new);
     }
@@ -164,7 +168,7 @@ fn answers(dir: &RuntimeDir, pid: u32) -> bool {
     false
 }
 
-fn prepare(dir: &RuntimeDir, pid: u32) -> Option<Prepared> {
+fn prepare(dir: &RuntimeDir, pid: u32, publish_after: Option<Duration>) -> Option<Prepared> {
     let words: [&OsStr; 6] = [
         "adit".as_ref(),
         "monitor".as_ref(),
@@ -176,6 +180,7 @@ fn prepare(dir: &RuntimeDir, pid: u32) -> Option<Prepared> {
     let mut environment = Environment::inherited();
     environment.remove(PRELOAD);
     environment.remove("ADIT_MODE");
+    environment.publish_after(publish_after);
     let c = |text: &OsStr| CString::new(text.as_bytes()).ok();
     Some(Prepared {
         program: c(std::env::current_exe().ok()?.as_os_str())?,

@@ -59,8 +59,8 @@ const MOST_BREAKS: usize = 64;
 /// all of them are published, so where each is synced to a device it is one.
 const MANY: usize = 64;
 
-/// How often what has aged is published, and leases are looked at without a signal.
-const AGE: Duration = Duration::from_millis(500);
+/// How often leases are looked at without a signal, and what has aged is published, unless it is told otherwise.
+pub(super) const AGE: Duration = Duration::from_millis(500);
 
 /// How long until a file that could not be taken away is tried again.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -86,7 +86,10 @@ pub(super) struct Leases {
     owners: Vec<Arc<Owner>>,
     next: u64,
     since: Instant,
-    aged_at: Instant,
+    looked_at: Instant,
+    published_at: Instant,
+    /// See [`Options::publish_after`](super::Options).
+    publish_after: Duration,
     /// A worker publishes what has aged.
     aging: bool,
     /// A worker commits what the dead left.
@@ -171,6 +174,7 @@ impl Leases {
         places: Places,
         records: Rc<Records>,
         standby: Standby,
+        publish_after: Duration,
     ) -> Result<Self, Errno> {
         let mut next = [0; 8];
         rustix::rand::getrandom(&mut next, rustix::rand::GetRandomFlags::empty())?;
@@ -186,7 +190,9 @@ impl Leases {
             // Numbers of an earlier monitor mean nothing here.
             next: u64::from_ne_bytes(next),
             since: Instant::now(),
-            aged_at: Instant::now(),
+            looked_at: Instant::now(),
+            published_at: Instant::now(),
+            publish_after,
             aging: false,
             committing: false,
             adopting: false,
@@ -215,12 +221,16 @@ impl Leases {
         self.ending
     }
 
+    fn look_after(&self) -> Duration {
+        AGE.min(self.publish_after)
+    }
+
     /// How long until the next [`tick`](Self::tick), unless something becomes readable.
     pub(super) fn interval(&self) -> Duration {
         let idle = self.held.is_empty() && self.postponed.is_empty();
         match (idle, self.pools.is_empty()) {
             (false, _) if self.held.values().any(|entry| entry.again_at.is_some()) => AGAIN,
-            (false, _) => AGE.saturating_sub(self.aged_at.elapsed()),
+            (false, _) => self.look_after().saturating_sub(self.looked_at.elapsed()),
             (true, false) => POOL_IDLE,
             (true, true) => Duration::from_secs(3600),
         }
@@ -249,19 +259,19 @@ impl Leases {
             Said::default()
         };
         self.ending |= said.end;
-        let due = now.duration_since(self.aged_at) >= AGE;
+        let due = now.duration_since(self.looked_at) >= self.look_after();
         self.bury(ready);
         self.commit_dead();
         self.take_back(now, said, due);
         self.clear_seats();
         if due {
-            self.aged_at = now;
+            self.looked_at = now;
             if !self.held.is_empty() || !self.postponed.is_empty() {
                 self.standby.ensure(&self.records);
             }
             self.give_way(now);
             self.take_over_postponed(now);
-            self.publish_aged();
+            self.publish_aged(now);
             self.close_idle_pools(now);
         }
     }
@@ -464,8 +474,8 @@ impl Leases {
         }
     }
 
-    /// Publishes what has aged, file after file, in one worker.
-    fn publish_aged(&mut self) {
+    /// Publishes what has aged, file after file, in one worker, which also looks whose programs are gone.
+    fn publish_aged(&mut self, now: Instant) {
         if self.aging || self.held.is_empty() {
             return;
         }
@@ -476,7 +486,11 @@ impl Leases {
             .map(|(number, entry)| (*number, Arc::downgrade(&entry.held), entry.owner.pid))
             .collect();
         self.aging = true;
-        let publish = move || Report::Aged(age(&all));
+        let due = now.duration_since(self.published_at) >= self.publish_after;
+        if due {
+            self.published_at = now;
+        }
+        let publish = move || Report::Aged(age(&all, due));
         self.workers.start(Haste::Whenever, publish);
     }
 
@@ -638,7 +652,8 @@ impl Leases {
 
     /// Who opened one of the files that were taken over was announced to the dead: all are looked at.
     fn look_at_all(&mut self) {
-        self.aged_at = Instant::now().checked_sub(AGE).unwrap_or(self.aged_at);
+        let due = Instant::now().checked_sub(self.look_after());
+        self.looked_at = due.unwrap_or(self.looked_at);
     }
 
     /// Takes over what a monitor held that was killed with its standby.
@@ -832,9 +847,9 @@ fn peer_of(connection: &Fd) -> Result<Option<i32>, Errno> {
     Ok((pid > 0).then_some(pid))
 }
 
-/// Publishes files that are still held. Tells those whose programs have left the pool without a word: their
+/// Publishes files that are still held, if that is due. Tells those whose programs have left the pool without a word: their
 /// slot is free, though the process may live, as after an `exec` that nobody saw.
-fn age(all: &[Aging]) -> Aged {
+fn age(all: &[Aging], publish: bool) -> Aged {
     let mut living: Vec<(*const OpenPool, Vec<u32>)> = Vec::new();
     let mut known: BTreeMap<i32, Option<OpenFiles>> = BTreeMap::new();
     let mut aged = Aged::default();
@@ -872,7 +887,9 @@ fn age(all: &[Aging]) -> Aged {
         let here = here.iter();
         let here = here.filter_map(|(_, number, held)| Some((*number, held.upgrade()?)));
         let (numbers, files): (Vec<u64>, Vec<Arc<Held>>) = here.unzip();
-        held::publish_together(&files);
+        if publish {
+            held::publish_together(&files);
+        }
         let ended = numbers
             .iter()
             .zip(&files)

@@ -48,6 +48,7 @@ use crate::registry::snapshot::{Condition, Name, Snapshot, names};
 use crate::registry::sys::{self, Fd};
 use crate::registry::wire::{self, Request, ask};
 use crate::registry::{DirError, RuntimeDir};
+use leases::Leases;
 use records::{Base, Listed, Record, Records};
 use serve::Server;
 use standby::Standby;
@@ -65,6 +66,8 @@ pub struct Options {
     pub poll: Duration,
     /// How long it stays when nobody needs it.
     pub idle: Duration,
+    /// How often what programs have staged is published while they go on.
+    pub publish_after: Duration,
     /// A process to stay for from the start; see [`join`].
     pub stay_for: Option<u32>,
     /// The list of the user's pools; without one it is kept in the runtime directory.
@@ -81,6 +84,7 @@ impl Default for Options {
         Self {
             poll: Duration::from_millis(250),
             idle: Duration::from_secs(5),
+            publish_after: leases::AGE,
             stay_for: None,
             pools: None,
             successor: None,
@@ -275,7 +279,14 @@ impl Monitor {
             standby.ensure(&begin.records);
         }
         let news = watch(&dir).map_err(failed("watch the runtime directory"))?;
-        let mut server = Server::new(&dir, places, begin.listener, begin.records, standby)
+        let leases = Leases::new(
+            places,
+            Rc::clone(&begin.records),
+            standby,
+            options.publish_after,
+        );
+        let mut server = leases
+            .and_then(|leases| Server::new(&dir, begin.listener, begin.records, leases))
             .map_err(failed("receive signals"))?;
         match begin.found {
             Some(found) => server.take_over(found),

@@ -21,9 +21,7 @@ use super::lease;
 use super::leases::Leases;
 use super::records::{Listed, Record, Records};
 use super::reserve::Reservations;
-use super::standby::Standby;
 use super::{Ready, has_room_for};
-use crate::pools::Places;
 use crate::registry::attention::Attention;
 use crate::registry::sys::{self, Fd};
 use crate::registry::wire::{self, Answer, Request, SOCKET};
@@ -63,12 +61,10 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn new(
         dir: &Fd,
-        places: Places,
         listener: Fd,
         records: Rc<Records>,
-        standby: Standby,
+        leases: Leases,
     ) -> Result<Self, Errno> {
-        let leases = Leases::new(places, Rc::clone(&records), standby)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let own = sys::open_at(dir, c".", flags, Mode::empty())?;
         Ok(Self {
