@@ -25,6 +25,7 @@
 //! The unsafe code passes a program's buffer on to the mapping of the file, under the caller's promise.
 #![allow(unsafe_code)]
 
+use crate::brief::{self, Brief};
 use crate::copy::LINE;
 use crate::limit;
 use crate::map::MapError;
@@ -143,17 +144,19 @@ impl CachedMedium {
         self.raise(ENDED, |count| count + 1)
     }
 
-    /// A descriptor for a write that ends at `end`; `None` when the mapping has to do.
-    fn descriptor(&self, end: u64) -> Result<Option<OwnedFd>, OutOfRange> {
+    /// A descriptor for a write that ends at `end`, to be closed before the first of the two goes; `None` when the
+    /// mapping has to do.
+    fn descriptor(&self, end: u64) -> Result<(Brief, Option<OwnedFd>), OutOfRange> {
+        let brief = brief::begin();
         // The limit of the program, by which the kernel would kill it for writing our file.
         if limit::file_size().is_none_or(|limit| limit < end) {
-            return Ok(None);
+            return Ok((brief, None));
         }
         match self.opener.reopen() {
             // Cut short by somebody: writing would make it long again, with nothing in it.
             Ok((_, size)) if size < end => Err(self.lost(end, 0, Errno::IO)),
-            Ok((fd, _)) => Ok(Some(fd)),
-            Err(_) => Ok(None),
+            Ok((fd, _)) => Ok((brief, Some(fd))),
+            Err(_) => Ok((brief, None)),
         }
     }
 
@@ -177,7 +180,7 @@ impl CachedMedium {
             self.file.address(*offset, from.len() as u64)?;
             end = end.max(offset + from.len() as u64);
         }
-        let fd = self.descriptor(end)?;
+        let (_brief, fd) = self.descriptor(end)?;
         // Before it has ended: who sees that it has sees this.
         if self.count(REACH)? < end {
             self.raise(REACH, |reach| reach.max(end))?;
@@ -215,14 +218,18 @@ impl CachedMedium {
 
     fn write_back_alone(&self, at: u64, block: &mut [u8]) -> Result<(), OutOfRange> {
         let len = block.len() as u64;
-        let Some(fd) = self.descriptor(at + len)? else {
+        let (_brief, fd) = self.descriptor(at + len)?;
+        let Some(fd) = fd else {
             return Err(self.lost(at, len, Errno::IO));
         };
         for _ in 0..TRIES {
             match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {
-                    self.mirror.read(at, block)?;
-                    return self.counted(|| self.put(&fd, at, block));
+                    let read = self.mirror.read(at, block);
+                    let written = read.and_then(|()| self.counted(|| self.put(&fd, at, block)));
+                    // A child that somebody has made meanwhile has the descriptor, too, and with it the lock.
+                    let _ = rustix::fs::flock(&fd, FlockOperation::Unlock);
+                    return written;
                 }
                 Err(Errno::WOULDBLOCK) => std::thread::sleep(PAUSE),
                 Err(Errno::INTR) => {}

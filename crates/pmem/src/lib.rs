@@ -8,6 +8,7 @@
 
 mod arch;
 mod base;
+pub mod brief;
 mod cached;
 pub mod copy;
 pub mod cpu;

@@ -386,19 +386,27 @@ impl<M: Medium> Pool<M> {
         Ok(true)
     }
 
+    fn usable(&self, count: u32) -> u32 {
+        count.saturating_sub(self.geometry().header_chunks())
+    }
+
     /// Whether more chunks are free than this purpose has to leave.
     fn may_lease(&self, purpose: Purpose, count: u32, logs: bool) -> Result<bool> {
-        let usable = count.saturating_sub(self.geometry().header_chunks());
-        let leaves = purpose.leaves(usable, logs);
+        let usable = self.usable(count);
+        self.are_free(count, purpose.leaves(usable, logs) + 1)
+    }
+
+    /// Whether so many of the first `count` chunks are free, at least.
+    fn are_free(&self, count: u32, wanted: u32) -> Result<bool> {
         let mut free = 0;
         for chunk in 0..count {
-            if free > leaves {
+            if free >= wanted {
                 break;
             }
             let word = self.chunk_word(chunk)?;
             free += u32::from(word.is_some_and(|word| word.kind == ChunkKind::Free));
         }
-        Ok(free > leaves)
+        Ok(free >= wanted)
     }
 
     /// Leases a free chunk, searching from `hint`.
@@ -413,6 +421,7 @@ impl<M: Medium> Pool<M> {
         if !self.may_lease(purpose, count, logs)? {
             return Err(Error::Full { chunks: count });
         }
+        let usable = self.usable(count);
         let kind = purpose.kind();
         let start = hint.load(Ordering::Relaxed);
         for i in 0..count {
@@ -437,6 +446,11 @@ impl<M: Medium> Pool<M> {
             };
             if !self.take_chunk(chunk, old, new)? {
                 continue;
+            }
+            // Several may have counted before any of them took one.
+            if !self.are_free(count, purpose.leaves(usable, logs))? {
+                self.free_chunk(chunk, new)?;
+                return Err(Error::Full { chunks: count });
             }
             hint.store(chunk + 1, Ordering::Relaxed);
             if kind == ChunkKind::Log {

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use adit_pmem::detect::{Reason, medium_of};
 use adit_pmem::{
     CachedMedium, MappedMedium, Medium, MediumError, MediumKind, OutOfRange, Persistence, Reopen,
-    TransferError,
+    TransferError, brief,
 };
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags};
@@ -405,6 +405,7 @@ impl PoolFile {
         let geometry = self.pool.geometry();
         let chunks = (size >> geometry.chunk_shift).min(u64::from(geometry.max_chunks)) as u32;
         let _alone = self.locks.growth()?;
+        let brief = brief::begin();
         let (fd, kind) = open_checked(&self.path, OFlags::RDWR)?;
         let len = geometry.chunk(chunks);
         let size = rustix::fs::fstat(&fd).map_err(kernel("fstat"))?.st_size as u64;
@@ -412,6 +413,8 @@ impl PoolFile {
         prepare(&fd, kind, size, len)?;
         let mapped = self.pool.medium().mapped();
         mapped.grow(&fd, len).map_err(medium_error)?;
+        drop(fd);
+        drop(brief);
         attachment.grow_to(chunks)
     }
 
@@ -421,6 +424,7 @@ impl PoolFile {
             let len = self.pool.geometry().chunk(chunks);
             // The pool at the path may be another one by now. A file that stays too long is grown
             // into, or cut the next time.
+            let _brief = brief::begin();
             if let Ok((fd, size)) = self.locks.reopen()
                 && size > len
             {
@@ -480,11 +484,8 @@ fn whole_pages(fd: &OwnedFd) -> Result<u64> {
 
 /// Opens the file and refuses what cannot be this user's own pool. Also says what it lies on.
 fn open_checked(path: &Path, access: OFlags) -> Result<(OwnedFd, MediumKind)> {
-    let fd = match rustix::fs::open(
-        bytes(path),
-        access | OFlags::CLOEXEC | OFlags::NONBLOCK,
-        Mode::empty(),
-    ) {
+    let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let fd = match brief::above_standard(|| rustix::fs::open(bytes(path), flags, Mode::empty())) {
         Ok(fd) => fd,
         Err(Errno::ROFS) => return Err(Error::ReadOnly),
         Err(Errno::ACCESS | Errno::PERM) if access == OFlags::RDWR => {

@@ -439,8 +439,13 @@ impl<M: Medium> FileGuard<'_, M> {
     pub fn forget(self) -> Result<()> {
         let attachment = self.attachment();
         let _lock = attachment.lock_files()?;
-        let offset = attachment.pool.geometry().file_entry(self.file().index());
-        attachment.pool.persist(offset + at!(FileEntry.state), 0)?;
-        attachment.count_files(-1)
+        let entry = attachment.pool.geometry().file_entry(self.file().index());
+        let mark = entry + at!(FileEntry.state);
+        attachment.pool.store(mark, 0)?;
+        attachment.count_files(-1)?;
+        // Everybody sees the mark by now. Where it is not durable, whoever takes the lock next has to make it so before
+        // he believes it.
+        let durable = attachment.pool.make_durable(mark, 8);
+        durable.inspect_err(|_| self.lock.leave_unrepaired())
     }
 }

@@ -36,6 +36,7 @@ pub use file::{FileMedium, PoolFile, ReadOnlyMedium, boot_id};
 pub use files::{FileName, FileRef};
 pub use lock::Owner;
 pub use log::{FileGuard, Op, PUBLISHER, When};
+pub use ofd::unlock_description;
 pub use pool::{Attachment, BootId, CreateOptions, Exclusive, Pool};
 pub use recover::{
     Counts, Rebuilt, RecoveredFile, Recovery, Rejected, Rejection, Released, Replay, ReplayOp,

@@ -269,8 +269,10 @@ impl<M: Medium> Pool<M> {
     /// It is durable when this returns, also when the publisher who raised it died over it: the caller
     /// may overwrite the base file then.
     pub fn retired(&self, file: FileRef) -> Result<u64> {
+        // In this order: of a mark that is stored in between nothing is known.
+        let seen = self.seen_retired(file)?;
         self.make_mark_durable(file)?;
-        self.seen_retired(file)
+        Ok(seen)
     }
 
     /// [`Pool::retired`] as it is seen, durable or not: enough for those who only stop looking at the
@@ -517,7 +519,7 @@ impl<M: Medium> Attachment<M> {
             attachment: self,
             file,
             entry,
-            _lock: lock,
+            lock,
         };
         // It may have been forgotten, and its entry reused, before or while we waited.
         if acquired == Acquired::OwnerDied {
@@ -527,7 +529,7 @@ impl<M: Medium> Attachment<M> {
                 .and_then(|()| guard.repair());
             if let Err(error) = repaired {
                 if !matches!(error, Error::Forgotten) {
-                    guard._lock.leave_unrepaired();
+                    guard.lock.leave_unrepaired();
                 }
                 return Err(error);
             }
@@ -585,7 +587,8 @@ impl<M: Medium> Attachment<M> {
                     settled += u64::from(self.reclaim_one(place, map, &mut last, &may_free)?);
                 }
             }
-            if chunk != current && map.settled.load(Ordering::Acquire) >= capacity {
+            let settled_all = map.settled.load(Ordering::Acquire) >= capacity;
+            if chunk != current && settled_all && map.is_nothing_waiting() {
                 self.give_back(chunk, map)?;
             }
         }
@@ -633,7 +636,7 @@ pub struct FileGuard<'a, M: Medium> {
     attachment: &'a Attachment<M>,
     file: FileRef,
     pub(crate) entry: u64,
-    _lock: Locked<'a, M>,
+    pub(crate) lock: Locked<'a, M>,
 }
 
 impl<M: Medium> FileGuard<'_, M> {

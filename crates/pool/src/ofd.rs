@@ -16,10 +16,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use adit_pmem::Reopen;
 use adit_pmem::map::{Access, Mapping};
+use adit_pmem::{Reopen, brief};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result, kernel};
@@ -101,6 +101,16 @@ fn fcntl(fd: impl AsFd, command: usize, lock: &mut Flock) -> Result<(), Errno> {
     }
 }
 
+/// Gives up all locks of an open file description, of `flock` and of the kind that is its own.
+pub fn unlock_description(fd: impl AsFd) {
+    let _ = rustix::fs::flock(&fd, FlockOperation::Unlock);
+    let mut whole = Flock {
+        kind: F_UNLCK,
+        ..Flock::bytes(0, 0)
+    };
+    let _ = fcntl(&fd, F_OFD_SETLK, &mut whole);
+}
+
 /// A pool file as something to lock, opened anew each time.
 #[derive(Debug, Clone)]
 pub(crate) struct LockFile {
@@ -141,6 +151,7 @@ impl LockFile {
     }
 
     fn lock(&self, at: i64) -> Result<Option<Box<dyn Hold>>> {
+        let _brief = brief::begin();
         let fd = self.open()?;
         match fcntl(&fd, F_OFD_SETLK, &mut Flock::bytes(at, 1)) {
             Ok(()) => {}
@@ -157,6 +168,7 @@ impl LockFile {
 
     fn is_locked(&self, at: i64, len: i64) -> Result<bool> {
         let mut lock = Flock::bytes(at, len);
+        let _brief = brief::begin();
         fcntl(self.open()?, F_OFD_GETLK, &mut lock).map_err(kernel("fcntl"))?;
         Ok(lock.kind != F_UNLCK)
     }
@@ -194,7 +206,8 @@ impl LockFile {
 impl Reopen for LockFile {
     fn reopen(&self) -> Result<(OwnedFd, u64), Errno> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(bytes(&self.path), flags, Mode::empty())?;
+        let fd =
+            brief::above_standard(|| rustix::fs::open(bytes(&self.path), flags, Mode::empty()))?;
         // Without asking for times: after an answer that had them, the kernel gives the next write a time
         // of its own, however soon it comes, and each sync has to write the inode for it.
         let asked = StatxFlags::INO | StatxFlags::SIZE;
@@ -227,6 +240,10 @@ impl SlotLocks for FileLocks {
         self.file
             .is_locked(BASE + i64::from(slot), 1)
             .unwrap_or(true)
+    }
+
+    fn is_any_alive(&self, slots: u32) -> bool {
+        self.file.is_any_slot_locked(slots).unwrap_or(true)
     }
 
     fn gate(&self) -> Result<Box<dyn Hold>> {

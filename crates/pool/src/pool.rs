@@ -278,15 +278,18 @@ impl<M: Medium> Pool<M> {
         Ok(Slot::decode(&bytes))
     }
 
-    /// Slots whose holders live. The kernel is asked only about those that say they are taken.
+    /// Slots whose holders live. The kernel is asked about those that say they are taken; where none does it is not believed.
     #[must_use]
     pub fn living_slots(&self) -> Vec<u32> {
         let state = |slot| self.load(self.geometry.slot(slot) + at!(Slot.state));
         let taken = |slot: &u32| state(*slot).map_or(true, |state| state != Slot::FREE);
-        (0..self.geometry.slot_count)
-            .filter(taken)
-            .filter(|slot| self.locks.is_alive(*slot))
-            .collect()
+        let slots = 0..self.geometry.slot_count;
+        let alive = |slot: &u32| self.locks.is_alive(*slot);
+        let known: Vec<u32> = slots.clone().filter(taken).filter(alive).collect();
+        if known.is_empty() && self.locks.is_any_alive(self.geometry.slot_count) {
+            return slots.filter(alive).collect();
+        }
+        known
     }
 
     /// Holds the gate, with nobody attached.
@@ -353,7 +356,11 @@ impl<M: Medium> Pool<M> {
             self.store(offset + at!(Slot.boot), u64::from(self.boot.tag()))?;
             self.store(offset + at!(Slot.state), Slot::ATTACHED)?;
             // Every boot frees all slots.
-            self.make_ordered(offset, Slot::SIZE as u64)?;
+            if let Err(error) = self.make_ordered(offset, Slot::SIZE as u64) {
+                // Nobody is in it. Who tries again and again would use up all of them.
+                self.store(offset + at!(Slot.state), Slot::FREE)?;
+                return Err(error);
+            }
             return Ok((slot, incarnation, hold));
         }
         Err(Error::NoSlot {

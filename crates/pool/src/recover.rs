@@ -1023,9 +1023,8 @@ impl<M: Medium> Pool<M> {
         }
         for (i, item) in items.iter().enumerate() {
             let in_group = item.is_member() || item.is_group_end();
-            verdict
-                .states
-                .push(if (in_group && group_end[i].is_none()) || item.broken {
+            verdict.states.push(
+                if (in_group && group_end[i].is_none()) || (item.broken && !committed[i]) {
                     verdict.unclosed += 1;
                     State::Dropped
                 } else if item.boot != boot && !committed[i] && !item.is_commit() {
@@ -1033,7 +1032,8 @@ impl<M: Medium> Pool<M> {
                     State::Dropped
                 } else {
                     State::Live
-                });
+                },
+            );
             verdict.committed.push(committed[i]);
             let end = group_end[i].map_or(item, |end| &items[end]);
             verdict.end_seqs.push(end.seq);

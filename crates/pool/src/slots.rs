@@ -19,6 +19,11 @@ pub trait SlotLocks: Send + Sync {
     /// Whether somebody alive holds the slot's lock. In doubt: yes.
     fn is_alive(&self, slot: u32) -> bool;
 
+    /// Whether somebody alive holds one of the first so many. In doubt: yes.
+    fn is_any_alive(&self, slots: u32) -> bool {
+        (0..slots).any(|slot| self.is_alive(slot))
+    }
+
     /// Waits for the gate: attaching, detaching and whatever needs the pool to itself exclude each
     /// other while they hold it.
     fn gate(&self) -> Result<Box<dyn Hold>>;

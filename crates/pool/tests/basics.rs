@@ -2,8 +2,9 @@
 
 mod common;
 
-use adit_pool::layout::{FileEntry, Geometry};
-use adit_pool::{Error, Extent, LocalLocks, Op, Pool, When};
+use adit_pmem::Medium as _;
+use adit_pool::layout::{FileEntry, Geometry, Slot};
+use adit_pool::{Error, Extent, LocalLocks, Op, PUBLISHER, Pool, When};
 use adit_sim::SimMedium;
 use common::memory::Memory;
 use common::*;
@@ -159,6 +160,130 @@ fn who_cannot_repair_leaves_that_to_the_next() {
     assert_eq!(alive.lock_file(file).unwrap().end().unwrap(), Some(6));
     let found = pool.scan().unwrap();
     assert_eq!(replayed(&pool, &found, file, b"").unwrap(), b"onetwo");
+}
+
+/// It was believed by the one who had failed: he gave his lease up, and the old records came back over what somebody
+/// wrote to the file afterwards.
+#[test]
+fn a_file_is_forgotten_when_that_is_durable() {
+    let medium = Memory::new(&vec![0; tiny_size(8) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let (one, other) = (pool.attach().unwrap(), pool.attach().unwrap());
+    let file = one.enter_file(&name(1)).unwrap();
+    medium.refuse_write_backs(true);
+    assert!(one.forget_file(file).is_err());
+    for attachment in [&one, &other] {
+        let locked = attachment.lock_file(file).map(drop);
+        assert!(
+            !matches!(locked, Ok(()) | Err(Error::Forgotten)),
+            "{locked:?}"
+        );
+    }
+    medium.refuse_write_backs(false);
+    let locked = other.lock_file(file).map(drop);
+    assert!(matches!(locked, Err(Error::Forgotten)), "{locked:?}");
+    assert_eq!(pool.check().unwrap().problems, []);
+    // Its place is another file's.
+    let next = other.enter_file(&name(2)).unwrap();
+    other.lock_file(next).unwrap().set_end(0).unwrap();
+    stage(&other, next, 0, b"next", When::Now).unwrap();
+}
+
+/// What is committed by two files at once is void when a bit of one is rotten. What the other has committed by itself
+/// afterwards is not, nor is what lies before it.
+#[test]
+fn a_file_outlives_another_that_it_was_committed_with() {
+    let medium = Memory::slow(&vec![0; tiny_size(12) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let one = pool.attach().unwrap();
+    let files = [1, 2].map(|nth| one.enter_file(&name(nth)).unwrap());
+    for (file, bytes) in files.into_iter().zip([&b"will rot"[..], b"goes on"]) {
+        one.lock_file(file).unwrap().set_end(0).unwrap();
+        stage(&one, file, 0, bytes, When::WithCommit).unwrap();
+    }
+    let mut guards = files.map(|file| one.lock_file(file).unwrap());
+    one.commit_together(&mut guards).unwrap();
+    drop(guards);
+    stage(&one, files[1], 7, b", and on", When::WithCommit).unwrap();
+    one.lock_file(files[1]).unwrap().commit().unwrap();
+    drop((one, pool));
+
+    let mut bytes = medium.bytes();
+    let rotten = bytes.windows(8).position(|bytes| bytes == b"will rot");
+    bytes[rotten.unwrap()] ^= 1;
+    let medium = Memory::slow(&bytes);
+    // Twice, as what is found must not depend on what was cleaned up.
+    for nth in [2, 3] {
+        let pool = open(medium.clone(), &LocalLocks::default(), boot(nth)).unwrap();
+        let next = pool.attach().unwrap();
+        let found = next.scan().unwrap();
+        assert_eq!(
+            replayed(&pool, &found, files[1], b"").unwrap(),
+            b"goes on, and on"
+        );
+        drop(next);
+    }
+}
+
+/// The next holder of a dead publisher's slot would be taken for him, and nobody else could publish.
+#[test]
+fn a_slot_is_given_on_without_what_it_claims() {
+    let (medium, locks) = tiny(8);
+    let pool = open(medium, &locks, boot(1)).unwrap();
+    let (one, other) = (pool.attach().unwrap(), pool.attach().unwrap());
+    let files = [1, 2].map(|nth| one.enter_file(&name(nth)).unwrap());
+    let claims = [&other, &one].map(|by| u64::from(by.slot()) + 1);
+    for (file, claim) in files.into_iter().zip(claims) {
+        assert!(pool.exchange_version(file, 0, claim).unwrap());
+    }
+    drop(other);
+    assert_eq!(one.release_orphans().unwrap().slots, 1);
+    let left = files.map(|file| pool.version(file).unwrap() & PUBLISHER);
+    assert_eq!(left, [0, claims[1]]);
+}
+
+/// Or the pool would be made anew under whom it has.
+#[test]
+fn a_slot_that_says_it_is_free_is_not_believed() {
+    let medium = Memory::new(&vec![0; tiny_size(8) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let one = pool.attach().unwrap();
+    let file = one.enter_file(&name(1)).unwrap();
+    one.lock_file(file).unwrap().set_end(0).unwrap();
+    stage(&one, file, 0, b"staged", When::Now).unwrap();
+    let state = TINY.slot(one.slot()) + std::mem::offset_of!(Slot, state) as u64;
+    medium.store(state, Slot::FREE).unwrap();
+    assert!(matches!(
+        pool.exclusive(),
+        Err(Error::InUse { attached: 1 })
+    ));
+    let other = pool.attach().unwrap();
+    assert_ne!(other.slot(), one.slot());
+    stage(&one, file, 6, b" on", When::Now).unwrap();
+    let found = other.scan().unwrap();
+    assert_eq!(replayed(&pool, &found, file, b"").unwrap(), b"staged on");
+}
+
+/// There were none left when the disk had room again.
+#[test]
+fn who_cannot_attach_leaves_his_slot() {
+    let medium = Memory::new(&vec![0; tiny_size(8) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let _one = pool.attach().unwrap();
+    medium.refuse_write_backs(true);
+    for _ in 0..2 * TINY.slot_count {
+        let attached = pool.attach().map(drop);
+        assert!(
+            !matches!(attached, Ok(()) | Err(Error::NoSlot { .. })),
+            "{attached:?}"
+        );
+    }
+    medium.refuse_write_backs(false);
+    let _other = pool.attach().unwrap();
 }
 
 #[test]

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use adit_pmem::Medium;
 
 use super::{Counts, Item, RecoveredFile, Recovery, Rejected, Rejection, State, shares};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::files::END_UNKNOWN;
 use crate::layout::{
     ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, RecordKind, SHARED, Shared, Slot, Superblock,
     at, checked_value,
 };
-use crate::log::Place;
+use crate::log::{PUBLISHER, Place};
 use crate::parallel;
 use crate::pool::{Attachment, Pool};
 
@@ -49,7 +49,9 @@ impl<M: Medium> Pool<M> {
         self.make_durable(0, self.geometry().header_len())?;
         let found = self.scan()?;
         self.make_live_durable(&found)?;
-        let broken = found.items.iter().filter(|item| item.broken);
+        // One that a later commit's chain leads through commits nothing, and stays a link of that chain.
+        let dropped = |item: &&Item| item.broken && item.state != State::Live;
+        let broken = found.items.iter().filter(dropped);
         self.erase_broken(broken.map(|item| item.place))?;
         self.rebuild_chunks(&found)?;
         self.rebuild_files(&found)?;
@@ -288,7 +290,10 @@ impl<M: Medium> Attachment<M> {
         let geometry = *self.pool.geometry();
         let table = u64::from(geometry.file_count) * FileEntry::SIZE as u64;
         self.pool.make_durable(geometry.file_table(), table)?;
-        self.pool.scan()
+        let found = self.pool.scan()?;
+        // What a living publisher has stored meanwhile was seen, too.
+        self.pool.make_durable(geometry.file_table(), table)?;
+        Ok(found)
     }
 
     /// Buries dead attachments: their slots become free, their chunks orphans; then frees every orphan
@@ -305,6 +310,7 @@ impl<M: Medium> Attachment<M> {
                 self.pool.orphan_chunk(chunk, word)?;
             }
         }
+        self.end_claims(&dead)?;
         for slot in dead {
             let state = self.pool.geometry().slot(slot) + at!(Slot.state);
             self.pool.persist(state, Slot::FREE)?;
@@ -325,6 +331,25 @@ impl<M: Medium> Attachment<M> {
             }
         }
         Ok(released)
+    }
+
+    /// Gives up what these slots claim to publish: the next holder of one of them would be taken for the publisher. Without
+    /// the files' locks, which a stopped program may hold.
+    fn end_claims(&self, slots: &[u32]) -> Result<()> {
+        for file in self.pool.files()? {
+            let ended = self.pool.version(file).and_then(|word| {
+                let claims = |slot: &u32| u64::from(*slot) + 1 == word & PUBLISHER;
+                if slots.iter().any(claims) {
+                    self.pool.exchange_version(file, word, word & !PUBLISHER)?;
+                }
+                Ok(())
+            });
+            match ended {
+                Err(Error::Forgotten) => {}
+                ended => ended?,
+            }
+        }
+        Ok(())
     }
 
     /// Slots that are taken by nobody alive.

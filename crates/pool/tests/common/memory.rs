@@ -1,7 +1,7 @@
 //! A medium in plain memory that counts accesses outside of it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use adit_pmem::{Medium, OutOfRange};
 
@@ -12,9 +12,15 @@ pub struct Memory {
     slow: bool,
     /// Of a word that cannot be stored to, plus one.
     broken: Arc<AtomicU64>,
+    full: Arc<AtomicBool>,
 }
 
 impl Memory {
+    /// Whether nothing can be written back, as on a disk that is full.
+    pub fn refuse_write_backs(&self, refuse: bool) {
+        self.full.store(refuse, Ordering::SeqCst);
+    }
+
     /// From now on no store to the word at this offset succeeds.
     pub fn break_word(&self, offset: Option<u64>) {
         self.broken
@@ -39,6 +45,7 @@ impl Memory {
             strays: Arc::default(),
             slow: false,
             broken: Arc::default(),
+            full: Arc::default(),
         }
     }
 
@@ -125,6 +132,9 @@ impl Medium for Memory {
     }
 
     fn flush(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
+        if self.full.load(Ordering::SeqCst) {
+            return Err(OutOfRange::outside(offset, len, self.size()));
+        }
         self.check(offset, len)
     }
 

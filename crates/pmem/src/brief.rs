@@ -1,0 +1,114 @@
+//! Descriptors of our own files that are open for a moment: programs close, count and pass on descriptors as they like,
+//! so none is kept.
+//!
+//! Other threads of the program go on meanwhile, and two things must not happen. A child that one of them forks would keep
+//! what is open just then, and with it locks and the right to write; so a fork waits until nothing is
+//! ([`before_fork`]), and nothing is opened while it lasts. And where the program has closed a standard descriptor, ours
+//! would get its number, and what another thread says there would go into our file ([`above_standard`]).
+
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use core::time::Duration;
+
+use rustix::fd::{AsRawFd as _, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::thread::gettid;
+
+/// Descriptors that are open, and those that are about to be.
+static OPEN: AtomicU32 = AtomicU32::new(0);
+/// The thread that forks, or zero, and how often it does: handlers that run in it may.
+static FORKING: AtomicI32 = AtomicI32::new(0);
+static FORKS: AtomicU32 = AtomicU32::new(0);
+/// Set when a standard descriptor was found to be closed.
+static LOW: AtomicBool = AtomicBool::new(false);
+
+/// How long a fork waits, and how often it looks. A child that keeps a descriptor is better than no child.
+const TRIES: u32 = 40_000;
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// While it lives no process is forked. Who has one opens no second.
+#[derive(Debug)]
+pub struct Brief(());
+
+/// To be had before a descriptor is opened, and until it is closed.
+#[must_use]
+pub fn begin() -> Brief {
+    loop {
+        OPEN.fetch_add(1, Ordering::SeqCst);
+        let forking = FORKING.load(Ordering::SeqCst);
+        if forking == 0 || forking == gettid().as_raw_nonzero().get() {
+            return Brief(());
+        }
+        one_less();
+        std::thread::sleep(PAUSE);
+    }
+}
+
+impl Drop for Brief {
+    fn drop(&mut self) {
+        one_less();
+    }
+}
+
+/// In a child that nobody told of its fork what was counted may be the parent's.
+fn one_less() {
+    let less = |open: u32| open.checked_sub(1);
+    let _ = OPEN.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+}
+
+/// Before this process is copied: afterwards nothing is open until [`after_fork`].
+pub fn before_fork() {
+    let me = gettid().as_raw_nonzero().get();
+    while let Err(other) = FORKING.compare_exchange(0, me, Ordering::SeqCst, Ordering::SeqCst) {
+        if other == me {
+            break;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    FORKS.fetch_add(1, Ordering::SeqCst);
+    for _ in 0..TRIES {
+        if OPEN.load(Ordering::SeqCst) == 0 {
+            break;
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Afterwards, in the parent.
+pub fn after_fork() {
+    // A child that a handler has made in the middle of its parent's fork begins at nothing.
+    let less = |forks: u32| forks.checked_sub(1);
+    let before = FORKS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+    if before.is_err() || before == Ok(1) {
+        FORKING.store(0, Ordering::SeqCst);
+    }
+}
+
+/// In the child, whose only thread has nothing open.
+pub fn in_child() {
+    OPEN.store(0, Ordering::SeqCst);
+    FORKS.store(0, Ordering::SeqCst);
+    FORKING.store(0, Ordering::SeqCst);
+}
+
+/// What `open` opens, under a number that is none of the standard descriptors'. It may be called for the first time to
+/// see that one of them is free; from then on their numbers are taken meanwhile, by what can be neither read nor written.
+pub fn above_standard(open: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<OwnedFd, Errno> {
+    let mut places: [Option<OwnedFd>; 3] = [None, None, None];
+    if LOW.load(Ordering::Relaxed) {
+        for place in &mut places {
+            let flags = OFlags::PATH | OFlags::CLOEXEC;
+            let taken = rustix::fs::open(c"/", flags, Mode::empty())?;
+            if taken.as_raw_fd() > 2 {
+                break;
+            }
+            *place = Some(taken);
+        }
+    }
+    let fd = open()?;
+    if fd.as_raw_fd() > 2 {
+        return Ok(fd);
+    }
+    LOW.store(true, Ordering::Relaxed);
+    rustix::io::fcntl_dupfd_cloexec(&fd, 3)
+}
