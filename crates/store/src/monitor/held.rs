@@ -12,7 +12,7 @@ use rustix::fs::{self, OFlags};
 use rustix::io::Errno;
 
 use super::lease;
-use super::open::{OpenFiles, is_open_elsewhere};
+use super::open::{OpenFiles, has_locks, is_open_elsewhere};
 use crate::recovery::walkers;
 use crate::registry::sys::Fd;
 use crate::registry::wire::{self, Answer};
@@ -238,25 +238,40 @@ impl Held {
         while planted::ends_here() {
             std::thread::park();
         }
-        let lost = self.is_lost();
-        let staged = match self.staged() {
-            Err(error) if is_gone(&error) => None,
-            other => Some(other?),
-        };
-        if let Some(staged) = staged {
-            let ended = if lost {
-                self.empty().and_then(|()| staged.discard())
-            } else {
-                staged.take_away(|| self.restore_append()).map(drop)
-            };
-            match ended {
-                Err(error) if !is_gone(&error) => return Err(error),
-                _ => {}
-            }
+        match self.end_staging() {
+            // Who has ended it may not have made that durable.
+            Err(error) if is_gone(&error) && self.is_over() => {}
+            ended => ended?,
         }
         *self.cell() = None;
+        self.unlock();
         self.give_up();
         Ok(())
+    }
+
+    fn end_staging(&self) -> Result<()> {
+        let lost = self.is_lost();
+        let staged = self.staged()?;
+        if lost {
+            self.empty()?;
+            return staged.discard();
+        }
+        staged.take_away(|| self.restore_append()).map(drop)
+    }
+
+    /// Locks end with the last descriptor of their description. Of a dead program that is ours, and whoever is let in when
+    /// the lease is given up finds them before we have closed it.
+    fn unlock(&self) {
+        if let Some(fd) = &self.fd
+            && self.is_orphaned()
+            && has_locks(fd.raw())
+            && self
+                .terms
+                .since
+                .is_some_and(|since| !is_open_elsewhere(self.id, since))
+        {
+            adit_pool::unlock_description(fd.as_fd());
+        }
     }
 
     /// Whether the file's last name is gone.

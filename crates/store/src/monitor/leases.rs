@@ -104,8 +104,11 @@ pub(super) struct Leases {
     recovering: bool,
     /// A worker looks whether a pool can be opened anew.
     trying: bool,
-    /// To be taken over, when their pools can be opened.
-    postponed: Vec<(Listed, LeaseRecord)>,
+    /// To be taken over and to be adopted, when their pools can be opened.
+    postponed: Vec<Left>,
+    strays: Vec<Stray>,
+    /// A worker looks whether they can.
+    asking: bool,
     breaks: usize,
     ending: bool,
 }
@@ -126,6 +129,22 @@ impl Owner {
     }
 }
 
+/// A lease that a dead monitor has left.
+struct Left {
+    /// In front of what it names, which is closed later.
+    _listed: Listed,
+    record: LeaseRecord,
+    fd: Fd,
+    owner: Arc<Owner>,
+}
+
+impl Left {
+    fn id(&self) -> Option<(u64, u64)> {
+        let stat = rustix::fs::fstat(self.fd.as_fd()).ok()?;
+        Some((stat.st_dev, stat.st_ino))
+    }
+}
+
 struct Entry {
     /// In front of what it names, which is closed later.
     _listed: Listed,
@@ -135,6 +154,8 @@ struct Entry {
     breaking: bool,
     again_at: Option<Instant>,
     dead_since: Option<Instant>,
+    /// A dead program's, that could not be taken away since then.
+    failing_since: Option<Instant>,
 }
 
 /// What workers report.
@@ -151,6 +172,8 @@ enum Report {
     Recovered,
     /// Whether a pool that this process lost can be opened anew.
     Tried(bool),
+    /// Pools that can be opened, of leases that wait for that.
+    Openable(Vec<PathBuf>),
     /// Nothing to be done.
     Nothing,
 }
@@ -201,6 +224,8 @@ impl Leases {
             recovering: false,
             trying: false,
             postponed: Vec::new(),
+            strays: Vec::new(),
+            asking: false,
             breaks: 0,
             ending: false,
         })
@@ -208,7 +233,7 @@ impl Leases {
 
     pub(super) fn is_empty(&self) -> bool {
         let recovered = self.bereft.is_empty() && !self.recovery_due && !self.recovering;
-        self.held.is_empty() && self.postponed.is_empty() && recovered && !self.adopting
+        self.held.is_empty() && !self.waits_for_pools() && recovered && !self.adopting
     }
 
     /// A process died that may have staged files under another monitor.
@@ -221,13 +246,18 @@ impl Leases {
         self.ending
     }
 
+    /// Whether there are leases whose pools cannot be opened yet.
+    fn waits_for_pools(&self) -> bool {
+        !self.postponed.is_empty() || !self.strays.is_empty()
+    }
+
     fn look_after(&self) -> Duration {
         AGE.min(self.publish_after)
     }
 
     /// How long until the next [`tick`](Self::tick), unless something becomes readable.
     pub(super) fn interval(&self) -> Duration {
-        let idle = self.held.is_empty() && self.postponed.is_empty();
+        let idle = self.held.is_empty() && !self.waits_for_pools();
         match (idle, self.pools.is_empty()) {
             (false, _) if self.held.values().any(|entry| entry.again_at.is_some()) => AGAIN,
             (false, _) => self.look_after().saturating_sub(self.looked_at.elapsed()),
@@ -266,11 +296,11 @@ impl Leases {
         self.clear_seats();
         if due {
             self.looked_at = now;
-            if !self.held.is_empty() || !self.postponed.is_empty() {
+            if !self.held.is_empty() || self.waits_for_pools() {
                 self.standby.ensure(&self.records);
             }
             self.give_way(now);
-            self.take_over_postponed(now);
+            self.ask_for_pools(now);
             self.publish_aged(now);
             self.close_idle_pools(now);
         }
@@ -286,9 +316,8 @@ impl Leases {
         if let Some(lost) = used.find(|pool| !pool.is_sound()) {
             let path = lost.path.clone();
             self.trying = true;
-            self.workers.start(Haste::Whenever, move || {
-                Report::Tried(OpenPool::open(&path).map(OpenPool::close).is_ok())
-            });
+            self.workers
+                .start(Haste::Whenever, move || Report::Tried(can_be_opened(&path)));
         }
     }
 
@@ -302,8 +331,12 @@ impl Leases {
                         self.is_bereft(&dead.held.pool);
                     }
                 } else if let Some(entry) = self.held.get_mut(&number) {
+                    let now = Instant::now();
                     entry.breaking = false;
-                    entry.again_at = Some(Instant::now() + AGAIN);
+                    entry.again_at = Some(now + AGAIN);
+                    if entry.dead_since.is_some() {
+                        entry.failing_since.get_or_insert(now);
+                    }
                 }
             }
             Report::Aged(Aged { left, ended, lost }) => {
@@ -339,6 +372,7 @@ impl Leases {
                 self.look_at_all();
             }
             Report::Recovered => self.recovering = false,
+            Report::Openable(pools) => self.go_on_with(&pools),
             Report::Tried(opens) => {
                 self.trying = false;
                 if opens && !self.ending {
@@ -451,7 +485,7 @@ impl Leases {
                 continue;
             }
             if entry
-                .dead_since
+                .failing_since
                 .is_some_and(|since| now.duration_since(since) > LONGEST_TRY)
             {
                 given_up.push(*number);
@@ -616,6 +650,7 @@ impl Leases {
             breaking: false,
             again_at: None,
             dead_since: None,
+            failing_since: None,
         };
         self.held.insert(number, entry);
     }
@@ -628,25 +663,72 @@ impl Leases {
             // Far from what its programs may still remember of leases that it had given later.
             self.next = last.number.wrapping_add(1 << 32);
         }
-        for (listed, lease) in found {
-            self.take_one_over(listed, lease);
+        let mut closed = Vec::new();
+        for (listed, record) in found {
+            // SAFETY: a record names a descriptor of its own, which was left open for us.
+            let fd = unsafe { Fd::inherited(record.fd) };
+            // It is other records', too, so it is kept whatever becomes of the lease.
+            match (fd, self.owner_of(&record)) {
+                (Some(fd), Some(owner)) => {
+                    let left = Left {
+                        _listed: listed,
+                        record,
+                        fd,
+                        owner,
+                    };
+                    self.take_one_over(left, &mut closed);
+                }
+                (fd, _) => {
+                    drop(listed);
+                    drop(fd);
+                }
+            }
         }
         self.look_at_all();
     }
 
-    /// Tries again what could not be taken over, because there was no room to attach to its pool, say.
-    fn take_over_postponed(&mut self, now: Instant) {
-        let postponed = core::mem::take(&mut self.postponed);
-        if now.duration_since(self.since) < LONGEST_TRY {
-            for (listed, lease) in postponed {
-                self.take_one_over(listed, lease);
-            }
-        } else {
-            // Closed, or they would be held for ever.
-            // SAFETY: a record names a descriptor of its own, which was left open for us.
-            postponed
-                .iter()
-                .for_each(|(_, lease)| drop(unsafe { Fd::inherited(lease.fd) }));
+    /// Looks which pools can be opened by now, of leases that wait for that: there was no room to attach to them, say.
+    fn ask_for_pools(&mut self, now: Instant) {
+        if !self.waits_for_pools() || self.asking {
+            return;
+        }
+        if now.duration_since(self.since) >= LONGEST_TRY {
+            // Who opens their files would be kept waiting for ever.
+            self.postponed.clear();
+            self.strays.clear();
+            self.recovery_due = true;
+            return;
+        }
+        let of_left = self.postponed.iter().map(|left| &left.record.pool);
+        let all = of_left.chain(self.strays.iter().map(|stray| &stray.pool));
+        let mut paths: Vec<PathBuf> = all.cloned().collect();
+        paths.sort_unstable();
+        paths.dedup();
+        self.asking = true;
+        self.workers.start(Haste::Whenever, move || {
+            paths.retain(|path| can_be_opened(path));
+            Report::Openable(paths)
+        });
+    }
+
+    /// Goes on with what waited for these pools.
+    fn go_on_with(&mut self, pools: &[PathBuf]) {
+        self.asking = false;
+        let mut closed = Vec::new();
+        let here = |path: &PathBuf| pools.contains(path);
+        let postponed: Vec<Left> = self
+            .postponed
+            .extract_if(.., |left| here(&left.record.pool))
+            .collect();
+        for left in postponed {
+            self.take_one_over(left, &mut closed);
+        }
+        let strays: Vec<Stray> = self
+            .strays
+            .extract_if(.., |stray| here(&stray.pool))
+            .collect();
+        for stray in strays {
+            self.adopt_one(stray);
         }
     }
 
@@ -676,8 +758,13 @@ impl Leases {
         if self.ending || self.held.values().any(|entry| entry.held.id == id) {
             return;
         }
-        let Ok(pool) = self.pool(&stray.pool) else {
-            return;
+        let pool = match self.pool(&stray.pool) {
+            Err(Refused::Pool(errno)) if errno != Errno::NOENT => {
+                self.strays.push(stray);
+                return;
+            }
+            Err(_) => return,
+            Ok(pool) => pool,
         };
         let owner = self.owner_with(Some(stray.pid), || Ok(stray.life));
         // What the program said is forgotten. This publishes too little of a living one, never too much;
@@ -699,41 +786,48 @@ impl Leases {
         }
     }
 
-    fn take_one_over(&mut self, listed: Listed, lease: LeaseRecord) {
-        let pool = match self.pool(&lease.pool) {
-            // The descriptor stays what it is, and with it the lease.
+    /// Goes on with a lease, or keeps it until its pool can be opened. Nobody asks twice for those that are `closed`.
+    fn take_one_over(&mut self, left: Left, closed: &mut Vec<PathBuf>) {
+        let path = &left.record.pool;
+        let opened = if closed.contains(path) {
+            Err(Refused::Pool(Errno::AGAIN))
+        } else {
+            self.pool(path)
+        };
+        let pool = match opened {
             Err(Refused::Pool(errno)) if errno != Errno::NOENT => {
-                self.postponed.push((listed, lease));
+                closed.push(path.clone());
+                self.postponed.push(left);
                 return;
             }
             pool => pool.ok(),
         };
-        // SAFETY: a record names a descriptor of its own, which was left open for us.
-        let Some(fd) = (unsafe { Fd::inherited(lease.fd) }) else {
+        let (Some(id), Some(pool), Some(mode)) = (left.id(), pool, mode_of(left.record.mode))
+        else {
             return;
-        };
-        let Some(owner) = self.owner_of(&lease) else {
-            return;
-        };
-        let id = match rustix::fs::fstat(fd.as_fd()) {
-            Ok(stat) => (stat.st_dev, stat.st_ino),
-            Err(_) => return,
         };
         if self.held.values().any(|entry| entry.held.id == id) {
             return;
         }
-        let (Some(mode), Some(pool)) = (mode_of(lease.mode), pool) else {
-            return;
-        };
+        let Left {
+            _listed: listed,
+            record,
+            fd,
+            owner,
+        } = left;
         let terms = Terms {
-            file: FileRef::from_id(lease.file),
-            slot: lease.slot,
+            file: FileRef::from_id(record.file),
+            slot: record.slot,
             mode,
-            restore_append: lease.restore_append,
+            restore_append: record.restore_append,
             since: owner.since,
         };
         if let Ok(held) = Held::take_over(fd, pool, terms, id, self.signals.owner()) {
-            self.insert(lease.number, listed, held, owner);
+            // While it waited its program may have died, and been forgotten.
+            if !self.owners.iter().any(|known| Arc::ptr_eq(known, &owner)) {
+                self.owners.push(Arc::clone(&owner));
+            }
+            self.insert(record.number, listed, held, owner);
         }
     }
 
@@ -766,9 +860,23 @@ impl Leases {
                 entry.held.answer_when_released(connection);
             }
             None => {
-                wire::answer(&connection, &Refused::NotUnderstood.answer());
+                let answer = match self.postponed_of(owner, ino) {
+                    // It has published the file itself, so nothing waits for the pool any more.
+                    Some(nth) => {
+                        let left = self.postponed.swap_remove(nth);
+                        lease::give_up(left.fd.as_fd());
+                        Answer::yes()
+                    }
+                    None => Refused::NotUnderstood.answer(),
+                };
+                wire::answer(&connection, &answer);
             }
         }
+    }
+
+    fn postponed_of(&self, owner: Option<i32>, ino: u64) -> Option<usize> {
+        let its = |left: &Left| left.owner.pid == owner && left.id().is_some_and(|id| id.1 == ino);
+        self.postponed.iter().position(its)
     }
 
     /// A lease of a program on a file whose staging is over. It has given us no number for one that was
@@ -787,7 +895,13 @@ impl Leases {
         let same = |entry: &&Entry| entry.held.id == id && entry.held.is_leased();
         let found = self.held.values().find(same);
         let Some(held) = found.map(|entry| Arc::clone(&entry.held)) else {
-            wire::answer(&connection, &Answer::yes());
+            let waits = self.postponed.iter().any(|left| left.id() == Some(id));
+            let answer = if waits {
+                Refused::Pool(Errno::AGAIN).answer()
+            } else {
+                Answer::yes()
+            };
+            wire::answer(&connection, &answer);
             return;
         };
         self.workers.start(Haste::Awaited, move || {
@@ -809,6 +923,7 @@ impl Leases {
         let known = self.pools.iter_mut().find(|(pool, _)| pool.path == path);
         if let Some((pool, used_at)) = known
             && pool.is_current()
+            && pool.is_sound()
         {
             *used_at = Instant::now();
             return Ok(Arc::clone(pool));
@@ -838,6 +953,10 @@ impl Leases {
         self.owners.push(Arc::clone(&owner));
         Ok(owner)
     }
+}
+
+fn can_be_opened(pool: &Path) -> bool {
+    OpenPool::open(pool).map(OpenPool::close).is_ok()
 }
 
 /// A process of another namespace has no number here and gets an owner per file.

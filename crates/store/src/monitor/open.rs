@@ -110,6 +110,12 @@ fn only_leads_there(thread: &str, number: &CStr) -> bool {
     flags.is_some_and(|flags| flags & OFlags::PATH.bits() != 0)
 }
 
+/// Whether a description of this process has locks that end with it: the kernel tells of a descriptor.
+pub(super) fn has_locks(fd: i32) -> bool {
+    let info = start_of(&format!("/proc/self/fdinfo/{fd}"));
+    info.is_none_or(|info| info.contains("FLOCK") || info.contains("OFDLCK"))
+}
+
 /// Whether a process is of another user for certain. Of a directory of `/proc` that cannot be read, the owner can be.
 fn is_of_another_user(pid: i32) -> bool {
     let own = rustix::process::geteuid().as_raw();
