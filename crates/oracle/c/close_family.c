@@ -1,6 +1,28 @@
 // Closing, in all the ways, and reusing the numbers.
 #include "t.h"
 #include <linux/close_range.h>
+#include <pthread.h>
+
+// From the first call on the thread has a table of its own.
+static void *unshares(void *fd) {
+  R(close_range(*(int *)fd + 1, ~0u, CLOSE_RANGE_UNSHARE));
+  R(close(*(int *)fd));
+  return NULL;
+}
+static void in_a_thread(void) {
+  char buf[100];
+  pthread_t thread;
+  int fd = warm_file("c", O_RDWR);
+  R(lseek(fd, 0, SEEK_SET));
+  R(read(fd, buf, 100));
+  pthread_create(&thread, NULL, unshares, &fd);
+  pthread_join(thread, NULL);
+  R(lseek(fd, 0, SEEK_CUR));
+  R(read(fd, buf, 10));
+  R(write(fd, "after", 5));
+  R(close(fd));
+  outsider("c");
+}
 int main(void) {
   int a = warm_file("a", O_RDWR);
   make("b", SIZE);
@@ -70,6 +92,7 @@ int main(void) {
   R(close(-1));
   R(close(1 << 20));
   R(close(2000000000));
+  in_a_thread();
   outsider("a");
   outsider("b");
   return 0;

@@ -1,5 +1,6 @@
 // Other processes get the descriptors: by fork, vfork, spawn and every exec.
 #include "t.h"
+#include <gnu/libc-version.h>
 #include <pty.h>
 #include <sched.h>
 #include <spawn.h>
@@ -146,6 +147,25 @@ int main(int argc, char **argv) {
   close(other);
   after("vfork and exit");
 
+  // A child of the child, on the same memory; afterwards the first goes on.
+  fresh();
+  fflush(stdout);
+  other = warm_file("vfork-twice", O_RDWR);
+  read(other, c, 4);
+  pid = vfork();
+  if (pid == 0) {
+    if (vfork() == 0) _exit(3);
+    dup2(a, other);
+    _exit(6);
+  }
+  ended(pid);
+  R(write(other, "its own", 7));
+  R(lseek(other, 0, SEEK_CUR));
+  next(other, "other after two");
+  close(other);
+  outsider("vfork-twice");
+  after("vfork twice");
+
   fresh();
   fflush(stdout);
   R(execl("/missing", "missing", (char *)NULL));
@@ -165,6 +185,24 @@ int main(int argc, char **argv) {
     printf("spawn %d\n", e);
     ended(pid);
     after("spawn");
+  }
+  // Libraries before 2.39 do not have them, and under Adit they are there all the same.
+  int new_enough = strverscmp(gnu_get_libc_version(), "2.39") >= 0;
+  for (int p = 0; p < 2 && new_enough; p++) {
+    int (*spawn)(int *, const char *, const void *, const void *, char *const *, char *const *) =
+        p ? dlsym(RTLD_DEFAULT, "pidfd_spawnp") : dlsym(RTLD_DEFAULT, "pidfd_spawn");
+    fresh();
+    posix_spawn_file_actions_t act;
+    posix_spawn_file_actions_init(&act);
+    posix_spawn_file_actions_adddup2(&act, a, 0);
+    char *spawned[] = {"spawn", "next", "0", NULL};
+    fflush(stdout);
+    int handle = -1, e = spawn(&handle, self, &act, NULL, spawned, environ);
+    printf("spawn %d\n", e);
+    siginfo_t info;
+    if (e == 0) R(waitid(P_PIDFD, (id_t)handle, &info, WEXITED));
+    close(handle);
+    after("spawn for a handle");
   }
   printf("spawn missing %d\n", posix_spawn(&pid, "/missing", NULL, NULL, args, environ));
 

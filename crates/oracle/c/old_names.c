@@ -6,6 +6,9 @@ ssize_t __pread64(int, void *, size_t, off64_t), __pwrite64(int, const void *, s
 off_t __lseek(int, off_t, int);
 int __open(const char *, int, ...), __open64(const char *, int, ...), __close(int), __dup2(int, int);
 int __fcntl(int, int, ...), __pipe(int *);
+off64_t old_llseek(int, off64_t, int);
+__asm__(".symver old_llseek, llseek@GLIBC_2.2.5");
+int __xmknod(int, const char *, mode_t, dev_t *), __xmknodat(int, int, const char *, mode_t, dev_t *);
 pid_t __fork(void), __vfork(void);
 int __clone(int (*)(void *), void *, int, void *, ...);
 
@@ -26,6 +29,8 @@ int main(void) {
   R(__lseek(a, 0, SEEK_CUR));
   R(__read(a, buf, 5));
   R(lseek(a, 0, SEEK_CUR));
+  R(old_llseek(a, -2, SEEK_CUR));
+  R(old_llseek(a, 2, SEEK_CUR));
   R(write(a, "-one-", 5));
   R(__read(a, buf, 3));
   R(__pwrite64(a, "-two-", 5, 100));
@@ -83,6 +88,14 @@ int main(void) {
   IS(RAW(openat, AT_FDCWD, "g", O_RDWR, 0) == a);
   R(pread(a, buf, 20, 0));
   printf("%.7s\n", buf);
+  R(close(a));
+  dev_t none = 0;
+  R(__xmknod(0, "made", S_IFREG | 0600, &none));
+  R(__xmknod(0, "made", S_IFREG | 0600, &none));
+  R(__xmknodat(0, AT_FDCWD, "made at", S_IFREG | 0600, &none));
+  R(a = open("made", O_RDWR));
+  R(write(a, "made", 4));
+  R(__xmknodat(0, AT_FDCWD, "made", S_IFIFO | 0600, &none));
   R(close(a));
   R(__pipe(ends));
   R(__write(ends[1], "pipe", 4));

@@ -35,6 +35,9 @@ int main(void) {
   t[1] = (struct timespec){7000, 7};
   store();
   R(futimens(a, t));
+  store();
+  R(utimensat(a, "", t, AT_EMPTY_PATH));
+  show("by an empty path");
   // A late correction must not overtake it.
   usleep(1300000);
   show("a second later");

@@ -33,6 +33,16 @@ static int by_setup(void) {
   for (unsigned i = 0; e == 0 && i < params.sq_entries; i++) ring.sq.array[i] = i;
   return e;
 }
+// liburing has it since 2.5; with one that has it not, Adit's stands there all the same.
+static int by_mem(void) {
+  _Bool (*too_old)(int, int) = dlsym(RTLD_DEFAULT, "io_uring_check_version");
+  if (!too_old || too_old(2, 5)) return by_params();
+  int (*set_up)(unsigned, struct io_uring *, struct io_uring_params *, void *, size_t) =
+      dlsym(RTLD_DEFAULT, "io_uring_queue_init_mem");
+  struct io_uring_params params = {0};
+  void *memory = mmap(NULL, 1 << 21, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  return set_up(8, &ring, &params, memory, 1 << 21);
+}
 // The first ring of a process.
 static void first(const char *what, int (*set_up)(void)) {
   fflush(stdout);
@@ -57,10 +67,33 @@ static void first(const char *what, int (*set_up)(void)) {
   ended(pid);
   outsider(what);
 }
+// A ring that a child has from its parent: the descriptors are the child's.
+static void inherited(void) {
+  fflush(stdout);
+  pid_t pid = fork();
+  if (pid == 0) {
+    static char buf[100];
+    int fd = open("inherited", O_RDWR | O_CREAT | O_TRUNC, 0600);
+    for (int i = 0; i < 40; i++) write(fd, "0123456789", 10);
+    struct io_uring_sqe *s = io_uring_get_sqe(&ring);
+    io_uring_prep_read(s, fd, buf, 100, 250);
+    R(go());
+    printf("%.20s\n", buf);
+    s = io_uring_get_sqe(&ring);
+    io_uring_prep_write(s, fd, "by the ring", 11, 200);
+    R(go());
+    R(pwrite(fd, "by hand", 7, 220));
+    R(close(fd));
+    _exit(0);
+  }
+  ended(pid);
+  outsider("inherited");
+}
 int main(void) {
   first("params", by_params);
   first("mapping", by_mapping);
   first("setup", by_setup);
+  first("mem", by_mem);
   int a = warm_file("a", O_RDWR);
   static char buf[20000];
   R(read(a, buf, 1000));
@@ -107,6 +140,7 @@ int main(void) {
   IS(d == c);
   R(pread(d, buf, 5, 50000));
   printf("%.5s\n", buf);
+  inherited();
   io_uring_queue_exit(&ring);
   outsider("a"), outsider("b");
   return 0;

@@ -174,7 +174,10 @@ fn undefined(
         let name = stem(source);
         let object = objects.join(format!("{name}.o"));
         let said = said(Command::new("nm").arg("-u").arg(object));
-        let names = said.lines().filter_map(|l| l.split_whitespace().last());
+        // An old program's name has a version behind it.
+        let names = said
+            .lines()
+            .filter_map(|l| l.split_whitespace().last()?.split('@').next());
         undefined.insert(name, names.map(str::to_string).collect());
     }
     common::remove(&objects);

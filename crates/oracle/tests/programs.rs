@@ -88,7 +88,7 @@ programs! {
     truncate_family sync_family stat_family stdio_family stdio_names stdio_random stdio_errors stdio_threads iostreams mmap_family copy_family fork_exec names
     lock_family aio_family uring passing times_family exit_family signals blocked interrupted jumps
     cancel identity limits many_files sparse syscall2 notified text_busy directories foreign threads
-    plain full old_names reused_numbers after_writes libaio by_other_doors
+    plain full old_names privileges reused_numbers after_writes libaio by_other_doors
 }
 
 #[test]

@@ -515,7 +515,12 @@ pub(crate) fn put_down(fd: c_int) {
 
 /// Before `close_range(first, last, flags)`.
 pub(crate) extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) {
+    const CLOSE_RANGE_UNSHARE: c_int = 2;
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    // Two threads' descriptors are not the same from here on, and one table cannot tell them apart.
+    if flags & CLOSE_RANGE_UNSHARE != 0 && !init::single_threaded() && !process::in_vfork_child() {
+        release_all();
+    }
     if flags & CLOSE_RANGE_CLOEXEC == 0 && !process::in_vfork_child() {
         fds::all()
             .filter(|&fd| (first..=last).contains(&(fd as c_uint)))

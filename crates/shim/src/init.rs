@@ -188,7 +188,7 @@ extern "C" fn start() {
     let appends = variable(c"ADIT_APPENDS").filter(|_| mode.is_none());
     let appends = appends.and_then(|name| Appends::named(name.to_bytes()));
     alloc::register_fork_handlers();
-    process::register_fork_handler();
+    process::register_fork_handlers();
     stdio::configure(mode.is_some(), number(c"ADIT_STDIO"));
     if mode.is_some() || appends.is_some() {
         let required = mode.is_some() && variable(c"ADIT_REQUIRE").is_some_and(|it| it == c"1");

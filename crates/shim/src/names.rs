@@ -558,6 +558,8 @@ changes! {
     change: mkdirat(dir: c_int, path: Path, mode: libc::mode_t) [Name(dir, path)];
     change: mknod(path: Path, mode: libc::mode_t, device: libc::dev_t) [Name::here(path)];
     change: mknodat(dir: c_int, path: Path, mode: libc::mode_t, device: libc::dev_t) [Name(dir, path)];
+    change: __xmknod(version: c_int, path: Path, mode: libc::mode_t, device: *const libc::dev_t) [Name::here(path)];
+    change: __xmknodat(version: c_int, dir: c_int, path: Path, mode: libc::mode_t, device: *const libc::dev_t) [Name(dir, path)];
     change: mkfifo(path: Path, mode: libc::mode_t) [Name::here(path)];
     change: mkfifoat(dir: c_int, path: Path, mode: libc::mode_t) [Name(dir, path)];
     change: symlink(target: Path, path: Path) [Name::here(path)];
@@ -606,9 +608,74 @@ pub(crate) extern "C" fn mkdtemp(template: *mut c_char) -> *mut c_char {
     }
 }
 
-/// Before `chmod`, `chown` and their kind.
+/// Before `chown` and its kind.
 pub(crate) extern "C" fn before_permissions(path: Path) {
     put_down(libc::AT_FDCWD, path, 0);
+}
+
+/// What of a file's mode the kernel takes away when somebody writes to it.
+const GIVES_RIGHTS: libc::mode_t = libc::S_ISUID | libc::S_ISGID;
+
+/// Leaves the file of this name to the kernel where stores serve it: no store takes rights away that it gives.
+fn leave_to_the_kernel(dir: c_int, path: Path, flags: c_int) {
+    let mut stat = MaybeUninit::<libc::stat>::zeroed();
+    let at = stat.as_mut_ptr() as usize;
+    let asked = sys::newfstatat(dir as usize, path as usize, at, flags as usize);
+    if process::in_vfork_child() || asked.is_err() {
+        return;
+    }
+    // SAFETY: all zero is a valid stat, and the kernel has filled it.
+    let stat = unsafe { stat.assume_init() };
+    for fd in fds::all() {
+        let is_it = |other: libc::stat| (other.st_dev, other.st_ino) == (stat.st_dev, stat.st_ino);
+        if fds::promoted(fd).is_some_and(|ofd| ofd.writer().is_none())
+            && descriptors::regular_file(fd).is_some_and(is_it)
+        {
+            let _ = descriptors::release(fd);
+        }
+    }
+}
+
+/// Before `chmod`.
+pub(crate) extern "C" fn before_chmod(path: Path, mode: libc::mode_t) {
+    put_down(libc::AT_FDCWD, path, 0);
+    if mode & GIVES_RIGHTS != 0 {
+        leave_to_the_kernel(libc::AT_FDCWD, path, 0);
+    }
+}
+
+/// Before `fchmodat`.
+pub(crate) extern "C" fn before_fchmodat(dir: c_int, path: Path, mode: libc::mode_t) {
+    put_down(dir, path, libc::AT_EMPTY_PATH);
+    if mode & GIVES_RIGHTS != 0 {
+        leave_to_the_kernel(dir, path, libc::AT_EMPTY_PATH);
+    }
+}
+
+/// Before `fchmod`.
+pub(crate) extern "C" fn before_fchmod(fd: c_int, mode: libc::mode_t) {
+    descriptors::put_down(fd);
+    if mode & GIVES_RIGHTS != 0 {
+        leave_to_the_kernel(fd, c"".as_ptr(), libc::AT_EMPTY_PATH);
+    }
+}
+
+/// Before `setxattr`: capabilities and access lists are attributes.
+pub(crate) extern "C" fn before_attribute(path: Path) {
+    put_down(libc::AT_FDCWD, path, 0);
+    leave_to_the_kernel(libc::AT_FDCWD, path, 0);
+}
+
+/// Before `lsetxattr`.
+pub(crate) extern "C" fn before_attribute_of_link(path: Path) {
+    put_down(libc::AT_FDCWD, path, libc::AT_SYMLINK_NOFOLLOW);
+    leave_to_the_kernel(libc::AT_FDCWD, path, libc::AT_SYMLINK_NOFOLLOW);
+}
+
+/// Before `fsetxattr`.
+pub(crate) extern "C" fn before_attribute_of(fd: c_int) {
+    descriptors::put_down(fd);
+    leave_to_the_kernel(fd, c"".as_ptr(), libc::AT_EMPTY_PATH);
 }
 
 /// As [`before_permissions`], of the link itself.
@@ -616,12 +683,12 @@ pub(crate) extern "C" fn before_permissions_of_link(path: Path) {
     put_down(libc::AT_FDCWD, path, libc::AT_SYMLINK_NOFOLLOW);
 }
 
-/// As [`before_permissions`], for `fchmodat` and `fchownat`.
+/// As [`before_permissions`], for `fchownat`.
 pub(crate) extern "C" fn before_permissions_at(dir: c_int, path: Path) {
     put_down(dir, path, libc::AT_EMPTY_PATH);
 }
 
-/// As [`before_permissions`], for `fchmod` and `fchown`.
+/// As [`before_permissions`], for `fchown`.
 pub(crate) extern "C" fn before_permissions_of(fd: c_int) {
     descriptors::put_down(fd);
 }

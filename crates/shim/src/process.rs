@@ -19,6 +19,7 @@ use crate::fds::{self, Kind};
 use crate::real::call_real;
 use crate::strangers::{self, Named};
 use crate::{alloc, appends, children, descriptors, init, ofd, signal, stage, sys, table, times};
+use adit_pmem::brief;
 use adit_pmem::copy::guarded_copy;
 use core::arch::naked_asm;
 use core::ffi::{c_char, c_int, c_long, c_uint};
@@ -188,7 +189,14 @@ pub(crate) extern "C" fn fork() -> c_int {
 pub(crate) extern "C" fn fork_raw() -> c_int {
     // SAFETY: libc's own function.
     let create = || unsafe { call_real!(table::_Fork, unsafe extern "C" fn() -> c_int)() };
-    fork_by(|| alloc::around_fork(create))
+    fork_by(|| {
+        brief::before_fork();
+        let child = alloc::around_fork(create);
+        if child != 0 {
+            brief::after_fork();
+        }
+        child
+    })
 }
 
 fn fork_by(create: impl FnOnce() -> c_int) -> c_int {
@@ -228,15 +236,22 @@ fn fork_by(create: impl FnOnce() -> c_int) -> c_int {
 /// Set in a child whose handlers have run.
 static RENEWED: AtomicBool = AtomicBool::new(false);
 
-/// Has children know that they are some before the program's own handlers run in them: these may write. For the
-/// library's constructor.
-pub(crate) fn register_fork_handler() {
+/// Has forks wait for what is open for a moment, and children know that they are some before the program's own handlers
+/// run in them: these may write. For the library's constructor, after the heap's own handlers: who has something open
+/// may need the heap.
+pub(crate) fn register_fork_handlers() {
+    extern "C" fn before() {
+        brief::before_fork();
+    }
+    extern "C" fn in_parent() {
+        brief::after_fork();
+    }
     extern "C" fn in_child() {
         in_new_process();
         RENEWED.store(true, Ordering::SeqCst);
     }
-    // SAFETY: the handler lives as long as the library.
-    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    // SAFETY: the handlers live as long as the library.
+    unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
 }
 
 /// Shares every description, then creates a process. Meanwhile no other thread stages anything, which
@@ -278,6 +293,8 @@ macro_rules! spawns {
 spawns! {
     posix_spawn Named::Path;
     posix_spawnp Named::Searched;
+    pidfd_spawn Named::Path;
+    pidfd_spawnp Named::Searched;
 }
 
 /// `popen`.
@@ -322,8 +339,9 @@ fn in_new_process() {
 fn renew() {
     children::in_new_process();
     if VFORKS.swap(0, Ordering::SeqCst) != 0 {
-        for slot in &VFORKING {
+        for (slot, nested) in VFORKING.iter().zip(&NESTED) {
             slot.store(0, Ordering::SeqCst);
+            nested.store(0, Ordering::SeqCst);
         }
     }
     init::REGISTRY.after_fork_child();
@@ -335,8 +353,9 @@ fn renew() {
         }
     });
     ofd::each_promoted(|_, ofd| ofd.in_new_process());
-    FOR_GOOD.store(false, Ordering::SeqCst);
-    SHARING.store(0, Ordering::SeqCst);
+    brief::in_child();
+    // A ring that was made before the fork is the child's, too.
+    SHARING.store(u32::from(shares_for_good()), Ordering::SeqCst);
 }
 
 /// Before `clone(function, stack, flags, …)`. Threads share everything as before; a new process
@@ -357,6 +376,8 @@ pub(crate) extern "C" fn before_clone(_function: usize, _stack: usize, flags: c_
 /// Threads whose `vfork` child is running, by thread pointer; zero is free.
 static VFORKING: [AtomicUsize; VFORKS_AT_A_TIME] =
     [const { AtomicUsize::new(0) }; VFORKS_AT_A_TIME];
+/// Children of these that run on the same memory, and theirs.
+static NESTED: [AtomicU32; VFORKS_AT_A_TIME] = [const { AtomicU32::new(0) }; VFORKS_AT_A_TIME];
 /// With more at a time nothing stays promoted, see [`before_vfork`].
 pub(crate) const VFORKS_AT_A_TIME: usize = 64;
 static VFORKS: AtomicU32 = AtomicU32::new(0);
@@ -387,7 +408,8 @@ pub(crate) fn vfork_slot() -> Option<usize> {
 /// slot left, nothing stays promoted, so the child finds nothing it could change. Until the child has
 /// executed or exited, no other thread stages anything.
 extern "C" fn before_vfork() -> c_int {
-    if in_vfork_child() {
+    if let Some(nth) = vfork_slot() {
+        NESTED[nth].fetch_add(1, Ordering::SeqCst);
         return 0;
     }
     SHARING.fetch_add(1, Ordering::SeqCst);
@@ -414,9 +436,13 @@ extern "C" fn before_vfork() -> c_int {
 extern "C" fn after_vfork(result: c_long) -> c_int {
     if let Some(nth) = vfork_slot() {
         strangers::child_is_gone(nth);
-        VFORKING[nth].store(0, Ordering::SeqCst);
-        VFORKS.fetch_sub(1, Ordering::SeqCst);
-        SHARING.fetch_sub(1, Ordering::SeqCst);
+        let less = |nested: u32| nested.checked_sub(1);
+        let inner = NESTED[nth].fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+        if inner.is_err() {
+            VFORKING[nth].store(0, Ordering::SeqCst);
+            VFORKS.fetch_sub(1, Ordering::SeqCst);
+            SHARING.fetch_sub(1, Ordering::SeqCst);
+        }
     }
     if result < 0 {
         sys::set_errno(-result as i32);

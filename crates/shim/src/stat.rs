@@ -174,7 +174,7 @@ pub(crate) extern "C" fn before_times_at(dir: c_int, path: Path) {
     if path.is_null() {
         descriptors::put_down(dir);
     } else {
-        names::put_down(dir, path, 0);
+        names::put_down(dir, path, libc::AT_EMPTY_PATH);
     }
 }
 

@@ -173,7 +173,7 @@ macro_rules! stub {
         $a:literal, $b:literal, $c:literal) => {
         #[unsafe(naked)]
         $(#[$export])?
-        unsafe extern "C" fn $name() {
+        pub(crate) unsafe extern "C" fn $name() {
             core::arch::naked_asm!(
                 "/* {fileno} */",
                 $descriptor,

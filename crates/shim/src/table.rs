@@ -51,6 +51,7 @@ interpose! {
     served lseek (data::lseek);
     served lseek64 (data::lseek);
     served __lseek (data::lseek);
+    alias llseek (lseek64::lseek64);
 
     // The kernel uses the description's offset.
     asks_served lockf (descriptors::before_offset, descriptors::minus_one);
@@ -200,14 +201,19 @@ interpose! {
     watched mkdtemp (names::mkdtemp);
     watched mknod (names::mknod);
     watched mknodat (names::mknodat);
+    watched __xmknod (names::__xmknod);
+    watched __xmknodat (names::__xmknodat);
     watched mkfifo (names::mkfifo);
     watched mkfifoat (names::mkfifoat);
     watched symlink (names::symlink);
     watched symlinkat (names::symlinkat);
-    before_watched chmod (names::before_permissions);
+    before chmod (names::before_chmod);
     before_watched lchmod (names::before_permissions_of_link);
-    before_watched fchmod (names::before_permissions_of);
-    before_watched fchmodat (names::before_permissions_at);
+    before fchmod (names::before_fchmod);
+    before fchmodat (names::before_fchmodat);
+    before setxattr (names::before_attribute);
+    before lsetxattr (names::before_attribute_of_link);
+    before fsetxattr (names::before_attribute_of);
     before_watched chown (names::before_permissions);
     before_watched lchown (names::before_permissions_of_link);
     before_watched fchown (names::before_permissions_of);
@@ -244,6 +250,8 @@ interpose! {
     asks __clone (process::before_clone, descriptors::minus_one);
     replace posix_spawn (process::posix_spawn);
     replace posix_spawnp (process::posix_spawnp);
+    replace pidfd_spawn (process::pidfd_spawn);
+    replace pidfd_spawnp (process::pidfd_spawnp);
     asks system (process::before_program, descriptors::minus_one);
     replace popen (process::popen);
     alias _IO_popen (process::popen);
@@ -262,6 +270,7 @@ interpose! {
     asks sendmmsg (process::before_sendmmsg, descriptors::minus_one);
     asks io_uring_queue_init (process::before_sharing_for_good, process::minus_errno);
     asks io_uring_queue_init_params (process::before_sharing_for_good, process::minus_errno);
+    asks io_uring_queue_init_mem (process::before_sharing_for_good, process::minus_errno);
     asks io_uring_queue_mmap (process::before_sharing_for_good, process::minus_errno);
     asks io_uring_setup (process::before_sharing_for_good, process::minus_errno);
     before _exit (process::before_exit);

@@ -24,6 +24,8 @@ mod scratch;
 mod stopped;
 #[path = "staged/strangers.rs"]
 mod strangers;
+#[path = "staged/successors.rs"]
+mod successors;
 #[path = "staged/torn.rs"]
 mod torn;
 

@@ -214,7 +214,7 @@ fn a_monitor_that_comes_later_leaves_leases_to_one_that_lives() {
     group.kill();
 }
 
-fn may_look_into_others() -> bool {
+pub(super) fn may_look_into_others() -> bool {
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
     scope.map_or(true, |scope| scope.trim() == "0")
 }

@@ -15,14 +15,14 @@ const PATIENCE: Duration = Duration::from_millis(300);
 const NONBLOCK: i32 = 0o4000;
 
 /// The program at work.
-struct Ticks<'a> {
+pub(super) struct Ticks<'a> {
     place: &'a Place,
     child: Child,
     pid: String,
 }
 
 impl<'a> Ticks<'a> {
-    fn start(place: &'a Place, program: &Path, mode: &str) -> Self {
+    pub(super) fn start(place: &'a Place, program: &Path, mode: &str) -> Self {
         let _ = fs::remove_file(place.file());
         fs::write(place.dir.join("count"), [0; 4096]).expect("the count");
         let child = place
@@ -47,17 +47,17 @@ impl<'a> Ticks<'a> {
         ticks
     }
 
-    fn acknowledged(&self) -> usize {
+    pub(super) fn acknowledged(&self) -> usize {
         let bytes = fs::read(self.place.dir.join("count")).expect("the count");
         usize::from_le_bytes(bytes[..8].try_into().expect("eight bytes"))
     }
 
-    fn signal(&self, signal: &str) {
+    pub(super) fn signal(&self, signal: &str) {
         let status = Command::new("kill").args([signal, &self.pid]).status();
         assert!(status.expect("kill").success());
     }
 
-    fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.signal("-STOP");
         wait_for("the stop", || {
             let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid));
@@ -103,7 +103,7 @@ fn records(count: usize) -> Vec<u8> {
 
 /// All that was acknowledged, and perhaps the one after.
 #[track_caller]
-fn judge(found: &[u8], acknowledged: usize, most: usize, when: &str) {
+pub(super) fn judge(found: &[u8], acknowledged: usize, most: usize, when: &str) {
     let all = records(most);
     let least = records(acknowledged).len();
     assert!(
