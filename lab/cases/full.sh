@@ -52,6 +52,12 @@ wanted = (block * (acknowledged // len(block) + 1))[:acknowledged]
 sys.exit(data[:acknowledged] != wanted)
 EOF
 
+cat >later.py <<'EOF'
+import sys
+with open(sys.argv[1], "w") as later:
+    later.write("later")
+EOF
+
 # tried NAME COMMAND...: fills the file, goes on when the command has made room, and waits for all of it.
 tried() {
     local name=$1
@@ -76,7 +82,8 @@ left() {
     # Removed before it was published: nobody waits for it.
     rm mounted/file
     sync -f mounted
-    python3 -c 'open("mounted/later", "w").write("later")'
+    # The space comes back within a tenth of a second or two (docs/posix.md).
+    wait_until 5 python3 later.py mounted/later
     cat mounted/later
     echo
     rm "$name.said"

@@ -5,11 +5,16 @@
 //! what is open just then, and with it locks and the right to write; so a fork waits until nothing is
 //! ([`before_fork`]), and nothing is opened while it lasts. And where the program has closed a standard descriptor, ours
 //! would get its number, and what another thread says there would go into our file ([`above_standard`]).
+//!
+//! # Safety
+//!
+//! The one unsafe block names a descriptor by its number, to ask whether it is open.
+#![allow(unsafe_code)]
 
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use core::time::Duration;
 
-use rustix::fd::{AsRawFd as _, OwnedFd};
+use rustix::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::thread::gettid;
@@ -19,11 +24,10 @@ static OPEN: AtomicU32 = AtomicU32::new(0);
 /// The thread that forks, or zero, and how often it does: handlers that run in it may.
 static FORKING: AtomicI32 = AtomicI32::new(0);
 static FORKS: AtomicU32 = AtomicU32::new(0);
-/// Set when a standard descriptor was found to be closed.
-static LOW: AtomicBool = AtomicBool::new(false);
 
-/// How long a fork waits, and how often it looks. A child that keeps a descriptor is better than no child.
-const TRIES: u32 = 40_000;
+/// How often each waits for the other, and how long between: a tenth of a second or two. A fork may need what a thread
+/// has that waits for its end; a child that keeps a descriptor is better than a program that stands still.
+const TRIES: u32 = 1000;
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// While it lives no process is forked. Who has one opens no second.
@@ -33,7 +37,7 @@ pub struct Brief(());
 /// To be had before a descriptor is opened, and until it is closed.
 #[must_use]
 pub fn begin() -> Brief {
-    loop {
+    for _ in 0..TRIES {
         OPEN.fetch_add(1, Ordering::SeqCst);
         let forking = FORKING.load(Ordering::SeqCst);
         if forking == 0 || forking == gettid().as_raw_nonzero().get() {
@@ -42,6 +46,8 @@ pub fn begin() -> Brief {
         one_less();
         std::thread::sleep(PAUSE);
     }
+    OPEN.fetch_add(1, Ordering::SeqCst);
+    Brief(())
 }
 
 impl Drop for Brief {
@@ -59,11 +65,11 @@ fn one_less() {
 /// Before this process is copied: afterwards nothing is open until [`after_fork`].
 pub fn before_fork() {
     let me = gettid().as_raw_nonzero().get();
-    while let Err(other) = FORKING.compare_exchange(0, me, Ordering::SeqCst, Ordering::SeqCst) {
-        if other == me {
-            break;
+    for _ in 0..TRIES {
+        match FORKING.compare_exchange(0, me, Ordering::SeqCst, Ordering::SeqCst) {
+            Err(other) if other != me => std::thread::sleep(PAUSE),
+            _ => break,
         }
-        std::thread::sleep(PAUSE);
     }
     FORKS.fetch_add(1, Ordering::SeqCst);
     for _ in 0..TRIES {
@@ -91,11 +97,11 @@ pub fn in_child() {
     FORKING.store(0, Ordering::SeqCst);
 }
 
-/// What `open` opens, under a number that is none of the standard descriptors'. It may be called for the first time to
-/// see that one of them is free; from then on their numbers are taken meanwhile, by what can be neither read nor written.
+/// What `open` opens, under a number that is none of the standard descriptors'. Where one of these is free, what can be
+/// neither read nor written has it meanwhile.
 pub fn above_standard(open: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<OwnedFd, Errno> {
     let mut places: [Option<OwnedFd>; 3] = [None, None, None];
-    if LOW.load(Ordering::Relaxed) {
+    if (0..3).any(is_free) {
         for place in &mut places {
             let flags = OFlags::PATH | OFlags::CLOEXEC;
             let taken = rustix::fs::open(c"/", flags, Mode::empty())?;
@@ -109,6 +115,12 @@ pub fn above_standard(open: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<O
     if fd.as_raw_fd() > 2 {
         return Ok(fd);
     }
-    LOW.store(true, Ordering::Relaxed);
+    // Closed just now.
     rustix::io::fcntl_dupfd_cloexec(&fd, 3)
+}
+
+fn is_free(number: i32) -> bool {
+    // SAFETY: the number is only asked about; whoever closes it meanwhile changes the answer, and nothing else.
+    let fd = unsafe { BorrowedFd::borrow_raw(number) };
+    rustix::io::fcntl_getfd(fd) == Err(Errno::BADF)
 }

@@ -74,6 +74,8 @@ impl Purpose {
 
 /// Bytes zeroed at once in a chunk that becomes a log.
 const ZEROED_AT_ONCE: u64 = 64 << 10;
+/// How often a chunk is looked for by who had to give one back that another has to be left.
+const LEASE_TRIES: u32 = 8;
 
 /// A range of the pool, allocated and not yet part of any file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -417,6 +419,23 @@ impl<M: Medium> Pool<M> {
         logs: bool,
         hint: &AtomicU32,
     ) -> Result<u32> {
+        for _ in 0..LEASE_TRIES {
+            if let Some(chunk) = self.try_lease(purpose, owner, logs, hint)? {
+                return Ok(chunk);
+            }
+        }
+        let chunks = self.mapped_chunks()?;
+        Err(Error::Full { chunks })
+    }
+
+    /// Nothing, when several took the last ones at once, and each gave back what it had.
+    fn try_lease(
+        &self,
+        purpose: Purpose,
+        owner: u16,
+        logs: bool,
+        hint: &AtomicU32,
+    ) -> Result<Option<u32>> {
         let count = self.mapped_chunks()?;
         if !self.may_lease(purpose, count, logs)? {
             return Err(Error::Full { chunks: count });
@@ -450,14 +469,14 @@ impl<M: Medium> Pool<M> {
             // Several may have counted before any of them took one.
             if !self.are_free(count, purpose.leaves(usable, logs))? {
                 self.free_chunk(chunk, new)?;
-                return Err(Error::Full { chunks: count });
+                return Ok(None);
             }
             hint.store(chunk + 1, Ordering::Relaxed);
             if kind == ChunkKind::Log {
                 self.zero_chunk(chunk)?;
                 self.change_chunk(chunk, new, ChunkWord { kind, ..new })?;
             }
-            return Ok(chunk);
+            return Ok(Some(chunk));
         }
         Err(Error::Full { chunks: count })
     }

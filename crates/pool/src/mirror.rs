@@ -17,7 +17,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
-use adit_pmem::{MIRROR_TAIL, MappedMedium, Persistence};
+use adit_pmem::{MIRROR_TAIL, MappedMedium, Persistence, brief};
 use rustix::fd::{AsFd, AsRawFd as _, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -82,10 +82,12 @@ pub(crate) fn path_of(pool: impl AsFd) -> Result<PathBuf> {
 /// The mirror at `path`, if it belongs to this.
 pub(crate) fn find(path: &Path, belongs: &Belongs) -> Result<Option<OwnedFd>> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let opened = match rustix::fs::open(bytes(path), flags, Mode::empty()) {
+    let open =
+        |path: &Path| brief::above_standard(|| rustix::fs::open(bytes(path), flags, Mode::empty()));
+    let opened = match open(path) {
         // Whatever somebody else may have put there, where all may make files, is no mirror of ours.
         Err(Errno::LOOP) => in_memory(path)
-            .and_then(|there| rustix::fs::open(there, flags, Mode::empty()).ok())
+            .and_then(|there| open(OsString::from_vec(there).as_ref()).ok())
             .ok_or(Errno::NOENT),
         opened => opened,
     };
@@ -191,8 +193,8 @@ fn make_in_memory(draft: &Path, pool: &OwnedFd, belongs: &Belongs) -> Option<Own
 fn new(path: &Path, pool: &OwnedFd, belongs: &Belongs) -> Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let mode = Mode::RUSR | Mode::WUSR;
-    let fd =
-        rustix::fs::open(bytes(path), flags, mode).map_err(kernel("make the pool's tables"))?;
+    let made = brief::above_standard(|| rustix::fs::open(bytes(path), flags, mode));
+    let fd = made.map_err(kernel("make the pool's tables"))?;
     if let Err(error) = fill(&fd, pool, belongs) {
         let _ = rustix::fs::unlink(bytes(path));
         return Err(error);

@@ -17,13 +17,14 @@
 
 use crate::fds::{self, Kind};
 use crate::real::call_real;
+use crate::signal::engine;
 use crate::strangers::{self, Named};
 use crate::{alloc, appends, children, descriptors, init, ofd, signal, stage, sys, table, times};
 use adit_pmem::brief;
 use adit_pmem::copy::guarded_copy;
 use core::arch::naked_asm;
 use core::ffi::{c_char, c_int, c_long, c_uint};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 /// How many threads are between marking everything shared and having created the sharer.
 static SHARING: AtomicU32 = AtomicU32::new(0);
@@ -190,7 +191,9 @@ pub(crate) extern "C" fn fork_raw() -> c_int {
     // SAFETY: libc's own function.
     let create = || unsafe { call_real!(table::_Fork, unsafe extern "C" fn() -> c_int)() };
     fork_by(|| {
+        let inside = engine::enter();
         brief::before_fork();
+        drop(inside);
         let child = alloc::around_fork(create);
         if child != 0 {
             brief::after_fork();
@@ -236,17 +239,32 @@ fn fork_by(create: impl FnOnce() -> c_int) -> c_int {
 /// Set in a child whose handlers have run.
 static RENEWED: AtomicBool = AtomicBool::new(false);
 
+unsafe extern "C" {
+    /// The lock of libc's list of streams.
+    fn _IO_list_lock();
+    fn _IO_list_unlock();
+    fn _IO_list_resetlock();
+}
+
 /// Has forks wait for what is open for a moment, and children know that they are some before the program's own handlers
 /// run in them: these may write. For the library's constructor, after the heap's own handlers: who has something open
 /// may need the heap.
 pub(crate) fn register_fork_handlers() {
     extern "C" fn before() {
+        // Whoever has it may write through a stream, and then need what is held from here on; libc takes it next.
+        // SAFETY: libc's own lock, which one thread may take several times.
+        unsafe { _IO_list_lock() };
+        let _inside = engine::enter();
         brief::before_fork();
     }
     extern "C" fn in_parent() {
         brief::after_fork();
+        // SAFETY: it was taken before.
+        unsafe { _IO_list_unlock() };
     }
     extern "C" fn in_child() {
+        // SAFETY: the parent's is nobody's here.
+        unsafe { _IO_list_resetlock() };
         in_new_process();
         RENEWED.store(true, Ordering::SeqCst);
     }
@@ -378,6 +396,8 @@ static VFORKING: [AtomicUsize; VFORKS_AT_A_TIME] =
     [const { AtomicUsize::new(0) }; VFORKS_AT_A_TIME];
 /// Children of these that run on the same memory, and theirs.
 static NESTED: [AtomicU32; VFORKS_AT_A_TIME] = [const { AtomicU32::new(0) }; VFORKS_AT_A_TIME];
+/// The processes that have taken the slots.
+static TAKERS: [AtomicI32; VFORKS_AT_A_TIME] = [const { AtomicI32::new(0) }; VFORKS_AT_A_TIME];
 /// With more at a time nothing stays promoted, see [`before_vfork`].
 pub(crate) const VFORKS_AT_A_TIME: usize = 64;
 static VFORKS: AtomicU32 = AtomicU32::new(0);
@@ -420,11 +440,13 @@ extern "C" fn before_vfork() -> c_int {
     let me = sys::thread_word();
     // Counted before a slot is taken: a child forked in between clears the slots by the count.
     VFORKS.fetch_add(1, Ordering::SeqCst);
-    let free = VFORKING.iter().any(|slot| {
+    let free = VFORKING.iter().position(|slot| {
         slot.compare_exchange(0, me, Ordering::SeqCst, Ordering::SeqCst)
             .is_ok()
     });
-    if !free {
+    if let Some(nth) = free {
+        TAKERS[nth].store(children::this_process(), Ordering::SeqCst);
+    } else {
         VFORKS.fetch_sub(1, Ordering::SeqCst);
         descriptors::release_all();
         SHARING.fetch_sub(1, Ordering::SeqCst);
@@ -437,8 +459,11 @@ extern "C" fn after_vfork(result: c_long) -> c_int {
     if let Some(nth) = vfork_slot() {
         strangers::child_is_gone(nth);
         let less = |nested: u32| nested.checked_sub(1);
+        // A child that was killed while its own child ran has left its count.
+        let own = children::this_process() == TAKERS[nth].load(Ordering::SeqCst);
         let inner = NESTED[nth].fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
-        if inner.is_err() {
+        if own || inner.is_err() {
+            NESTED[nth].store(0, Ordering::SeqCst);
             VFORKING[nth].store(0, Ordering::SeqCst);
             VFORKS.fetch_sub(1, Ordering::SeqCst);
             SHARING.fetch_sub(1, Ordering::SeqCst);

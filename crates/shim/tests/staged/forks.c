@@ -12,11 +12,12 @@
 #include <unistd.h>
 
 static volatile int ended;
+static volatile long written;
 static int fd;
 
 static void *writes(void *none) {
     char bytes[64] = "";
-    for (long i = 0; !ended; i++) pwrite(fd, bytes, sizeof bytes, i % 9999 * 64);
+    for (long i = 0; !ended; i++) written += pwrite(fd, bytes, sizeof bytes, i % 9999 * 64) > 0;
     return none;
 }
 
@@ -45,8 +46,8 @@ int main(int count, char **args) {
         had += status != 0;
     }
     close(2);
-    // The first that takes the number shows that it is free.
-    usleep(50000);
+    // A write that has begun before may have the number.
+    for (long before = written; written < before + 2;) usleep(1000);
     for (int i = 0; i < 100000; i++) accepted += write(2, "oops\n", 5) == 5;
     ended = 1;
     pthread_join(thread, NULL);

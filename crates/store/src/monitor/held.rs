@@ -250,13 +250,22 @@ impl Held {
     }
 
     fn end_staging(&self) -> Result<()> {
-        let lost = self.is_lost();
-        let staged = self.staged()?;
-        if lost {
-            self.empty()?;
-            return staged.discard();
+        if !self.is_lost() {
+            let staged = self.staged()?;
+            return staged.take_away(|| self.restore_append()).map(drop);
         }
-        staged.take_away(|| self.restore_append()).map(drop)
+        // Nobody sees the file any more, so it need not be durable that the pool has forgotten it: on a disk that is full
+        // of it that cannot be.
+        let is_forgotten = || {
+            let live = self.pool.file.pool().ensure_live(self.terms.file);
+            matches!(live, Err(adit_pool::Error::Forgotten))
+        };
+        if is_forgotten() {
+            return Ok(());
+        }
+        self.empty()?;
+        let ended = self.staged().and_then(|staged| staged.discard());
+        if is_forgotten() { Ok(()) } else { ended }
     }
 
     /// Locks end with the last descriptor of their description. Of a dead program that is ours, and whoever is let in when

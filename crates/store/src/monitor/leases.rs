@@ -62,8 +62,10 @@ const MANY: usize = 64;
 /// How often leases are looked at without a signal, and what has aged is published, unless it is told otherwise.
 pub(super) const AGE: Duration = Duration::from_millis(500);
 
-/// How long until a file that could not be taken away is tried again.
-const AGAIN: Duration = Duration::from_millis(100);
+/// How long until a file that could not be taken away is tried again: at first, and at most. Somebody may have made room
+/// for it meanwhile, by removing it even.
+const AGAIN: Duration = Duration::from_millis(5);
+const AGAIN_AT_MOST: Duration = Duration::from_millis(100);
 
 /// How long a dead program's file is tried; then its bytes wait in the pool for a recovery.
 const LONGEST_TRY: Duration = Duration::from_secs(60);
@@ -153,6 +155,7 @@ struct Entry {
     /// A worker takes it away, or will again at this time.
     breaking: bool,
     again_at: Option<Instant>,
+    again_after: Duration,
     dead_since: Option<Instant>,
     /// A dead program's, that could not be taken away since then.
     failing_since: Option<Instant>,
@@ -258,8 +261,12 @@ impl Leases {
     /// How long until the next [`tick`](Self::tick), unless something becomes readable.
     pub(super) fn interval(&self) -> Duration {
         let idle = self.held.is_empty() && !self.waits_for_pools();
+        let again = self.held.values().filter_map(|entry| entry.again_at).min();
         match (idle, self.pools.is_empty()) {
-            (false, _) if self.held.values().any(|entry| entry.again_at.is_some()) => AGAIN,
+            (false, _) if let Some(at) = again => {
+                // Also when it has to wait for a worker.
+                AGAIN.max(at.saturating_duration_since(Instant::now()))
+            }
             (false, _) => self.look_after().saturating_sub(self.looked_at.elapsed()),
             (true, false) => POOL_IDLE,
             (true, true) => Duration::from_secs(3600),
@@ -333,7 +340,8 @@ impl Leases {
                 } else if let Some(entry) = self.held.get_mut(&number) {
                     let now = Instant::now();
                     entry.breaking = false;
-                    entry.again_at = Some(now + AGAIN);
+                    entry.again_at = Some(now + entry.again_after);
+                    entry.again_after = AGAIN_AT_MOST.min(2 * entry.again_after);
                     if entry.dead_since.is_some() {
                         entry.failing_since.get_or_insert(now);
                     }
@@ -649,6 +657,7 @@ impl Leases {
             owner,
             breaking: false,
             again_at: None,
+            again_after: AGAIN,
             dead_since: None,
             failing_since: None,
         };
