@@ -143,11 +143,12 @@ lab-relink:
 # Short sequences of operations on this machine's kernel: their processes die, the power of their disks is cut.
 .PHONY: lab-sequences
 lab-sequences: release
-	@$(call limit,600) lab/sequences --bin $(RELEASE) --total 400 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/sequences was skipped"; }
+	@$(call limit,600) lab/sequences --bin $(RELEASE) --count 20 --total 400 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/sequences was skipped"; }
 
 # Of the crates' own tests and the cases of real programs what an emulated processor does in some minutes; `make lab-dax`
 # runs them all.
-WHOLE := --whole 420 --whole-quick --whole-tests shim-staged,cli-pool --whole-programs bash,children,git,sqlite,tail
+WHOLE := --whole 420 --whole-quick --whole-media ext4-dax --whole-tests shim-staged,cli-pool \
+	--whole-programs bash,children,git,sqlite,tail
 
 # A stock kernel on emulated NVDIMMs: DAX file systems and power cuts. (What goes through a page cache is cut in all
 # modes by `make lab-sequences`, so one of them is enough here.) Where the machine cannot be built it

@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use adit_pmem::Medium as _;
 use adit_pool::{FileMedium, FileRef, PoolFile};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, OFlags};
 use rustix::io::Errno;
 
 use super::lease;
-use super::open::{OpenFiles, has_locks, is_open_elsewhere};
+use super::open::{self, OpenFiles, has_locks, is_open_elsewhere};
 use crate::recovery::walkers;
 use crate::registry::sys::Fd;
 use crate::registry::wire::{self, Answer};
@@ -102,14 +103,34 @@ const TWICE: u32 = 2;
 
 type Staged = StagedFile<FileMedium, KernelFile<Duplicate>>;
 
+/// A process that has leases.
+pub(super) struct Owner {
+    /// Readable when it has ended.
+    pub(super) life: Fd,
+    pub(super) pid: Option<i32>,
+    /// When it was started, if that can be known: not of one that has no number here, as its children have none.
+    since: Option<u64>,
+}
+
+impl Owner {
+    pub(super) fn new(life: Fd, pid: Option<i32>) -> Arc<Self> {
+        let since = pid.and_then(open::started);
+        Arc::new(Self { life, pid, since })
+    }
+
+    fn has_ended(&self) -> bool {
+        let mut life = [PollFd::new(&self.life, PollFlags::IN)];
+        poll(&mut life, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+}
+
 /// What a program said about a file when it was leased.
 pub(super) struct Terms {
     pub(super) file: FileRef,
     pub(super) slot: u32,
     pub(super) mode: Mode,
     pub(super) restore_append: bool,
-    /// When the program was started, if that can be known: not of one that has no number here, as its children have none.
-    pub(super) since: Option<u64>,
+    pub(super) owner: Arc<Owner>,
 }
 
 /// A file with the lease on it. When the last reference goes, so do lease and duplicate, and then
@@ -272,10 +293,12 @@ impl Held {
     /// the lease is given up finds them before we have closed it.
     fn unlock(&self) {
         if let Some(fd) = &self.fd
-            && self.is_orphaned()
+            // Before that was noticed, perhaps.
+            && self.terms.owner.has_ended()
             && has_locks(fd.raw())
             && self
                 .terms
+                .owner
                 .since
                 .is_some_and(|since| !is_open_elsewhere(self.id, since))
         {
@@ -299,6 +322,7 @@ impl Held {
             && self.state() == lease::State::Held
             && self
                 .terms
+                .owner
                 .since
                 .is_some_and(|since| !is_open_elsewhere(self.id, since))
     }

@@ -36,7 +36,7 @@ use rustix::net::sockopt::socket_peercred;
 
 use super::adopt::{self, Stray};
 use super::client::{Refused, mode_number, mode_of};
-use super::held::{self, Held, OpenPool, Terms};
+use super::held::{self, Held, OpenPool, Owner, Terms};
 use super::lease::{self, Said, Signals, State};
 use super::open::{self, OpenFiles};
 use super::records::{LeaseRecord, Listed, Record, Records};
@@ -113,22 +113,6 @@ pub(super) struct Leases {
     asking: bool,
     breaks: usize,
     ending: bool,
-}
-
-/// A process that has leases.
-struct Owner {
-    /// Readable when it has ended.
-    life: Fd,
-    pid: Option<i32>,
-    /// See [`Terms`].
-    since: Option<u64>,
-}
-
-impl Owner {
-    fn new(life: Fd, pid: Option<i32>) -> Arc<Self> {
-        let since = pid.and_then(open::started);
-        Arc::new(Self { life, pid, since })
-    }
 }
 
 /// A lease that a dead monitor has left.
@@ -621,7 +605,7 @@ impl Leases {
             slot: staged.slot,
             mode,
             restore_append: staged.restore_append,
-            since: owner.since,
+            owner: Arc::clone(&owner),
         };
         // From the first lease on there is somebody who would go on with it.
         self.standby.ensure(&self.records);
@@ -786,7 +770,7 @@ impl Leases {
             slot: stray.slot,
             mode: Mode::Atomic,
             restore_append: false,
-            since: owner.since,
+            owner: Arc::clone(&owner),
         };
         let thread = self.signals.owner();
         if let Ok(held) = Held::take_over(stray.fd, pool, terms, id, thread) {
@@ -829,7 +813,7 @@ impl Leases {
             slot: record.slot,
             mode,
             restore_append: record.restore_append,
-            since: owner.since,
+            owner: Arc::clone(&owner),
         };
         if let Ok(held) = Held::take_over(fd, pool, terms, id, self.signals.owner()) {
             // While it waited its program may have died, and been forgotten.
