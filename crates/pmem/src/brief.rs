@@ -8,12 +8,13 @@
 //!
 //! # Safety
 //!
-//! The one unsafe block names a descriptor by its number, to ask whether it is open.
+//! The one unsafe block names descriptors by their numbers, to ask whether they are open.
 #![allow(unsafe_code)]
 
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use core::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -101,7 +102,7 @@ pub fn in_child() {
 /// neither read nor written has it meanwhile.
 pub fn above_standard(open: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<OwnedFd, Errno> {
     let mut places: [Option<OwnedFd>; 3] = [None, None, None];
-    if (0..3).any(is_free) {
+    if some_is_free() {
         for place in &mut places {
             let flags = OFlags::PATH | OFlags::CLOEXEC;
             let taken = rustix::fs::open(c"/", flags, Mode::empty())?;
@@ -119,8 +120,14 @@ pub fn above_standard(open: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<O
     rustix::io::fcntl_dupfd_cloexec(&fd, 3)
 }
 
-fn is_free(number: i32) -> bool {
-    // SAFETY: the number is only asked about; whoever closes it meanwhile changes the answer, and nothing else.
-    let fd = unsafe { BorrowedFd::borrow_raw(number) };
-    rustix::io::fcntl_getfd(fd) == Err(Errno::BADF)
+/// Whether a standard descriptor is closed: one call for all three, as every write to a pool asks.
+fn some_is_free() -> bool {
+    // SAFETY: the numbers are only asked about; whoever closes one meanwhile changes the answer, and nothing else.
+    let standard = [0, 1, 2].map(|number| unsafe { BorrowedFd::borrow_raw(number) });
+    let mut asked = standard.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::empty()));
+    let at_once = Timespec::default();
+    poll(&mut asked, Some(&at_once)).is_err()
+        || asked
+            .iter()
+            .any(|fd| fd.revents().contains(PollFlags::NVAL))
 }
