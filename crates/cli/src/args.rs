@@ -390,7 +390,7 @@ pub(crate) struct DemoArgs {
 /// A chunk each for the tables, for names, for a log and for what is logged.
 const SMALLEST_POOL: u64 = 8 << 20;
 
-/// As [`parse_size`], for what a pool can have.
+/// Reads "0.5": what publishing may wait.
 fn parse_publish_after(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok();
     let asked = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
@@ -400,6 +400,7 @@ fn parse_publish_after(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "give seconds, from 0.1 to 3600".into())
 }
 
+/// As [`parse_size`], for what a pool can have.
 fn parse_pool_size(text: &str) -> Result<u64, String> {
     let size = parse_size(text)?;
     if size < SMALLEST_POOL {

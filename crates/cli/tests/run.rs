@@ -7,16 +7,18 @@
 #![allow(unsafe_code, reason = "the terminal test makes its own terminal")]
 
 mod common;
+#[path = "../../../tests/monitors.rs"]
+mod monitors;
 
 use std::fs::OpenOptions;
 use std::io::{Read as _, Write as _};
-use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{Scratch, adit, finish, library};
+use monitors::monitor_of;
 
 #[test]
 fn exit_status_is_the_programs() {
@@ -641,19 +643,6 @@ fn the_monitor_is_no_child_and_holds_nothing() {
         (Some(0), "", ""),
         "{done:?}"
     );
-}
-
-/// The monitor of a runtime directory, by what it was started with.
-fn monitor_of(runtime: &Path) -> Option<u32> {
-    let processes = std::fs::read_dir("/proc").ok()?.filter_map(Result::ok);
-    let mut numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    numbers.find(|number: &u32| {
-        let read = |what: &str| std::fs::read(format!("/proc/{number}/{what}")).unwrap_or_default();
-        let words = read("cmdline");
-        let mut words = words.split(|byte| *byte == 0);
-        words.any(|word| word == runtime.as_os_str().as_bytes())
-            && !read("comm").starts_with(b"adit-standby")
-    })
 }
 
 /// A program that has staged `staged` in a file of that name, and goes on until its input ends.

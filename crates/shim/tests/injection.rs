@@ -6,6 +6,8 @@
 //! the error that the kernel gave.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
 
+#[path = "../../../tests/compiled.rs"]
+mod compiled;
 #[path = "../../../tests/scratch.rs"]
 mod scratch;
 
@@ -53,16 +55,9 @@ impl Drop for Scratch {
     }
 }
 
-fn compile(scratch: &Scratch) -> PathBuf {
+fn compile() -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/rounds.c");
-    let program = scratch.0.join("rounds");
-    let status = Command::new("gcc")
-        .args(["-O1", "-Wall", "-o"])
-        .args([&program, &source])
-        .status()
-        .expect("gcc");
-    assert!(status.success());
-    program
+    compiled::compiled("gcc", &source, "rounds", &["-O1", "-Wall"]).expect("gcc")
 }
 
 /// Runs the program under strace with the library preloaded into the program only.
@@ -117,7 +112,7 @@ fn the_engines_own_calls_may_fail() {
         return;
     }
     let scratch = Scratch::new("own");
-    let program = compile(&scratch);
+    let program = compile();
     let quiet = run(&scratch, &program, None);
     assert!(quiet.status.success(), "{quiet:?}");
     let baseline = trace(&scratch);
@@ -192,7 +187,7 @@ fn the_programs_calls_fail_as_the_kernel_says() {
         return;
     }
     let scratch = Scratch::new("data");
-    let program = compile(&scratch);
+    let program = compile();
     // Extending writes are the kernel's, promoted or not: the first 64 calls of the program.
     for errno in ["ENOSPC", "EIO", "EINTR", "EDQUOT", "EFBIG"] {
         let output = run(

@@ -10,12 +10,18 @@ use std::{env, fs};
 
 #[path = "staged/children.rs"]
 mod children;
+#[path = "../../../tests/compiled.rs"]
+mod compiled;
 #[path = "staged/crowd.rs"]
 mod crowd;
+#[path = "staged/descriptors.rs"]
+mod descriptors;
 #[path = "staged/early.rs"]
 mod early;
 #[path = "staged/group.rs"]
 mod group;
+#[path = "../../../tests/monitors.rs"]
+mod monitors;
 #[path = "staged/required.rs"]
 mod required;
 #[path = "../../../tests/scratch.rs"]
@@ -228,14 +234,15 @@ impl Place {
 
     fn compile(&self, name: &str) -> PathBuf {
         let source = format!("{}/tests/staged/{name}.c", env!("CARGO_MANIFEST_DIR"));
-        let program = self.dir.join(name);
         let include = format!("-I{}/../../include", env!("CARGO_MANIFEST_DIR"));
-        let status = Command::new("gcc")
-            .args(["-O1", "-w", &include, "-o"])
-            .args([&program, Path::new(&source)])
+        let arguments = ["-O1", "-w", &include];
+        let program = compiled::compiled("gcc", Path::new(&source), name, &arguments);
+        // Were it written here, a child that another thread forks meanwhile would keep it from being run.
+        let copied = Command::new("cp")
+            .args([&program.expect("gcc"), &self.dir])
             .status();
-        assert!(status.expect("gcc").success(), "{source}");
-        program
+        assert!(copied.expect("cp").success(), "{source}");
+        self.dir.join(name)
     }
 
     /// Ends the monitor, which `timeout` runs and ends with.
@@ -247,17 +254,12 @@ impl Place {
     }
 
     fn monitors_pid(&self) -> String {
-        let id = self.monitor.id();
-        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
-        children.expect("children").trim().to_owned()
+        started_by(self.monitor.id())
     }
 
     /// Kills the monitor, which `timeout` runs.
     fn kill_monitor(&mut self) {
-        let status = Command::new("kill")
-            .args(["-9", &self.monitors_pid()])
-            .status();
-        assert!(status.expect("kill").success());
+        signal("-KILL", &self.monitors_pid());
         let _ = self.monitor.wait();
     }
 
@@ -469,14 +471,11 @@ impl Lines {
 
     /// The process that runs the program: `timeout` has started it.
     fn pid(&self) -> String {
-        let id = self.child.id();
-        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
-        children.expect("children").trim().to_owned()
+        started_by(self.child.id())
     }
 
     fn kill(mut self) {
-        let status = Command::new("kill").args(["-9", &self.pid()]).status();
-        assert!(status.expect("kill").success());
+        signal("-KILL", &self.pid());
         self.child.wait().expect("wait");
     }
 }
@@ -485,6 +484,18 @@ fn lines(who: &str, count: usize) -> String {
     (0..count)
         .map(|number| format!("{who} {number}\n"))
         .collect()
+}
+
+/// The children of a process, which `timeout` has one of.
+fn started_by(id: impl std::fmt::Display) -> String {
+    let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+    children.expect("children").trim().to_owned()
+}
+
+#[track_caller]
+fn signal(signal: &str, process: &str) {
+    let status = Command::new("kill").args([signal, process]).status();
+    assert!(status.expect("kill").success(), "{signal} {process}");
 }
 
 fn run(command: &mut Command) -> Output {

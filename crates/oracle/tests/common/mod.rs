@@ -2,12 +2,17 @@
 // Each test binary uses a part of this.
 #![allow(dead_code, clippy::disallowed_methods, clippy::disallowed_types)]
 
+#[path = "../../../../tests/compiled.rs"]
+mod compiled;
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+
+use compiled::compiled;
 
 /// No program may take longer, in seconds; where the lab says of a slow processor how many times as long everything
 /// takes, so many times that.
@@ -249,46 +254,24 @@ pub(crate) fn compile(name: &str) -> Option<PathBuf> {
         println!("SKIP {name}: {header} is not installed");
         return None;
     }
-    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c");
-    std::fs::create_dir_all(&out).expect("a directory for programs");
     let library = wishes(&text, "// kind: ").any(|k| k == "library");
-    let target = out.join(if library {
-        format!("{name}.so")
-    } else {
-        name.to_string()
-    });
-    // Two test processes may build the same program; each moves a whole one into place.
-    let own = out.join(format!(
-        "{name}.{}.{:?}",
-        std::process::id(),
-        std::thread::current().id()
-    ));
+    let kind: &[&str] = if library { &["-shared", "-fPIC"] } else { &[] };
+    let out = format!("{name}{}", if library { ".so" } else { "" });
     let source_kind = source.extension().unwrap_or_default();
     let (variable, usual) = if source_kind == "cc" {
         ("CXX", "g++")
     } else {
         ("CC", "gcc")
     };
-    let mut gcc = Command::new(std::env::var_os(variable).unwrap_or_else(|| usual.into()));
-    gcc.args(FLAGS);
-    if library {
-        gcc.args(["-shared", "-fPIC"]);
-    }
-    gcc.arg("-o")
-        .arg(&own)
-        .arg(&source)
-        .args(wishes(&text, "// link: "));
-    let Ok(said) = gcc.stdin(Stdio::null()).output() else {
+    let compiler = std::env::var(variable).unwrap_or_else(|_| usual.into());
+    let arguments: Vec<&str> = (FLAGS.iter().chain(kind).copied())
+        .chain(wishes(&text, "// link: "))
+        .collect();
+    let program = compiled(&compiler, &source, &out, &arguments);
+    if program.is_err() {
         println!("SKIP {name}: there is no {usual}");
-        return None;
-    };
-    assert!(
-        said.status.success(),
-        "{name}: {}",
-        String::from_utf8_lossy(&said.stderr)
-    );
-    std::fs::rename(&own, &target).expect("the program in place");
-    Some(target)
+    }
+    program.ok()
 }
 
 /// Runs a program in a new directory under `dir`, with a time limit.

@@ -50,26 +50,16 @@ impl Group {
 
     /// Kills the program that `timeout` runs.
     fn kill(mut self) {
-        signal("-KILL", &children(&self.child.id().to_string()));
+        signal("-KILL", &started_by(self.child.id()));
         self.child.wait().expect("wait");
     }
 }
 
-fn children(of: &str) -> String {
-    let children = fs::read_to_string(format!("/proc/{of}/task/{of}/children"));
-    children.expect("children").trim().to_owned()
-}
-
-fn signal(signal: &str, process: &str) {
-    let status = Command::new("kill").args([signal, process]).status();
-    assert!(status.expect("kill").success(), "{signal} {process}");
-}
-
 /// Kills the monitor and whoever would take over from it: from now on nobody publishes.
 fn end_the_watch(place: &mut Place) {
-    let monitor = children(&place.monitor.id().to_string());
+    let monitor = place.monitors_pid();
     signal("-STOP", &monitor);
-    for standby in children(&monitor).split_whitespace() {
+    for standby in started_by(&monitor).split_whitespace() {
         signal("-KILL", standby);
     }
     signal("-KILL", &monitor);

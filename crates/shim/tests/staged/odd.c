@@ -454,6 +454,19 @@ static void bare_children(void) {
     say("size", size());
 }
 
+// The child that a child borrowed its memory to ends first: neither of them ends their parent's business.
+static void nested_vfork(void) {
+    pid_t child = vfork();
+    if (!child) {
+        if (!vfork()) _exit(3);
+        _exit(0);
+    }
+    waitpid(child, NULL, 0);
+    begin(O_RDWR);
+    say("at", lines(20));
+    say("size", size());
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -470,6 +483,7 @@ static const struct {
     {"threads_with_buffers", threads_with_buffers}, {"exit_in_a_thread", exit_in_a_thread},
     {"main_thread_ends", main_thread_ends}, {"own_handlers", own_handlers}, {"timer", timer},
     {"bare_children", bare_children}, {"many", many},
+    {"nested_vfork", nested_vfork},
 };
 
 int main(int count, char **args) {

@@ -38,12 +38,7 @@ impl<'a> Ticks<'a> {
             pid: String::new(),
         };
         wait_for("the first records", || ticks.acknowledged() > 2);
-        let id = ticks.child.id();
-        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
-        children
-            .expect("children")
-            .trim()
-            .clone_into(&mut ticks.pid);
+        ticks.pid = started_by(ticks.child.id());
         ticks
     }
 
@@ -52,9 +47,8 @@ impl<'a> Ticks<'a> {
         usize::from_le_bytes(bytes[..8].try_into().expect("eight bytes"))
     }
 
-    pub(super) fn signal(&self, signal: &str) {
-        let status = Command::new("kill").args([signal, &self.pid]).status();
-        assert!(status.expect("kill").success());
+    pub(super) fn signal(&self, which: &str) {
+        signal(which, &self.pid);
     }
 
     pub(super) fn stop(&self) {

@@ -1,31 +1,21 @@
-//! A monitor that cannot use a pool any more, a successor that cannot yet; and what others get of a program's descriptors.
+//! A monitor that cannot use a pool any more, and a successor that cannot yet.
 
 use super::group::may_look_into_others;
 use super::stopped::{Ticks, judge};
 use super::*;
 
-/// Whether a standby has become the monitor: only they are started with the directory as an argument.
+/// The standby that has become the monitor: only they are started with the directory as an argument.
+fn successor(place: &Place) -> Option<u32> {
+    monitors::monitor_of(&place.dir.join("run"))
+}
+
 fn has_successor(place: &Place) -> bool {
     successor(place).is_some()
 }
 
-fn successor(place: &Place) -> Option<String> {
-    let dir = place.dir.join("run");
-    let dir = std::os::unix::ffi::OsStrExt::as_bytes(dir.as_os_str());
-    let read = |pid: &str, what: &str| fs::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
-    let is_it = |pid: &String| {
-        let words = read(pid, "cmdline");
-        let mut words = words.split(|byte| *byte == 0);
-        words.any(|word| word == dir) && !read(pid, "comm").starts_with(b"adit-standby")
-    };
-    let entries = fs::read_dir("/proc").expect("the processes");
-    let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    names.find(is_it)
-}
-
 fn end_successor(place: &Place) {
-    if let Some(pid) = successor(place) {
-        let _ = Command::new("kill").arg(pid).status();
+    if let Some(process) = successor(place) {
+        let _ = Command::new("kill").arg(process.to_string()).status();
     }
 }
 
@@ -57,9 +47,7 @@ fn a_monitor_whose_sync_has_failed_gives_way() {
     wait_for("a sync that fails", || {
         fs::read_to_string(&trace).is_ok_and(|trace| trace.contains("(INJECTED)"))
     });
-    let tracers = tracer.id().to_string();
-    let ended = Command::new("kill").args(["-TERM", &tracers]).status();
-    assert!(ended.expect("kill").success());
+    signal("-TERM", &tracer.id().to_string());
     tracer.wait().expect("wait");
     wait_for("the successor", || has_successor(&place));
     let before = ticks.acknowledged();
@@ -94,10 +82,7 @@ fn who_takes_over_waits_for_a_pool() {
     // It was made before the first lease was given.
     fs::rename(&pool, &away).expect("the pool goes away");
     fs::create_dir(&pool).expect("something that is no pool");
-    let killed = Command::new("kill")
-        .args(["-9", &place.monitors_pid()])
-        .status();
-    assert!(killed.expect("kill").success());
+    signal("-KILL", &place.monitors_pid());
     wait_for("the successor", || has_successor(&place));
     std::thread::sleep(Duration::from_millis(1500));
     assert!(place.is_leased(), "given up, with bytes staged");
@@ -118,47 +103,4 @@ fn who_takes_over_waits_for_a_pool() {
     );
     drop(ticks);
     end_successor(&place);
-}
-
-/// On a disk each write opens the pool for a moment. A child would keep it, with its locks, and what another thread says
-/// on a standard descriptor that is closed would go into the pool.
-#[test]
-fn what_is_open_for_a_moment_is_nobody_elses() {
-    let Some(place) = Place::on_disk("forks") else {
-        return;
-    };
-    let program = place.compile("forks");
-    for mode in ["atomic", "strict"] {
-        let mut command = place.command(&program, Some(mode));
-        let pool = place.named_pool().expect("a pool of its own");
-        let output = run(command.arg(place.file()).arg(pool));
-        assert_eq!(output.stdout, b"0 0\n", "mode {mode}");
-        let _ = fs::remove_file(place.file());
-    }
-}
-
-/// The monitor has a duplicate of the description, and with it its locks: they end before somebody else is let in.
-#[test]
-fn locks_end_with_their_program() {
-    let Some(place) = Place::new("locked") else {
-        return;
-    };
-    let program = place.compile("locked");
-    for round in 0..20 {
-        let mut command = place.command(&program, Some("strict"));
-        let child = command.arg(place.file()).stdout(Stdio::piped()).spawn();
-        let mut child = child.expect("timeout(1)");
-        let mut said = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-        assert_eq!(said.next().expect("a line").expect("text"), "locked");
-        let id = child.id();
-        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
-        let pid = children.expect("children").trim().to_owned();
-        let killed = Command::new("kill").args(["-KILL", &pid]).status();
-        assert!(killed.expect("kill").success());
-        child.wait().expect("wait");
-        let file = fs::File::open(place.file()).expect("the file");
-        assert!(file.try_lock().is_ok(), "round {round}");
-        assert_eq!(place.content(), "locked\n");
-        fs::remove_file(place.file()).expect("rm");
-    }
 }
