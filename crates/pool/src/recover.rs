@@ -1147,28 +1147,25 @@ fn covered(
     Ok(members)
 }
 
-/// The commits of several files among a file's sound records, and whether all that each commits is
-/// there. A chain that comes to an earlier one goes on behind it, as if that committed nothing.
+/// The commits of several files among a file's sound records, and whether all that each commits is there. What an earlier
+/// one of them lacks is no matter to one that stands: it was written when that was durable, so it has been lost since.
 fn chains(records: &SoundRecords, found: &Recovery) -> Vec<(usize, bool)> {
     let items: Vec<Item> = records.sound.iter().map(|i| found.items[*i]).collect();
-    let none_walked = vec![false; items.len()];
     let stands = standing(&items, records.retired);
-    let mut sound: BTreeMap<u64, bool> = BTreeMap::new();
-    let mut all = Vec::new();
-    for (at, item) in items
-        .iter()
-        .enumerate()
-        .filter(|(_, item)| item.is_together())
-    {
-        let own = covered(at, &items, records.retired, &none_walked);
-        let is_sound = own.is_ok_and(|own| {
-            let first = own.last().map_or(item.prev, |first| items[*first].prev);
-            stands[at] && sound.get(&first).copied().unwrap_or(true)
-        });
-        sound.insert(item.seq, is_sound);
-        all.push((records.sound[at], is_sound));
+    let mut whole = Vec::with_capacity(items.len());
+    for (at, item) in items.iter().enumerate() {
+        // As `covered`, in one step from the record before.
+        let prev = before(&items, at, item.prev);
+        let is_whole = item.prev <= records.retired
+            || prev.is_some_and(|prev| {
+                items[prev].is_commit() || items[prev].boot != item.boot || whole[prev]
+            });
+        whole.push(is_whole);
     }
-    all
+    let shared = (0..items.len()).filter(|at| items[*at].is_together());
+    shared
+        .map(|at| (records.sound[at], whole[at] && stands[at]))
+        .collect()
 }
 
 /// The records of one file that are not retired and have their bytes, in order.

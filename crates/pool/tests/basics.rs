@@ -227,6 +227,41 @@ fn a_file_outlives_another_that_it_was_committed_with() {
     }
 }
 
+/// Where a commit is written when all before it is durable, what rots of that is lost alone: the next common commit counts
+/// for both files, or it would for one of them alone.
+#[test]
+fn a_common_commit_outlives_the_one_before() {
+    let medium = Memory::new(&vec![0; tiny_size(12) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let one = pool.attach().unwrap();
+    let files = [1, 2].map(|nth| one.enter_file(&name(nth)).unwrap());
+    for file in files {
+        one.lock_file(file).unwrap().set_end(0).unwrap();
+    }
+    for (at, written) in [(0, ["will rot", "goes on "]), (8, ["stays", "and on"])] {
+        for (file, bytes) in files.into_iter().zip(written) {
+            stage(&one, file, at, bytes.as_bytes(), When::WithCommit).unwrap();
+        }
+        let mut guards = files.map(|file| one.lock_file(file).unwrap());
+        one.commit_together(&mut guards).unwrap();
+    }
+    drop((one, pool));
+
+    let mut bytes = medium.bytes();
+    let rotten = bytes.windows(8).position(|bytes| bytes == b"will rot");
+    bytes[rotten.unwrap()] ^= 1;
+    let medium = Memory::new(&bytes);
+    for nth in [2, 3] {
+        let pool = open(medium.clone(), &LocalLocks::default(), boot(nth)).unwrap();
+        let next = pool.attach().unwrap();
+        let found = next.scan().unwrap();
+        let left = files.map(|file| replayed(&pool, &found, file, b"").unwrap());
+        assert_eq!(left, [&b"\0\0\0\0\0\0\0\0stays"[..], b"goes on and on"]);
+        drop(next);
+    }
+}
+
 /// The next holder of a dead publisher's slot would be taken for him, and nobody else could publish.
 #[test]
 fn a_slot_is_given_on_without_what_it_claims() {
