@@ -23,15 +23,20 @@ PATIENCE = 10
 INSIDE = "chroot /whole /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
+def daemon():
+    """The program that shares files."""
+    found = next((path for path in DAEMONS if os.access(path, os.X_OK)), None)
+    if not found:
+        raise Missing(f"none of {', '.join(DAEMONS)} is there (Debian: qemu-system-common or virtiofsd)")
+    return found
+
+
 class Files:
     """This machine's files, for another one to read."""
 
     def __init__(self, work):
         self.socket = work / "files.sock"
-        daemon = next((path for path in DAEMONS if os.access(path, os.X_OK)), None)
-        if not daemon:
-            raise Missing(f"none of {', '.join(DAEMONS)} is there (Debian: qemu-system-common or virtiofsd)")
-        command = [daemon, f"--socket-path={self.socket}", "-o", "source=/", "-o", "sandbox=chroot", "-o", "cache=always"]
+        command = [daemon(), f"--socket-path={self.socket}", "-o", "source=/", "-o", "sandbox=chroot", "-o", "cache=always"]
         self.log = open(work / "files.log", "w+b")
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
 

@@ -104,6 +104,9 @@ fn examine(path: &Path) -> Result<Report, Failure> {
                 .into(),
         );
     }
+    if found.detected.kind == MediumKind::Cached && found.fs_name == "xfs" {
+        advice.extend(probes::relinking(&probes).map(Into::into));
+    }
     let promises = promises::all(found.detected.kind, obstacle.as_deref());
     let device = Device::of(path);
     let of_device = device

@@ -117,6 +117,26 @@ pub(crate) fn all(dir: &Path) -> Result<Vec<Probe>, String> {
     ])
 }
 
+/// What would spare an XFS behind a page cache copying what is published.
+pub(crate) fn relinking(probes: &[Probe]) -> Option<&'static str> {
+    let refused = |name| {
+        probes
+            .iter()
+            .any(|probe| probe.name == name && !probe.works)
+    };
+    match (refused("FICLONERANGE"), refused("exchange-range")) {
+        (true, _) => Some(
+            "long runs of staged bytes are copied when they are published: a file system that is made with mkfs.xfs \
+             -m reflink=1 clones them, and one with -i exchange=1 exchanges them (from Linux and xfsprogs 6.10)",
+        ),
+        (false, true) => Some(
+            "long runs of staged bytes are cloned when they are published, for which the pool needs other blocks each \
+             time: a file system that is made with mkfs.xfs -i exchange=1 exchanges them (from Linux and xfsprogs 6.10)",
+        ),
+        (false, false) => None,
+    }
+}
+
 /// A file without a name, 64 KB long and written. Where the file system has no such files, one
 /// with a name that is removed at once.
 fn nameless(dir: &Path) -> Result<File, Error> {
@@ -407,6 +427,28 @@ mod tests {
     fn a_directory_that_is_none_is_an_error() {
         assert!(all(Path::new("/nonexistent")).is_err());
         assert!(all(Path::new("/proc")).is_err());
+    }
+
+    #[test]
+    fn it_is_told_what_would_spare_copying() {
+        let told = |works: [bool; 2]| {
+            let probe = |name, works| Probe {
+                name,
+                works,
+                why: None,
+                since: "",
+                used_for: "",
+            };
+            let [clones, exchanges] = works;
+            relinking(&[
+                probe("FICLONERANGE", clones),
+                probe("exchange-range", exchanges),
+            ])
+        };
+        let says = |works, what| told(works).is_some_and(|said| said.contains(what));
+        assert!(says([false, false], "-m reflink=1") && says([false, false], "-i exchange=1"));
+        assert!(says([true, false], "-i exchange=1") && !says([true, false], "reflink"));
+        assert_eq!(told([true, true]), None);
     }
 
     #[test]
