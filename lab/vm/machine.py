@@ -180,8 +180,8 @@ class Machine:
                 self.trouble.append(line)
         return line
 
-    def until(self, prefix, limit):
-        """Reads until a line begins with `prefix`; the seconds are for all of it."""
+    def until(self, prefix, limit, hear=lambda line: None):
+        """Reads until a line begins with `prefix`; the seconds are for all of it. `hear` is told the lines before."""
         end = time.monotonic() + limit
         while True:
             line = self.next_line(end - time.monotonic())
@@ -189,6 +189,7 @@ class Machine:
                 raise Failed(f"the machine ended before {prefix!r}:\n{self.tail()}")
             if line.startswith(prefix):
                 return line
+            hear(line)
 
     def tail(self, count=25):
         return "\n".join(f"    {line}" for line in self.lines[-count:])
