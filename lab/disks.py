@@ -6,11 +6,11 @@ import subprocess
 import sys
 import time
 
+from media import allow_exchange
+
 SIZE_MB = 768
 FICLONE = 0x40049409
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-# Bit of features_incompat that says that files may exchange ranges.
-EXCHANGE_BIT = 0x40
 
 
 class Failure(Exception):
@@ -40,16 +40,9 @@ class Medium:
         with open(self.image, "wb") as file:
             file.truncate(size << 20)
         tool([*make, str(self.image)])
-        if name == "xfs":
-            self.allow_exchange()
+        allow_exchange(name, self.image)
         self.where.mkdir()
         self.mounted = False
-
-    def allow_exchange(self):
-        """An older mkfs.xfs does not know the feature; an older kernel refuses to mount it."""
-        shown = tool(["xfs_db", "-x", "-c", "sb 0", "-c", "p features_incompat", str(self.image)])
-        bits = int(shown.split("=")[1], 0) | EXCHANGE_BIT
-        tool(["xfs_db", "-x", "-c", "sb 0", "-c", f"write -d features_incompat {bits:#x}", str(self.image)])
 
     def __enter__(self):
         tool(["mount", "-o", "loop", str(self.image), str(self.where)])

@@ -31,6 +31,16 @@ FS_PACKAGES = {"ram": "mount", "ext4": "e2fsprogs", "xfs": "xfsprogs", "btrfs": 
                "ext4-dax": "e2fsprogs", "xfs-dax": "xfsprogs"}
 
 
+XFS_FEATURES = Path(__file__).resolve().parent / "vm" / "guest" / "xfs-features"
+
+
+def allow_exchange(name, device):
+    """On an XFS files may exchange ranges since Linux 6.10. An older mkfs.xfs does not know that; an older kernel refuses
+    to mount such a file system."""
+    if name.removesuffix("-dax") == "xfs" and linux() >= (6, 10):
+        tool(["sh", str(XFS_FEATURES), "exchange", str(device)])
+
+
 def like(medium, others):
     """Whether a medium is one of others, or is it without DAX."""
     return medium in others or medium.removesuffix("-dax") in others
@@ -78,6 +88,7 @@ class Media:
             self.devices[name] = self.device(name)
             try:
                 tool(MAKE_FS[name] + [self.devices[name]])
+                allow_exchange(name, self.devices[name])
             except FileNotFoundError:
                 raise LabError(f"missing {MAKE_FS[name][0]} (Debian: {FS_PACKAGES[name]})") from None
             self.mount(name, where)
