@@ -16,6 +16,8 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 SUITES = {
     "6.1": ("bookworm", "linux-image-cloud-amd64"),
     "6.12": ("bookworm-backports", "linux-image-cloud-amd64"),
+    # Whatever that is today.
+    "newest": ("trixie-backports", "linux-image-cloud-amd64"),
 }
 WANTED = ["crc32c_generic", "crc32c_intel", "nfit", "nd_pmem", "dax_pmem", "device_dax", "ext4", "xfs"]
 
@@ -74,12 +76,15 @@ def plain(path):
 
 
 def unpacked(directory):
-    """The kernel in a directory of the cache, or None."""
-    images = list((directory / "boot").glob("vmlinuz-*"))
+    """The kernel in a directory of the cache, or None. Since 7.0 all of it lies beside its modules."""
+    beside = [(image, image.parent) for image in directory.glob("usr/lib/modules/*/vmlinuz")]
+    in_boot = [(image, directory / "lib" / "modules" / image.name.removeprefix("vmlinuz-"))
+               for image in directory.glob("boot/vmlinuz-*")]
+    images = beside + in_boot
     if len(images) != 1:
         return None
-    release = images[0].name.removeprefix("vmlinuz-")
-    return Kernel(release, images[0], directory / "lib" / "modules" / release)
+    image, modules = images[0]
+    return Kernel(modules.name, image, modules)
 
 
 def get(series, cache, say):
@@ -95,11 +100,12 @@ def get(series, cache, say):
         raise Missing(f"{KEYRING} is missing: install debian-archive-keyring, so that the kernel is verified")
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix="apt-") as scratch:
-        package = download(Path(scratch), suite, meta, say)
+        packages = download(Path(scratch), suite, meta, say)
         fresh = Path(scratch) / "tree"
-        run(["dpkg-deb", "-x", str(package), str(fresh)], 120)
+        for package in packages:
+            run(["dpkg-deb", "-x", str(package), str(fresh)], 120)
         if not unpacked(fresh):
-            raise Missing(f"{package.name} holds no kernel image")
+            raise Missing(f"there is no kernel image in {', '.join(package.name for package in packages)}")
         shutil.rmtree(home, ignore_errors=True)
         fresh.rename(home)
     return unpacked(home)
@@ -117,7 +123,7 @@ def mirror():
 
 
 def download(scratch, suite, meta, say):
-    """Fetches the package that a meta package depends on, with lists of our own beside the host's."""
+    """Fetches the packages that a meta package depends on, with lists of our own beside the host's."""
     for part in ("lists/partial", "cache/archives/partial", "state"):
         (scratch / part).mkdir(parents=True)
     (scratch / "status").touch()
@@ -142,12 +148,22 @@ def download(scratch, suite, meta, say):
     flags = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
     say(f"fetching {meta} of {suite}")
     run(["apt-get", *flags, "-qq", "update"], 180)
-    depends = run(["apt-cache", *flags, "depends", meta], 60)
-    concrete = re.search(r"Depends: (linux-image-\S+)", depends)
-    if not concrete:
-        raise Missing(f"{suite} has no {meta}, or apt could not read it:\n{depends}")
-    run(["apt-get", *flags, "-qq", "download", concrete.group(1)], 300, cwd=scratch)
-    return next(scratch.glob("linux-image-*.deb"))
+    names = parts_of(meta, lambda name: run(["apt-cache", *flags, "depends", name], 60))
+    if not names:
+        raise Missing(f"{suite} has no {meta}, or apt could not read it")
+    run(["apt-get", *flags, "-qq", "download", *names], 300, cwd=scratch)
+    return sorted(scratch.glob("linux-*.deb"))
+
+
+def parts_of(meta, depends):
+    """The packages of a kernel: the image, and those that the image and its modules are in where it has several."""
+    found, left = [], [meta]
+    while left:
+        needed = re.findall(r"^ *Depends: (linux-[a-z]+-\d\S+)", depends(left.pop()), re.M)
+        fresh = [name for name in dict.fromkeys(needed) if name not in found]
+        found += fresh
+        left += fresh
+    return found
 
 
 def run(command, limit, cwd=None):
