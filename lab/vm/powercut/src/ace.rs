@@ -1,7 +1,7 @@
 //! Every short sequence of file operations, with what must be there after a power cut.
 //!
 //! A sequence is one to three operations on three names, each followed by nothing, by the sync of the file that it
-//! changed or by the sync of a directory. Both halves derive it from its number: `run` does it, `judge` knows which
+//! changed (in half of the sequences `fdatasync`, where bytes changed) or by the sync of a directory. Both halves derive it from its number: `run` does it, `judge` knows which
 //! states the file system may be in.
 
 use crate::promise::Promise;
@@ -16,11 +16,16 @@ const OWN: usize = 1;
 pub(crate) const MADE: usize = 2;
 /// What the second directory, and the name in it, are called when it has been renamed.
 pub(crate) const MOVED: [&str; 2] = ["C", "C/baz"];
+/// A symbolic link that operations make, and what it says: nobody goes through it.
+pub(crate) const LINK: &str = "S";
+pub(crate) const LINKED: &str = "A/elsewhere";
 pub(crate) const BASE: usize = 6000;
 const APPENDED: usize = 5000;
 /// Bytes of a short file, within one block.
 const FIRST: usize = 700;
 const OVERWRITTEN: std::ops::Range<usize> = 1000..4500;
+/// One block and a part of the next.
+const PUNCHED: std::ops::Range<usize> = 0..4500;
 const SHORT: usize = 2500;
 const LONG: usize = 9000;
 
@@ -42,8 +47,19 @@ pub(crate) enum Op {
     Extend(usize),
     /// Makes it longer, with blocks for it.
     Allocate(usize),
+    /// Has blocks behind its end, and stays as long as it is.
+    Reserve(usize),
+    /// Zeros in its beginning, whose blocks it gives back.
+    Punch(usize),
     /// Cuts it by opening it.
     Empty(usize),
+    /// Gives it an attribute, another one each time.
+    Mark(usize),
+    /// Takes the attribute away.
+    Unmark(usize),
+    /// Makes the symbolic link, or removes it.
+    Symlink,
+    Unsymlink,
     Rename(usize, usize),
     Link(usize, usize),
     Unlink(usize),
@@ -63,6 +79,7 @@ pub(crate) struct Tree {
     pub(crate) names: [Option<usize>; 3],
     made: bool,
     moved: bool,
+    linked: bool,
 }
 
 impl Tree {
@@ -70,6 +87,7 @@ impl Tree {
         names: [Some(0), None, None],
         made: false,
         moved: false,
+        linked: false,
     };
 
     fn absent(&self, name: usize) -> bool {
@@ -94,6 +112,15 @@ impl Tree {
         }
     }
 
+    /// The symbolic links that are there.
+    fn links(&self) -> BTreeMap<String, String> {
+        let there = self.linked.then_some((LINK, LINKED));
+        there
+            .map(|(name, says)| (name.into(), says.into()))
+            .into_iter()
+            .collect()
+    }
+
     /// The directories that are there.
     fn dirs(&self) -> BTreeSet<String> {
         let made = self.made.then_some(DIRS[MADE]);
@@ -116,8 +143,11 @@ struct Life {
     versions: Vec<(usize, Rc<Vec<u8>>)>,
     /// Events that changed its names.
     named: Vec<usize>,
-    /// Events that synced it.
+    /// Events that gave it the attribute, or took it away.
+    marked: Vec<(usize, bool)>,
+    /// Events that synced its bytes, and those among them that synced all that it is.
     synced: Vec<usize>,
+    synced_whole: Vec<usize>,
 }
 
 impl Life {
@@ -135,6 +165,23 @@ impl Life {
     fn last(&self) -> &[u8] {
         self.versions.last().map_or(&[], |v| &v.1)
     }
+
+    /// The attribute after an event.
+    fn mark(&self, event: usize) -> Option<String> {
+        let (made, there) = *self.marked.iter().rfind(|m| m.0 <= event)?;
+        there.then(|| mark(made))
+    }
+}
+
+/// The newest of some events that is not later than another.
+fn before(events: &[usize], limit: usize) -> usize {
+    let found = events.iter().rfind(|&&event| event <= limit);
+    found.copied().unwrap_or(0)
+}
+
+/// What an event writes into the attribute.
+pub(crate) fn mark(event: usize) -> String {
+    format!("event {event}")
 }
 
 /// A sequence played in memory.
@@ -186,8 +233,10 @@ impl Story {
         match event {
             Event::Op(op) => self.operate(at, op, &mut tree),
             Event::SyncFile(name) => {
+                let whole = !self.only_bytes(at);
                 if let Some(file) = tree.names[name] {
                     self.lives[file].synced.push(at);
+                    self.lives[file].synced_whole.extend(whole.then_some(at));
                 }
             }
             Event::SyncDir(dir) => self.synced[dir].push(at),
@@ -212,6 +261,16 @@ impl Story {
                 tree.moved = true;
                 self.changed[0].push(at);
             }
+            Op::Symlink | Op::Unsymlink => {
+                tree.linked = op == Op::Symlink;
+                self.changed[0].push(at);
+            }
+            Op::Mark(name) | Op::Unmark(name) => {
+                if let Some(file) = tree.names[name] {
+                    self.lives[file].marked.push((at, op == Op::Mark(name)));
+                }
+            }
+            Op::Reserve(_) => {}
             Op::Append(_)
             | Op::Begin(_)
             | Op::Overwrite(_)
@@ -219,6 +278,7 @@ impl Story {
             | Op::Cut(_)
             | Op::Extend(_)
             | Op::Allocate(_)
+            | Op::Punch(_)
             | Op::Empty(_) => {
                 let (name, range) = op.written(|name| self.size(tree, name));
                 if let Some(file) = tree.names[name] {
@@ -227,6 +287,7 @@ impl Story {
                         Op::Cut(_) | Op::Extend(_) | Op::Allocate(_) | Op::Empty(_) => {
                             content.resize(range.end, 0);
                         }
+                        Op::Punch(_) => content[range].fill(0),
                         _ => {
                             content.resize(content.len().max(range.end), 0);
                             let fresh = bytes(self.number, at, range.start, range.len());
@@ -262,6 +323,11 @@ impl Story {
         tree.names[name].map_or(0, |file| self.lives[file].last().len())
     }
 
+    fn marked(&self, tree: &Tree, name: usize) -> bool {
+        let last = tree.names[name].and_then(|file| self.lives[file].marked.last());
+        last.is_some_and(|mark| mark.1)
+    }
+
     /// The operations that make sense now.
     fn possible(&self) -> Vec<Op> {
         let tree = self.tree();
@@ -279,14 +345,17 @@ impl Story {
                 found.push(Op::Empty(name));
             }
             if size >= OVERWRITTEN.end {
-                found.extend([Op::Overwrite(name), Op::Store(name)]);
+                found.extend([Op::Overwrite(name), Op::Store(name), Op::Punch(name)]);
             }
             if size > SHORT {
                 found.push(Op::Cut(name));
             }
             if size < LONG {
-                found.push(Op::Extend(name));
-                found.push(Op::Allocate(name));
+                found.extend([Op::Extend(name), Op::Allocate(name), Op::Reserve(name)]);
+            }
+            found.push(Op::Mark(name));
+            if self.marked(tree, name) {
+                found.push(Op::Unmark(name));
             }
             for to in (0..NAMES.len()).filter(|&to| to != name) {
                 // Renaming one name of a file over another does nothing.
@@ -300,6 +369,11 @@ impl Story {
             found.push(Op::Unlink(name));
         }
         found.push(if tree.made { Op::Rmdir } else { Op::Mkdir });
+        found.push(if tree.linked {
+            Op::Unsymlink
+        } else {
+            Op::Symlink
+        });
         if !tree.moved {
             found.push(Op::Move);
         }
@@ -315,21 +389,45 @@ impl Op {
             Self::Begin(name) => (name, 0..FIRST),
             Self::Overwrite(name) | Self::Store(name) => (name, OVERWRITTEN),
             Self::Cut(name) => (name, 0..SHORT),
-            Self::Extend(name) | Self::Allocate(name) => (name, 0..LONG),
+            Self::Extend(name) | Self::Allocate(name) | Self::Reserve(name) => (name, 0..LONG),
+            Self::Punch(name) => (name, PUNCHED),
             Self::Create(name)
             | Self::Empty(name)
+            | Self::Mark(name)
+            | Self::Unmark(name)
             | Self::Rename(_, name)
             | Self::Link(_, name)
             | Self::Unlink(name) => (name, 0..0),
-            Self::Mkdir | Self::Rmdir | Self::Move => (0, 0..0),
+            Self::Mkdir | Self::Rmdir | Self::Move | Self::Symlink | Self::Unsymlink => (0, 0..0),
         }
+    }
+
+    /// Whether it changes bytes of a file, which `fdatasync` makes durable.
+    fn changes_bytes(self) -> bool {
+        matches!(
+            self,
+            Self::Append(_)
+                | Self::Begin(_)
+                | Self::Overwrite(_)
+                | Self::Store(_)
+                | Self::Cut(_)
+                | Self::Extend(_)
+                | Self::Allocate(_)
+                | Self::Punch(_)
+                | Self::Empty(_)
+        )
+    }
+
+    /// Whether nobody makes it whole: what a mapping stores, and what the kernel zeroes.
+    fn comes_in_parts(self) -> bool {
+        matches!(self, Self::Store(_) | Self::Punch(_))
     }
 
     /// What may be synced after it.
     fn saves(self) -> Vec<Event> {
         match self {
             Self::Mkdir => vec![Event::SyncDir(0), Event::SyncDir(MADE)],
-            Self::Rmdir | Self::Move => vec![Event::SyncDir(0)],
+            Self::Rmdir | Self::Move | Self::Symlink | Self::Unsymlink => vec![Event::SyncDir(0)],
             Self::Unlink(name) => vec![Event::SyncDir(parent(name))],
             Self::Rename(from, to) if parent(from) != parent(to) => vec![
                 Event::SyncFile(to),
@@ -346,18 +444,22 @@ impl Op {
             | Self::Cut(name)
             | Self::Extend(name)
             | Self::Allocate(name)
-            | Self::Empty(name) => {
+            | Self::Reserve(name)
+            | Self::Punch(name)
+            | Self::Empty(name)
+            | Self::Mark(name)
+            | Self::Unmark(name) => {
                 vec![Event::SyncFile(name)]
             }
         }
     }
 }
 
-/// All sequences with so many operations. The last ends with a sync, unless calls are durable by themselves. What is
-/// stored through a mapping waits for no commit.
+/// All sequences with so many operations. The last ends with a sync, unless calls are durable by themselves. What
+/// comes in parts waits for no commit.
 fn all(operations: usize, promise: Promise) -> Vec<Vec<Event>> {
     let bare_end = promise.calls_are_durable();
-    let promised = |op: &Op| promise != Promise::Atomic || !matches!(op, Op::Store(_));
+    let promised = |op: &Op| promise != Promise::Atomic || !op.comes_in_parts();
     let mut found = vec![Vec::new()];
     for left in (0..operations).rev() {
         let mut longer = Vec::new();
@@ -435,6 +537,10 @@ pub(crate) struct Found {
     /// Name: inode number and content.
     pub(crate) files: BTreeMap<String, (u64, Vec<u8>)>,
     pub(crate) dirs: BTreeSet<String>,
+    /// Name of a symbolic link: what it says.
+    pub(crate) links: BTreeMap<String, String>,
+    /// Name of a file that has the attribute: its value.
+    pub(crate) marks: BTreeMap<String, String>,
 }
 
 impl Story {
@@ -481,7 +587,8 @@ impl Story {
         let name = |name: usize| since(parent(name), &|a, b| a.names[name] != b.names[name]);
         let made = since(0, &|a, b| a.made != b.made);
         let moved = since(0, &|a, b| a.moved != b.moved);
-        let ways = [name(0), name(1), name(2), made, moved];
+        let linked = since(0, &|a, b| a.linked != b.linked);
+        let ways = [name(0), name(1), name(2), made, moved, linked];
         let oldest = ways[..NAMES.len()]
             .iter()
             .map(|events| events[0])
@@ -491,7 +598,7 @@ impl Story {
         let kept = |file: &usize| self.trees[oldest..].iter().all(|tree| has(tree, *file));
         let kept: Vec<usize> = (0..self.lives.len()).filter(kept).collect();
         let mut why = String::new();
-        for [a, b, c, made, moved] in picks(&ways) {
+        for [a, b, c, made, moved, linked] in picks(&ways) {
             let tree = Tree {
                 names: [
                     self.trees[a].names[0],
@@ -500,6 +607,7 @@ impl Story {
                 ],
                 made: self.trees[made].made,
                 moved: self.trees[moved].moved,
+                linked: self.trees[linked].linked,
             };
             if !kept.iter().all(|file| has(&tree, *file)) {
                 continue;
@@ -529,7 +637,7 @@ impl Story {
                 || self
                     .lives
                     .iter()
-                    .any(|l| l.named.contains(&event) && synced(event, &l.synced))
+                    .any(|l| l.named.contains(&event) && synced(event, &l.synced_whole))
                 || self.changed[dir].contains(&event) && synced(event, &self.synced[dir])
         };
         (1..self.trees.len())
@@ -547,26 +655,39 @@ impl Story {
         )
     }
 
+    /// One bit of three that are drawn for each sequence.
+    fn drawn(&self, bit: u32) -> bool {
+        crate::kinds::mix(self.number as u64) >> bit & 1 == 0
+    }
+
     /// Whether files stay open until the sequence ends; in half of the sequences they are closed after each use.
     pub(crate) fn keeps_open(&self) -> bool {
-        crate::kinds::mix(self.number as u64).is_multiple_of(2)
+        self.drawn(0)
+    }
+
+    /// Whether files are opened for reading, too: for mappings, and in half of the other sequences. What its writer
+    /// cannot read, mode posix stages, too.
+    pub(crate) fn reads(&self) -> bool {
+        let stores = |event: &Event| matches!(event, Event::Op(Op::Store(_)));
+        self.drawn(2) || self.events.iter().any(stores)
+    }
+
+    /// Whether an event is `fdatasync`: in half of the sequences, where the operation before it changed bytes.
+    pub(crate) fn only_bytes(&self, event: usize) -> bool {
+        let after_bytes = match event.checked_sub(2).map(|last| self.events[last]) {
+            Some(Event::Op(op)) => op.changes_bytes(),
+            _ => false,
+        };
+        after_bytes && self.drawn(1)
     }
 
     /// How many events' names are durable for certain: a synced file is there with its names, a synced
     /// directory with its entries, and everything that was journaled before.
     fn names_floor(&self, done: usize) -> usize {
-        let before = |events: &[usize], limit: usize| {
-            events
-                .iter()
-                .rev()
-                .copied()
-                .find(|&e| e <= limit)
-                .unwrap_or(0)
-        };
         let files = self
             .lives
             .iter()
-            .map(|l| before(&l.named, before(&l.synced, done)));
+            .map(|l| before(&l.named, before(&l.synced_whole, done)));
         let dirs = (0..DIRS.len()).map(|d| before(&self.changed[d], before(&self.synced[d], done)));
         files.chain(dirs).max().unwrap_or(0)
     }
@@ -590,6 +711,9 @@ impl Story {
                 tree.dirs()
             ));
         }
+        if found.links != tree.links() {
+            return Err(format!("links {:?}, not {:?}", found.links, tree.links()));
+        }
         let mut inodes = BTreeMap::new();
         for (name, file) in paths.into_iter().zip(tree.names) {
             match (file, found.files.get(name)) {
@@ -603,6 +727,10 @@ impl Story {
                     }
                     self.content(file, done, kept, promise, content)
                         .map_err(|e| format!("{name}: {e}"))?;
+                    let mark = found.marks.get(name).cloned();
+                    if !self.marks(file, done, kept, promise).contains(&mark) {
+                        return Err(format!("{name} has the attribute {mark:?}"));
+                    }
                 }
                 (wanted, _) => return Err(format!("{name} exists: {}", wanted.is_none())),
             }
@@ -612,6 +740,24 @@ impl Story {
             return Err("two files are one".into());
         }
         Ok(())
+    }
+
+    /// The attributes that a file may have. No mode makes them durable before a sync.
+    fn marks(
+        &self,
+        file: usize,
+        done: usize,
+        kept: usize,
+        promise: Promise,
+    ) -> BTreeSet<Option<String>> {
+        let life = &self.lives[file];
+        if promise.power_stayed() {
+            return [done, kept].map(|event| life.mark(event)).into();
+        }
+        let synced = before(&life.synced_whole, done);
+        (synced..=self.events.len())
+            .map(|event| life.mark(event))
+            .collect()
     }
 
     fn content(
@@ -626,13 +772,7 @@ impl Story {
         if promise.power_stayed() {
             return self.survived(life, done, kept, promise, content);
         }
-        let synced = life
-            .synced
-            .iter()
-            .rev()
-            .copied()
-            .find(|&e| e <= done)
-            .unwrap_or(0);
+        let synced = before(&life.synced, done);
         let floor = life.newest(if promise.calls_are_durable() {
             done
         } else {
@@ -640,10 +780,8 @@ impl Story {
         });
         let allowed = &life.versions[floor..];
         let whole = || allowed.iter().any(|v| *v.1 == content);
-        let stored = |(event, _): &(usize, Rc<Vec<u8>>)| {
-            matches!(self.events[*event - 1], Event::Op(Op::Store(_)))
-        };
-        let whole_calls = promise.calls_are_atomic() && !allowed[1..].iter().any(stored);
+        let in_parts = |(event, _): &(usize, Rc<Vec<u8>>)| matches!(self.events[*event - 1], Event::Op(op) if op.comes_in_parts());
+        let whole_calls = promise.calls_are_atomic() && !allowed[1..].iter().any(in_parts);
         if allowed.len() == 1 || whole_calls {
             return if whole() {
                 Ok(())
@@ -701,12 +839,11 @@ impl Story {
         if content == before || content == after {
             return Ok(());
         }
-        // Nobody makes stores whole.
         let tears = |event: &Event| match event {
             Event::Op(Op::Append(_) | Op::Begin(_) | Op::Overwrite(_)) => {
                 !promise.calls_are_atomic()
             }
-            Event::Op(Op::Store(_)) => true,
+            Event::Op(op) => op.comes_in_parts(),
             _ => false,
         };
         let torn = self.events[done..kept].iter().any(tears);
@@ -735,7 +872,11 @@ impl Found {
         let files: Vec<String> = files
             .map(|(n, (i, c))| format!("{n} inode {i} {} bytes", c.len()))
             .collect();
-        format!("{}; directories {:?}", files.join(", "), self.dirs)
+        let rest = (&self.dirs, &self.links, &self.marks);
+        format!(
+            "{}; directories, links, attributes {rest:?}",
+            files.join(", ")
+        )
     }
 }
 
@@ -748,6 +889,7 @@ mod tests {
         let mut found = Found::default();
         let tree = &story.trees[events];
         found.dirs = tree.dirs();
+        found.links = tree.links();
         for (name, file) in tree.names.into_iter().enumerate() {
             if let Some(file) = file {
                 let life = &story.lives[file];
@@ -755,6 +897,9 @@ mod tests {
                 found
                     .files
                     .insert(tree.path(name).into(), (file as u64 + 100, content));
+                if let Some(mark) = life.mark(events) {
+                    found.marks.insert(tree.path(name).into(), mark);
+                }
             }
         }
         found
@@ -814,7 +959,10 @@ mod tests {
                 noticed += 1;
             }
             let bare = Story::of(story.number, &story.events[..=last]);
-            if lost != left(&story, last + 1) {
+            // No mode promises attributes before a sync.
+            let named =
+                |found: &Found| (found.files.clone(), found.dirs.clone(), found.links.clone());
+            if named(&lost) != named(&left(&story, last + 1)) {
                 bare.judge(last + 1, Promise::Strict, &lost)
                     .expect_err("every call is durable");
             }
@@ -867,7 +1015,12 @@ mod tests {
 
     #[test]
     fn a_store_is_durable_and_not_whole() {
-        for (op, is_whole) in [(Op::Overwrite(0), true), (Op::Store(0), false)] {
+        let ops = [
+            (Op::Overwrite(0), true),
+            (Op::Store(0), false),
+            (Op::Punch(0), false),
+        ];
+        for (op, is_whole) in ops {
             let story = Story::of(1, &[Event::Op(op)]);
             let mut found = left(&story, 1);
             let old = left(&story, 0).files["foo"].1[2000..].to_vec();
@@ -879,6 +1032,43 @@ mod tests {
                     .judge(1, promise, &found)
                     .expect_err("it was acknowledged");
             }
+        }
+    }
+
+    #[test]
+    fn fdatasync_promises_bytes_and_no_names_or_attributes() {
+        let number = |whole: bool| {
+            let sync = |n: usize| Story::of(n, &[Event::Op(Op::Append(0)), Event::SyncFile(0)]);
+            (1..)
+                .find(|&n| sync(n).only_bytes(2) != whole)
+                .expect("half of them")
+        };
+        let [bytes, whole] = [number(false), number(true)];
+        let events = [Op::Mark(0), Op::Rename(0, 1), Op::Append(1)].map(Event::Op);
+        let events = [&events[..], &[Event::SyncFile(1)]].concat();
+        for (number, kept) in [(bytes, true), (whole, false)] {
+            let story = Story::of(number, &events);
+            let done = left(&story, 4);
+            let mut renamed_back = left(&story, 4);
+            let file = renamed_back.files.remove("bar").expect("it is there");
+            renamed_back.files.insert("foo".into(), file);
+            renamed_back.marks.clear();
+            let mut unmarked = left(&story, 4);
+            unmarked.marks.clear();
+            let mut cut = left(&story, 4);
+            cut.files
+                .get_mut("bar")
+                .expect("it is there")
+                .1
+                .truncate(BASE);
+            let judged = [&done, &renamed_back, &unmarked, &cut];
+            let judged = judged.map(|found| story.judge(4, Promise::Posix, found).is_ok());
+            assert_eq!(judged, [true, kept, kept, false], "{number}");
+            let mut foreign = left(&story, 4);
+            foreign.marks.insert("bar".into(), mark(2));
+            story
+                .judge(4, Promise::Posix, &foreign)
+                .expect_err("nobody gave it that");
         }
     }
 

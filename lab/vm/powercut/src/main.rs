@@ -10,6 +10,7 @@
 
 mod ace;
 mod allocate;
+mod attribute;
 mod check;
 mod kinds;
 mod mapped;

@@ -54,6 +54,6 @@ impl Promise {
 
     /// Whether names are there for certain when the call that changed them returns.
     pub(crate) fn names_are_durable(self) -> bool {
-        self == Self::Strict || self.power_stayed()
+        matches!(self, Self::Sync | Self::Strict) || self.power_stayed()
     }
 }

@@ -1,10 +1,11 @@
 //! Runs the short sequences of `ace.rs`, and looks at what a cut left of them.
 
-use crate::ace::{self, DIRS, Event, Found, MADE, MOVED, NAMES, Op, Order, Story, Tree};
-use crate::allocate::allocate;
-use crate::mapped;
+use crate::ace::{
+    self, DIRS, Event, Found, LINK, LINKED, MADE, MOVED, NAMES, Op, Order, Story, Tree,
+};
 use crate::promise::Promise;
 use crate::write::{How, send};
+use crate::{allocate, attribute, mapped};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -151,10 +152,19 @@ fn look(home: &Path) -> std::io::Result<Found> {
                 .join(entry.file_name())
                 .to_string_lossy()
                 .into_owned();
-            if entry.file_type()?.is_dir() {
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
                 found.dirs.insert(name);
+            } else if kind.is_symlink() {
+                let says = std::fs::read_link(entry.path())?;
+                found
+                    .links
+                    .insert(name, says.to_string_lossy().into_owned());
             } else {
                 let content = std::fs::read(entry.path())?;
+                if let Some(mark) = attribute::get(&File::open(entry.path())?)? {
+                    found.marks.insert(name.clone(), mark);
+                }
                 found.files.insert(name, (entry.metadata()?.ino(), content));
             }
         }
@@ -188,12 +198,12 @@ impl<'a> Hands<'a> {
         self.home.join(tree.path(name))
     }
 
-    /// The file of a name, open for both.
+    /// The file of a name, open.
     fn file(&mut self, tree: &Tree, name: usize) -> std::io::Result<&mut File> {
         let id = tree.names[name].unwrap_or(usize::MAX);
         if !self.open.contains_key(&id) {
             let file = OpenOptions::new()
-                .read(true)
+                .read(self.story.reads())
                 .write(true)
                 .open(self.path(tree, name))?;
             self.open.insert(id, file);
@@ -209,6 +219,9 @@ impl<'a> Hands<'a> {
         match story.events[number - 1] {
             Event::Op(op) => self.operate(number, op, before)?,
             Event::SyncFile(_) | Event::SyncDir(_) if self.no_fsync => {}
+            Event::SyncFile(name) if story.only_bytes(number) => {
+                self.file(before, name)?.sync_data()?;
+            }
             Event::SyncFile(name) => self.file(before, name)?.sync_all()?,
             Event::SyncDir(dir) => File::open(self.home.join(before.dir(dir)))?.sync_all()?,
         }
@@ -224,7 +237,7 @@ impl<'a> Hands<'a> {
             Op::Create(name) => {
                 let path = self.path(before, name);
                 let file = OpenOptions::new()
-                    .read(true)
+                    .read(self.story.reads())
                     .write(true)
                     .create_new(true)
                     .open(path)?;
@@ -257,10 +270,13 @@ impl<'a> Hands<'a> {
                 let (_, range) = op.written(|_| 0);
                 self.file(before, name)?.set_len(range.end as u64)
             }
-            Op::Allocate(name) => {
-                let (_, range) = op.written(|_| 0);
-                allocate(self.file(before, name)?, range.end)
-            }
+            Op::Allocate(name) => allocate::longer(self.file(before, name)?, op.written(|_| 0).1),
+            Op::Reserve(name) => allocate::reserve(self.file(before, name)?, op.written(|_| 0).1),
+            Op::Punch(name) => allocate::punch(self.file(before, name)?, op.written(|_| 0).1),
+            Op::Mark(name) => attribute::set(self.file(before, name)?, &ace::mark(number)),
+            Op::Unmark(name) => attribute::remove(self.file(before, name)?),
+            Op::Symlink => std::os::unix::fs::symlink(LINKED, self.home.join(LINK)),
+            Op::Unsymlink => std::fs::remove_file(self.home.join(LINK)),
             Op::Empty(name) => OpenOptions::new()
                 .write(true)
                 .truncate(true)
