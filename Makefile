@@ -7,6 +7,7 @@
 #                              root, loop devices, packages
 #   make enumerate             the crash enumerators alone, with the number of states that they tried in each mode
 #   make lab-dax               all tests and programs on DAX in the virtual machine, which takes two hours
+#   make lab-cuts CUTS=150     so many power cuts with another boot after each, in mode posix and in mode strict
 #   make bench                 the measurements of `adit bench`
 #   make install PREFIX=/usr   command, library, header, man pages, completions (DESTDIR is honoured)
 
@@ -155,22 +156,31 @@ WHOLE := --whole 420 --whole-quick --whole-media ext4-dax --whole-tests shim-sta
 # cannot be built it says so with status 77, which is a failure in continuous integration only.
 .PHONY: lab-vm
 lab-vm: release
-	@$(call limit,2240) lab/vm/run --paths --path-modes posix,sync,atomic,strict --disk strict --also 6.12 $(WHOLE) --total 2100 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/vm was skipped"; }
+	@$(call limit,2240) lab/vm/run --paths --path-modes posix,sync,atomic,strict --disk strict --also 6.12 $(WHOLE) --least 200 --total 2100 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/vm was skipped"; }
 
 # All of the crates' own tests, and all cases of real programs, on ext4-DAX and XFS-DAX: an hour of emulation each. What
 # the tests compile is compiled here, where it takes no time.
 WITHOUT := --no-suite --no-plants --cuts 0 --engine-cuts 0 --sequences 0 --publishing "" --disk "" --staging ""
+KERNEL ?= 6.1
 .PHONY: lab-dax
 lab-dax: lab-dax-programs lab-dax-tests
 
 .PHONY: lab-dax-tests
 lab-dax-tests: release
 	$(call limit,900) $(CARGO) test --locked -p adit-shim --test staged --test injection -p adit-oracle --test programs
-	$(call limit,6000) lab/vm/run $(WITHOUT) --whole 5400 --whole-programs ""
+	$(call limit,6000) lab/vm/run --kernel $(KERNEL) $(WITHOUT) --whole 5400 --whole-programs ""
 
 .PHONY: lab-dax-programs
 lab-dax-programs: release
-	$(call limit,4200) lab/vm/run $(WITHOUT) --whole 3600 --whole-tests ""
+	$(call limit,6000) lab/vm/run --kernel $(KERNEL) $(WITHOUT) --whole 5400 --whole-tests ""
+
+# The machine is killed and boots again, so often in mode posix and in mode strict: some ten seconds each.
+CUTS ?= 150
+CUTTING := --no-suite --sequences 0 --engine-cuts 0 --frozen 1 --publishing "" --disk "" --staging ""
+.PHONY: lab-cuts
+lab-cuts: release
+	$(call limit,20000) lab/vm/run --kernel $(KERNEL) $(CUTTING) --mode posix --cuts $(CUTS) --least $(CUTS)
+	$(call limit,20000) lab/vm/run --kernel $(KERNEL) $(CUTTING) --mode strict --cuts $(CUTS) --least $(CUTS)
 
 .PHONY: install
 install: release

@@ -157,16 +157,15 @@ class Machine:
         """What has arrived on the second serial line."""
         return self.acks.read_text(errors="replace")
 
-    def drain(self):
-        """Takes what the console still holds."""
-        try:
-            while self.next_line(0.5) is not None:
-                pass
-        except Failed:
-            pass
-
     def seconds(self):
         return time.monotonic() - self.started
+
+    def heard(self, silence=0.0):
+        """All lines of the console, until nothing has come for so many seconds."""
+        with contextlib.suppress(Failed):
+            while self.next_line(silence) is not None:
+                pass
+        return self.lines
 
     def next_line(self, limit):
         """The console's next line; None at its end."""
@@ -174,10 +173,13 @@ class Machine:
             line = self.queue.get(timeout=max(limit, 0.001))
         except queue.Empty:
             raise Failed(f"nothing more within the time limit; it ended with\n{self.tail()}") from None
-        if line is not None:
-            self.lines.append(line)
-            if TROUBLE.search(line):
-                self.trouble.append(line)
+        if line is None:
+            # It stays the end, for whoever asks next.
+            self.queue.put(None)
+            return None
+        self.lines.append(line)
+        if TROUBLE.search(line):
+            self.trouble.append(line)
         return line
 
     def until(self, prefix, limit, hear=lambda line: None):

@@ -4,11 +4,10 @@ after its last acknowledgement."""
 import time
 from dataclasses import dataclass, field
 
-from cuts import RECOVER
+from cuts import PLACES, RECOVER
 from machine import Failed
 from suite import EAGER, adit, quote
 
-PLACES = ("ext4", "xfs")
 # Sequences before the newest that are judged, too.
 BACK = 12
 # How many a planted bug gets before it must have been found.
@@ -101,7 +100,7 @@ def series(lab, inspector, options, say):
                 cut_after = here
                 take(lab, inspector, machine, by_tag, line, options, report)
             time.sleep(0.002)
-        machine.drain()
+        machine.heard(0.5)
         if not any(said.startswith("@@end done") for said in machine.lines):
             report.failures.append(("sequences: not done in time, or the machine died", machine.lines[-20:]))
         for name, status, _, output in machine.tasks():

@@ -71,6 +71,12 @@ impl Place {
         self.file().join((operation % SHORTS).to_string())
     }
 
+    /// Whether an appender leaves the offset to the kernel: half of them do, in every mode (`Writer` in `cuts.py` makes
+    /// the seeds).
+    pub(crate) fn leaves_the_offset(&self) -> bool {
+        (self.seed / 4 + self.seed / 16).is_multiple_of(2)
+    }
+
     /// A random number of this operation.
     pub(crate) fn draw(&self, operation: u64, what: u64) -> u64 {
         mix(mix(self.seed ^ mix(operation)) ^ what)

@@ -143,10 +143,11 @@ struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     fn new(place: &'a Place, how: &[How]) -> std::io::Result<Self> {
-        // Half of the appenders leave the offset to the kernel.
+        // What cannot be read by its writer, mode posix stages, too.
         let mut options = OpenOptions::new();
         match place.kind {
-            Kind::Append if place.seed.is_multiple_of(2) => options.append(true),
+            Kind::Append if place.leaves_the_offset() => options.append(true),
+            Kind::Append => options.write(true),
             _ => options.read(true).write(true),
         };
         let file = match place.kind {
