@@ -110,7 +110,7 @@ def build(out, kernel, busybox, host_programs, our_files, guest, job, modules=()
         for applet in listed.stdout.split():
             archive.link(f"/bin/{applet}", "busybox")
         archive.add("/init", (guest / "init").read_bytes(), 0o755)
-        for name in ("xfs-features", "mount-ext4"):
+        for name in ("xfs-features", "mount-ext4", "fill"):
             archive.add(f"/bin/{name}", (guest / name).read_bytes(), 0o755)
         archive.add("/lab/job", job.encode())
         archive.close()

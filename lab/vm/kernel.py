@@ -36,7 +36,7 @@ class Kernel:
 
     def version(self):
         """Its first two numbers."""
-        return tuple(int(number) for number in self.name.split(".")[:2])
+        return version_of(self.name)
 
     def load_order(self, more=()):
         """The files of the wanted modules and of what they need, in the order of loading."""
@@ -63,6 +63,11 @@ class Kernel:
             # Without the processor's own instruction the generic checksum serves.
             visit(name, not name.startswith("crc32c"))
         return order
+
+
+def version_of(release):
+    """The first two numbers of what a kernel calls itself."""
+    return tuple(int(number) for number in release.split(".")[:2])
 
 
 def plain(path):

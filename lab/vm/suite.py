@@ -3,6 +3,7 @@
 import re
 
 PLACES = {"ext4": "dax", "xfs": "dax", "tmpfs": "ram"}
+DAX = tuple(place for place, medium in PLACES.items() if medium == "dax")
 # How often the kill -9 driver kills.
 TORTURE_ROUNDS = 12
 # Everything is adopted at once: short runs reach the mappings, too; and in the modes that stage, the first write is
@@ -236,6 +237,33 @@ done
 """
 
 
+# A full disk refuses, and what it has not refused is in the file when there is room again: while the program goes on, and
+# after it has ended. Nothing else runs beside it.
+FULL = r"""
+dir={dir}
+export XDG_RUNTIME_DIR=/tmp/full-{name} {environment}
+mkdir -p $XDG_RUNTIME_DIR
+fail() {{ echo "FAILED: $*"; df -k $dir; exit 1; }}
+ballast() {{ fallocate -l $(($(df -k $dir | awk 'END {{ print $4 }}') - 40960))k $dir/ballast || fail "no ballast"; }}
+is_whole() {{
+    for try in $(seq 100); do
+        fill check $dir/full /tmp/full-{name}.said 2>/tmp/full-{name}.why && return
+        sleep 0.3
+    done
+    fail "$1: $(cat /tmp/full-{name}.why)"
+}}
+ballast
+{adit} perl /bin/fill write $dir/full /tmp/full-{name}.said $dir/ballast || fail "while it goes on"
+is_whole "while it went on"
+rm $dir/full
+ballast
+{adit} perl /bin/fill write $dir/full /tmp/full-{name}.said || fail "and ends"
+rm $dir/ballast
+is_whole "after its end"
+rm $dir/full
+"""
+
+
 def adit(mode):
     """How a program is started under Adit. Outside mode posix `--require` also refuses files that cannot be staged,
     and the suite's programs open the same file twice on purpose."""
@@ -246,19 +274,27 @@ def quote(text):
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def medium_check(place, medium):
-    """doctor must name the medium, and MAP_SYNC must work exactly on the DAX ones."""
-    expected = "yes" if medium == "dax" else "no"
+def medium_check(place, medium, shares):
+    """doctor must name the medium; MAP_SYNC must work exactly on the DAX ones, and what relinks bytes, in `shares`,
+    exactly on the XFS that was made with it."""
+    works = {"MAP_SYNC": medium == "dax"} | {row: place == "xfs" and made for row, made in shares.items()}
+    rows = " && ".join(f"grep -Eq '^{row} +{'yes' if wanted else 'no'} ' /tmp/doctor-{place}"
+                       for row, wanted in works.items())
     return (f"/adit/adit doctor /mnt/{place} >/tmp/doctor-{place}; status=$?; cat /tmp/doctor-{place}; "
-            f"[ $status = 0 ] && grep -q '^/mnt/{place}: medium {medium} ' /tmp/doctor-{place} && "
-            f"grep -Eq '^MAP_SYNC +{expected} ' /tmp/doctor-{place}")
+            f"[ $status = 0 ] && grep -q '^/mnt/{place}: medium {medium} ' /tmp/doctor-{place} && {rows}")
 
 
-def tasks(seeds, operations, tests, mode, clones):
-    """Two lists of (name, seconds, command): the machine has two processors. `clones`: whether XFS has reflink."""
+def shares(kernel, host):
+    """What the XFS of a machine can do, by the numbers of its kernel and of the host's, which mounts copies of it: the row
+    of doctor, and whether `guest/init` makes it so."""
+    return {"FICLONERANGE": kernel >= (6, 2), "exchange-range": min(kernel, host) >= (6, 10)}
+
+
+def tasks(seeds, operations, tests, mode, shares):
+    """Two lists of (name, seconds, command): the machine has two processors. `shares`: what XFS can."""
     lanes = ([], [])
     for place, medium in PLACES.items():
-        lanes[0].append((f"doctor-{place}", 30, medium_check(place, medium)))
+        lanes[0].append((f"doctor-{place}", 30, medium_check(place, medium, shares)))
     everything, run = [], adit(mode)
     for place in PLACES:
         directory = f"/mnt/{place}"
@@ -289,7 +325,7 @@ def tasks(seeds, operations, tests, mode, clones):
             skip = "".join(f" --skip {name}" for name in EMULATION_DIFFERS + ELSEWHERE.get(test, []))
             everything.append((f"{test}-{place}", 360, f"TMPDIR={directory} ADIT_TEST_SCRATCH={directory} "
                                                        f"/adit/tests/{test} --test-threads 2{skip}"))
-    if clones:
+    if shares["FICLONERANGE"]:
         everything.append(("untracked-xfs", 90, UNTRACKED.format(
             environment=EAGER, seed=seeds[0], operations=operations, dir="/mnt/xfs")))
     for number, task in enumerate(everything):
@@ -379,7 +415,8 @@ def table(results):
 
 def afterwards(mode):
     """The names of what runs when all lanes are done."""
-    return {"shared-blocks", "device-dax", "namespaces"} | ({"oracle-staged"} if mode != "posix" else set())
+    full = {f"full-{place}" for place in DAX}
+    return {"shared-blocks", "device-dax", "namespaces"} | full | ({"oracle-staged"} if mode != "posix" else set())
 
 
 def job(lanes, mode):
@@ -389,6 +426,9 @@ def job(lanes, mode):
     text += "wait\n"
     if mode != "posix":
         text += f"task oracle-staged 30 {quote(STAGED)}\n"
+    for place in DAX:
+        full = FULL.format(name=place, dir=f"/mnt/{place}", environment=EAGER, adit=adit(mode))
+        text += f"task full-{place} 120 {quote(full)}\n"
     text += "unmount /mnt/xfs\nmust mkfs.xfs -q -f -m reflink=1 /dev/pmem1\n"
     text += "must mount -t xfs -o dax=always /dev/pmem1 /mnt/xfs\nexport SOUND=$(reflink)\n"
     text += f"task shared-blocks 30 {quote(SHARING)}\n"
