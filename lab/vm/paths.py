@@ -46,6 +46,14 @@ def read(results):
     return counts, failures
 
 
+def least(counts, again):
+    """Of two boots' counts the lower one of each call."""
+    return {place: {side: {call: min(number, again.get(place, {}).get(side, {}).get(call, number))
+                           for call, number in calls.items()}
+                    for side, calls in sides.items()}
+            for place, sides in counts.items()}
+
+
 def judge(counts, table, modes):
     """Calls that take more than the table allows. What the kernel's own part grew by is not held against Adit: its
     packages change under us."""

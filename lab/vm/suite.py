@@ -13,6 +13,8 @@ EAGER = "ADIT_ADOPT_BYTES=0 ADIT_ADOPT_PERCENT=0 ADIT_KERNEL_BLOCKS=0"
 SHORT = "ADIT_ADOPT_BYTES=0 ADIT_ADOPT_PERCENT=0"
 # The emulated processor takes clwb and clflushopt of an inaccessible line for no operation, a real one faults.
 EMULATION_DIFFERS = ["write_back_of_inaccessible_lines_faults"]
+# What tests wait for takes so much longer where two emulated processors take turns.
+PATIENCE = 3
 # Tests that simulate their medium, or are about where the host keeps its pools: they run in `make test`.
 ELSEWHERE = {"store-adit_store": ["staged::", "pools::"]}
 # What runs on tmpfs in `make test`, and is long.
@@ -324,6 +326,7 @@ def tasks(seeds, operations, tests, mode, shares):
                 continue
             skip = "".join(f" --skip {name}" for name in EMULATION_DIFFERS + ELSEWHERE.get(test, []))
             everything.append((f"{test}-{place}", 360, f"TMPDIR={directory} ADIT_TEST_SCRATCH={directory} "
+                                                       f"ADIT_TEST_PATIENCE={PATIENCE} "
                                                        f"/adit/tests/{test} --test-threads 2{skip}"))
     if shares["FICLONERANGE"]:
         everything.append(("untracked-xfs", 90, UNTRACKED.format(
