@@ -168,6 +168,19 @@ pub(crate) struct RunArgs {
     /// The pool file to use
     #[arg(long, env = "ADIT_POOL", value_name = "FILE")]
     pub(crate) pool: Option<PathBuf>,
+    /// How large a pool is made where there is none, 16M at least: what a program may stage before it is published
+    /// [default: as much as pays on the medium, 32M to 256M]
+    #[arg(long, env = "ADIT_POOL_SIZE", value_name = "SIZE", value_parser = parse_made_pool_size)]
+    pub(crate) pool_size: Option<u64>,
+    /// How much of a pool's log the program may fill before what it has staged is published, from 4M to 128M: 65,536
+    /// writes to 2M. In mode atomic, where only a commit lets that happen, more writes between two are refused
+    /// [default: 32M]
+    #[arg(long, env = "ADIT_LOG_SIZE", value_name = "SIZE", value_parser = parse_log_size)]
+    pub(crate) log_size: Option<u64>,
+    /// How much of a file is mapped at once, a power of two from 2M to 512M: more takes fewer mappings, and is mapped
+    /// later [default: 2M]
+    #[arg(long, env = "ADIT_MAP_SIZE", value_name = "SIZE", value_parser = parse_map_size)]
+    pub(crate) map_size: Option<u64>,
     /// How often what the program has staged is published while it goes on, from 0.1 to 3600 seconds. The user's
     /// monitor does it for all programs alike: whoever starts it decides
     #[arg(long, env = PUBLISH_AFTER, value_name = "SECONDS", value_parser = parse_publish_after)]
@@ -409,6 +422,29 @@ fn parse_pool_size(text: &str) -> Result<u64, String> {
     Ok(size)
 }
 
+/// As [`parse_size`], for a pool that is made on its first use.
+fn parse_made_pool_size(text: &str) -> Result<u64, String> {
+    within(parse_size(text)?, 16 << 20, u64::MAX)
+        .ok_or_else(|| "a pool that is made by itself has 16M at least".into())
+}
+
+/// As [`parse_size`], for a program's share of a log: a chunk to fill and one to empty, and not more than all share.
+fn parse_log_size(text: &str) -> Result<u64, String> {
+    within(parse_size(text)?, 4 << 20, 128 << 20)
+        .ok_or_else(|| "give a size from 4M to 128M".into())
+}
+
+/// As [`parse_size`], for what is mapped at once (SplitFS 3.6).
+fn parse_map_size(text: &str) -> Result<u64, String> {
+    within(parse_size(text)?, 2 << 20, 512 << 20)
+        .filter(|size| size.is_power_of_two())
+        .ok_or_else(|| "give a power of two from 2M to 512M".into())
+}
+
+fn within(size: u64, least: u64, most: u64) -> Option<u64> {
+    (least..=most).contains(&size).then_some(size)
+}
+
 /// Reads "64M", "1G", "4096".
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -448,6 +484,27 @@ mod tests {
         }
         assert!(parse_pool_size("7M").is_err());
         assert_eq!(parse_pool_size("8M"), Ok(8 << 20));
+    }
+
+    #[test]
+    fn tunables_have_limits() {
+        for (read, right, wrong) in [
+            (
+                parse_map_size as fn(&str) -> _,
+                ["2M", "512M"],
+                ["1M", "1G"],
+            ),
+            (parse_map_size, ["64M", "4M"], ["3M", "0"]),
+            (parse_log_size, ["4M", "128M"], ["3M", "129M"]),
+            (parse_made_pool_size, ["16M", "1T"], ["15M", "0"]),
+        ] {
+            for text in right {
+                assert_eq!(read(text), parse_size(text), "{text}");
+            }
+            for text in wrong {
+                assert!(read(text).is_err(), "{text}");
+            }
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::appends::Appends;
 use crate::{alloc, data, names, process, signal, stage, stdio, sys, times};
 use adit_pmem::MediumKind;
 use adit_store::direct::Adoption;
+use adit_store::pools::AskedPool;
 use adit_store::registry::{Env, Registry, RuntimeDir};
 use adit_store::staged::Mode;
 use core::ffi::{CStr, c_char};
@@ -27,6 +28,8 @@ static CREDIT: AtomicU64 = AtomicU64::new(DEFAULT_CREDIT);
 static ASKED_CREDIT: AtomicU64 = AtomicU64::new(u64::MAX);
 const UNSET: u32 = u32::MAX;
 static PERCENT: AtomicU32 = AtomicU32::new(UNSET);
+/// Bytes of files that are mapped at once; zero where the environment asked for nothing.
+static GRANULE: AtomicU64 = AtomicU64::new(0);
 /// Off until the constructor has found that Adit was asked for, and for ever after `release_all`.
 static PROMOTING: AtomicBool = AtomicBool::new(false);
 
@@ -46,9 +49,16 @@ pub(crate) fn asked_credit() -> Option<u64> {
 
 /// How eagerly a file on a medium of this kind is mapped: as the environment says, or as it pays.
 pub(crate) fn adoption(kind: MediumKind) -> Adoption {
+    let usual = Adoption::for_medium(kind);
+    let adoption = usual
+        .in_granules_of(GRANULE.load(Ordering::Relaxed))
+        .unwrap_or(usual);
     match PERCENT.load(Ordering::Relaxed) {
-        UNSET => Adoption::for_medium(kind),
-        percent => Adoption { percent },
+        UNSET => adoption,
+        percent => Adoption {
+            percent,
+            ..adoption
+        },
     }
 }
 
@@ -58,6 +68,10 @@ struct Staging {
     /// Without one, all is left to the kernel, with what the mode adds to its promise.
     dir: Option<RuntimeDir>,
     pool: Option<Vec<u8>>,
+    /// Bytes of a pool that has to be made.
+    pool_size: Option<u64>,
+    /// Bytes of log that this process may have in a pool.
+    log_size: Option<u64>,
     required: bool,
     together: bool,
     /// In mode `posix`.
@@ -92,8 +106,17 @@ pub(crate) fn runtime_dir() -> Option<&'static RuntimeDir> {
 }
 
 /// The pool that the user asked for.
-pub(crate) fn asked_pool() -> Option<&'static [u8]> {
-    STAGING.get()?.pool.as_deref()
+pub(crate) fn asked_pool() -> AskedPool<'static> {
+    let staging = STAGING.get();
+    AskedPool {
+        path: staging.and_then(|staging| staging.pool.as_deref()),
+        size: staging.and_then(|staging| staging.pool_size),
+    }
+}
+
+/// Bytes of log that this process may have in a pool, where the user said that.
+pub(crate) fn log_size() -> Option<u64> {
+    STAGING.get()?.log_size
 }
 
 /// Set when the process ends.
@@ -199,6 +222,8 @@ extern "C" fn start() {
             mode,
             dir: RuntimeDir::resolve(&env).ok(),
             pool: variable(c"ADIT_POOL").map(|path| path.to_bytes().to_vec()),
+            pool_size: number(c"ADIT_POOL_SIZE"),
+            log_size: number(c"ADIT_LOG_SIZE"),
             required,
             together,
             appends,
@@ -216,6 +241,9 @@ extern "C" fn start() {
     }
     if let Some(percent) = number(c"ADIT_ADOPT_PERCENT") {
         PERCENT.store(percent.min(10_000) as u32, Ordering::Relaxed);
+    }
+    if let Some(granule) = number(c"ADIT_MAP_SIZE") {
+        GRANULE.store(granule, Ordering::Relaxed);
     }
     if limit(libc::RLIMIT_FSIZE).is_some() {
         data::KERNEL_WRITES.store(true, Ordering::Relaxed);

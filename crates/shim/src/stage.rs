@@ -218,6 +218,10 @@ fn attach(path: PoolPath) -> Option<Pool> {
     // A child forgets its parent's seats, and takes its own.
     file.keep_from_children().ok()?;
     let attachment = file.attach().ok()?;
+    if let Some(bytes) = init::log_size() {
+        let chunks = bytes / file.pool().geometry().chunk_size();
+        attachment.limit_log(u32::try_from(chunks).unwrap_or(u32::MAX));
+    }
     let file = Arc::new(file);
     let grown = Arc::clone(&file);
     let grow = move |attachment: &_| pools::grow(&grown, attachment);

@@ -34,6 +34,8 @@ mod strangers;
 mod successors;
 #[path = "staged/torn.rs"]
 mod torn;
+#[path = "staged/tunables.rs"]
+mod tunables;
 
 /// The modes that stage whatever is written.
 const MODES: [&str; 3] = ["sync", "atomic", "strict"];

@@ -36,8 +36,8 @@ use rustix::fd::BorrowedFd;
 use rustix::mm::{MapFlags, ProtFlags};
 
 const PAGE: u64 = 4096;
-/// The granule in which files are mapped (Chell 2.3; SplitFS 3.6 tunes it from 2 MB to 512 MB).
-const CHUNK: u64 = 2 << 20;
+/// The granule in which files are mapped, unless told otherwise (Chell 2.3).
+const GRANULE: u64 = 2 << 20;
 /// Address space reserved for a small file, so that it can grow without a new window.
 const SMALLEST_WINDOW: u64 = 256 << 20;
 /// Files beyond this are left to the kernel.
@@ -67,7 +67,12 @@ pub type Served = Result<usize, Reason>;
 pub struct Adoption {
     /// Map a chunk once this many percent of its bytes went through the kernel.
     pub percent: u32,
+    /// Bytes of a chunk: a power of two, 2 MB to 512 MB (SplitFS 3.6).
+    pub granule: u64,
 }
+
+/// Granules that pages of any size fit into, and that a count of bytes does.
+const GRANULES: core::ops::RangeInclusive<u64> = GRANULE..=512 << 20;
 
 impl Adoption {
     /// What pays on a medium of this kind (`docs/performance.md`, "Mapping a page").
@@ -80,7 +85,17 @@ impl Adoption {
             MediumKind::Cached => 110,
             MediumKind::Dax | MediumKind::Ram | MediumKind::Other => 150,
         };
-        Self { percent }
+        Self {
+            percent,
+            granule: GRANULE,
+        }
+    }
+
+    /// The same with chunks of another size; `None` when files are not mapped in chunks like that.
+    #[must_use]
+    pub fn in_granules_of(self, granule: u64) -> Option<Self> {
+        let is_one = granule.is_power_of_two() && GRANULES.contains(&granule);
+        is_one.then_some(Self { granule, ..self })
     }
 }
 
@@ -94,6 +109,7 @@ pub struct DirectFile {
     kind: MediumKind,
     writable: bool,
     adoption: Adoption,
+    granule_shift: u32,
     _one: OneWindow,
 }
 
@@ -190,18 +206,19 @@ impl DirectFile {
         let len = size
             .checked_mul(4)?
             .max(SMALLEST_WINDOW)
-            .next_multiple_of(CHUNK);
+            .next_multiple_of(adoption.granule);
         if len > LARGEST_WINDOW {
             return None;
         }
         let one = OneWindow::take()?;
         Some(Self {
             _one: one,
-            chunks: Chunks::new(len / CHUNK)?,
+            chunks: Chunks::new(len / adoption.granule)?,
             window: Window::reserve(usize::try_from(len).ok()?).ok()?,
             size: AtomicU64::new(size),
             kind,
             writable: writable && kind != MediumKind::Cached,
+            granule_shift: adoption.granule.trailing_zeros(),
             adoption,
         })
     }
@@ -266,6 +283,12 @@ impl DirectFile {
         Ok(len)
     }
 
+    /// The chunk that a byte of the file lies in.
+    #[inline]
+    fn chunk_of(&self, offset: u64) -> u64 {
+        offset >> self.granule_shift
+    }
+
     /// The address of a byte of the file.
     #[inline]
     fn at(&self, offset: u64) -> *mut u8 {
@@ -297,7 +320,7 @@ impl DirectFile {
         if behind >= self.size.load(Ordering::Relaxed) {
             return Err(Reason::Eof);
         }
-        for index in offset / CHUNK..=behind / CHUNK {
+        for index in self.chunk_of(offset)..=self.chunk_of(behind) {
             let chunk = self.chunks.get(index).ok_or(Reason::Unmapped)?;
             if chunk.load(Ordering::Acquire) != MAPPED {
                 self.pay(fd, index, chunk, len);
@@ -340,7 +363,7 @@ impl DirectFile {
         }
         let end = self.size.load(Ordering::Relaxed).max(offset);
         // A file may be far longer than its window.
-        for index in offset / CHUNK..(end / CHUNK + 1).min(self.chunks.count) {
+        for index in self.chunk_of(offset)..(self.chunk_of(end) + 1).min(self.chunks.count) {
             if let Some(chunk) = self.chunks.get(index) {
                 let _ = chunk.compare_exchange(MAPPED, 0, Ordering::AcqRel, Ordering::Relaxed);
             }
@@ -365,15 +388,16 @@ impl DirectFile {
         if paid >= NEVER {
             return;
         }
-        let start = index * CHUNK;
+        let granule = self.adoption.granule;
+        let start = index * granule;
         let bytes = self
             .size
             .load(Ordering::Relaxed)
             .saturating_sub(start)
-            .min(CHUNK);
+            .min(granule);
         let price = (bytes / 64) * u64::from(self.adoption.percent) / 100;
         // A call of a few bytes costs the kernel about as much as one of a page.
-        let paying = u64::from(paid) + (len as u64).clamp(PAGE, CHUNK) / 64;
+        let paying = u64::from(paid) + (len as u64).clamp(PAGE, granule) / 64;
         if paying < price {
             // A lost race undercounts; the chunk is mapped a call later.
             word.store(paying as u32, Ordering::Relaxed);
@@ -407,17 +431,17 @@ impl DirectFile {
             Access::Read
         };
         let sync = self.kind == MediumKind::Dax;
-        let offset = start as usize;
+        let (offset, granule) = (start as usize, self.adoption.granule as usize);
         if self
             .window
-            .map(offset, fd, start, CHUNK as usize, access, sync)
+            .map(offset, fd, start, granule, access, sync)
             .is_err()
         {
             return NEVER;
         }
         if self.kind == MediumKind::Ram {
             // Huge pages of tmpfs reach beyond the end of the file, where the probe must fault.
-            let _ = self.window.avoid_huge(offset, CHUNK as usize);
+            let _ = self.window.avoid_huge(offset, granule);
         }
         if sync {
             // DAX has no faults around. Advice: a refusal costs faults, nothing else.
@@ -436,7 +460,10 @@ mod tests {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
     const SIZE: u64 = 3 << 20;
-    const EAGER: Adoption = Adoption { percent: 0 };
+    const EAGER: Adoption = Adoption {
+        percent: 0,
+        granule: GRANULE,
+    };
 
     /// A tmpfs file in which every 8-byte word says where it is.
     fn file() -> OwnedFd {
@@ -467,8 +494,14 @@ mod tests {
 
     #[test]
     fn a_chunk_is_mapped_once_its_use_has_paid() {
-        let (fd, file) = (file(), direct(Adoption { percent: 150 }));
-        let calls = (CHUNK * 3 / 2 / 4096) as usize;
+        let (fd, file) = (
+            file(),
+            direct(Adoption {
+                percent: 150,
+                ..EAGER
+            }),
+        );
+        let calls = (GRANULE * 3 / 2 / 4096) as usize;
         let refused = (0..calls * 2)
             .take_while(|_| read(&file, &fd, 8192, 4096) == Err(Reason::Unmapped))
             .count();
@@ -479,16 +512,39 @@ mod tests {
         let words = read(&file, &fd, 8192, 16).expect("mapped");
         assert_eq!(words[..8], 8192u64.to_le_bytes());
         assert_eq!(
-            read(&file, &fd, CHUNK + 64, 8),
+            read(&file, &fd, GRANULE + 64, 8),
             Err(Reason::Unmapped),
             "its own account"
         );
     }
 
     #[test]
+    fn a_larger_granule_is_mapped_as_a_whole() {
+        let larger = EAGER.in_granules_of(2 * GRANULE).expect("a granule");
+        for wrong in [0, GRANULE / 2, 3 * GRANULE, 1 << 30] {
+            assert!(EAGER.in_granules_of(wrong).is_none(), "{wrong}");
+        }
+        for (adoption, together) in [(EAGER, false), (larger, true)] {
+            let (fd, file) = (file(), direct(adoption));
+            assert_eq!(read(&file, &fd, 0, 8), Err(Reason::Unmapped));
+            assert!(read(&file, &fd, 0, 8).is_ok());
+            // No use of the second 2 MB has paid for them.
+            assert_eq!(read(&file, &fd, GRANULE + 64, 8).is_ok(), together);
+        }
+        let dear = Adoption {
+            percent: 100,
+            ..larger
+        };
+        let (fd, file) = (file(), direct(dear));
+        let calls = (0..).find(|_| read(&file, &fd, 4096, 4096).is_ok());
+        // The whole file is one chunk, and has its price.
+        assert_eq!(calls, Some(SIZE as usize / 4096));
+    }
+
+    #[test]
     fn the_last_page_is_the_kernels() {
         let (fd, file) = (file(), direct(EAGER));
-        let _ = read(&file, &fd, CHUNK, 4096);
+        let _ = read(&file, &fd, GRANULE, 4096);
         assert!(read(&file, &fd, SIZE - 8192, 4096).is_ok());
         for (offset, len) in [(SIZE - 4096, 1), (SIZE - 4097, 2), (SIZE, 1), (u64::MAX, 9)] {
             assert!(read(&file, &fd, offset, len).is_err(), "{offset}+{len}");
@@ -497,9 +553,19 @@ mod tests {
 
     #[test]
     fn a_truncation_by_others_is_noticed_at_every_size() {
-        for left in [0, 1, 4095, 4096, 4097, 100_000, CHUNK - 1, CHUNK, CHUNK + 1] {
+        for left in [
+            0,
+            1,
+            4095,
+            4096,
+            4097,
+            100_000,
+            GRANULE - 1,
+            GRANULE,
+            GRANULE + 1,
+        ] {
             let (fd, file) = (file(), direct(EAGER));
-            let _ = (read(&file, &fd, 0, 8), read(&file, &fd, CHUNK, 8));
+            let _ = (read(&file, &fd, 0, 8), read(&file, &fd, GRANULE, 8));
             assert!(read(&file, &fd, left, 4096).is_ok(), "before, {left}");
             ftruncate(&fd, left).expect("truncate");
             for (offset, len) in [(left.saturating_sub(1), 2), (left, 1), (left + 5000, 4096)] {

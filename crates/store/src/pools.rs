@@ -10,6 +10,7 @@
 mod found;
 mod list;
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
@@ -90,6 +91,15 @@ pub enum NoPool {
     },
 }
 
+/// What the user asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AskedPool<'a> {
+    /// A pool of his own.
+    pub path: Option<&'a [u8]>,
+    /// Bytes of one that has to be made.
+    pub size: Option<u64>,
+}
+
 /// Where pools may be made.
 #[derive(Clone, Debug)]
 pub struct Places {
@@ -102,18 +112,20 @@ pub struct Places {
 impl Places {
     /// The pool for an open file: the one asked for if it fits, else the one that lies, or is made,
     /// where pools of the file's medium belong. It is opened, so it is one, and entered in the list.
-    pub fn pool_for(&self, file: BorrowedFd<'_>, asked: Option<&Path>) -> Result<PoolFile, NoPool> {
+    pub fn pool_for(&self, file: BorrowedFd<'_>, asked: AskedPool<'_>) -> Result<PoolFile, NoPool> {
         let medium = medium_of(file);
         if medium.kind == MediumKind::Other {
             return Err(NoPool::Medium(medium.reason.to_string()));
         }
-        if let Some(path) = asked.filter(|path| fits(path, file, medium.kind)) {
+        let path = asked.path.map(|path| Path::new(OsStr::from_bytes(path)));
+        if let Some(path) = path.filter(|path| fits(path, file, medium.kind)) {
             return self.opened(path);
         }
         let mut refused = None;
         for dir in self.directories(file, medium.kind)? {
             let made = self.made(&dir, file, medium.kind);
-            match made.and_then(|()| self.opened_or_made(&dir.join(POOL), medium.kind)) {
+            match made.and_then(|()| self.opened_or_made(&dir.join(POOL), medium.kind, asked.size))
+            {
                 // A pool that is wrong has to be seen to.
                 Err(reason) if !matches!(reason, NoPool::Pool { .. }) => {
                     refused = refused.or(Some(reason));
@@ -185,7 +197,12 @@ impl Places {
         }
     }
 
-    fn opened_or_made(&self, path: &Path, kind: MediumKind) -> Result<PoolFile, NoPool> {
+    fn opened_or_made(
+        &self,
+        path: &Path,
+        kind: MediumKind,
+        asked: Option<u64>,
+    ) -> Result<PoolFile, NoPool> {
         let missing = |error: &NoPool| {
             matches!(error, NoPool::Pool { error: adit_pool::Error::Kernel { errno, .. }, .. }
                 if *errno == Errno::NOENT)
@@ -198,7 +215,7 @@ impl Places {
             path: path.to_owned(),
             error,
         };
-        let size = first_size(path, kind);
+        let size = asked.map_or_else(|| first_size(path, kind), |size| size.max(SMALLEST));
         match PoolFile::create(path, size, geometry(size)) {
             Ok(_) => {}
             // Somebody else was faster.

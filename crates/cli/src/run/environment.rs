@@ -57,6 +57,15 @@ impl Environment {
         if let Some(pool) = &args.pool {
             self.set("ADIT_POOL", pool);
         }
+        for (name, size) in [
+            ("ADIT_POOL_SIZE", args.pool_size),
+            ("ADIT_LOG_SIZE", args.log_size),
+            ("ADIT_MAP_SIZE", args.map_size),
+        ] {
+            if let Some(size) = size {
+                self.set(name, size.to_string());
+            }
+        }
         self.publish_after(args.publish_after);
         if !args.paths.is_empty() {
             let dirs: Vec<&OsStr> = args.paths.iter().map(|p| p.as_os_str()).collect();

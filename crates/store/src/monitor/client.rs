@@ -14,6 +14,7 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 
 use crate::clock;
+use crate::pools::AskedPool;
 use crate::registry::RuntimeDir;
 use crate::registry::wire::{self, Answer, Request};
 use crate::staged::Mode;
@@ -143,15 +144,18 @@ pub struct Lease {
     ino: u64,
 }
 
-/// The pool for the files of an open file's device. `asked` is what the user asked for; it is taken
-/// when it fits, see [`crate::pools`].
+/// The pool for the files of an open file's device. What the user asked for is taken when it fits, see
+/// [`crate::pools`].
 pub fn pool_for(
     dir: &RuntimeDir,
     fd: BorrowedFd<'_>,
-    asked: Option<&[u8]>,
+    asked: AskedPool<'_>,
 ) -> Result<PoolPath, Refused> {
-    let asked = asked.unwrap_or_default();
-    let answer = ask(dir, &Request::Pool { asked }, Some(fd), FOR_A_POOL)?;
+    let request = Request::Pool {
+        asked: asked.path.unwrap_or_default(),
+        size: asked.size.unwrap_or(0),
+    };
+    let answer = ask(dir, &request, Some(fd), FOR_A_POOL)?;
     match answer.path.as_c_str() {
         Some(_) => Ok(PoolPath(answer.path)),
         None => Err(Refused::NotUnderstood),

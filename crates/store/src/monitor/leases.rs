@@ -43,7 +43,7 @@ use super::records::{LeaseRecord, Listed, Record, Records};
 use super::standby::Standby;
 use super::workers::{Haste, Workers};
 use super::{Ready, has_room_for};
-use crate::pools::{NoPool, Places};
+use crate::pools::{AskedPool, NoPool, Places};
 use crate::registry::sys::Fd;
 use crate::registry::wire::{self, Answer, Staged};
 use crate::staged::Mode;
@@ -540,15 +540,19 @@ impl Leases {
     }
 
     /// Says which pool stages a file; the answer comes from a worker, since a pool may have to be made.
-    pub(super) fn pool_for(&self, connection: Fd, asked: &[u8], along: Option<Fd>) {
+    pub(super) fn pool_for(&self, connection: Fd, asked: (&[u8], u64), along: Option<Fd>) {
         let Some(file) = along else {
             wire::answer(&connection, &Refused::NotUnderstood.answer());
             return;
         };
         let places = self.places.clone();
-        let asked = (!asked.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(asked)));
+        let (path, size) = (asked.0.to_vec(), asked.1);
         self.workers.start(Haste::Awaited, move || {
-            let found = places.pool_for(file.as_fd(), asked.as_deref());
+            let asked = AskedPool {
+                path: (!path.is_empty()).then_some(&path[..]),
+                size: (size != 0).then_some(size),
+            };
+            let found = places.pool_for(file.as_fd(), asked);
             drop(file);
             wire::answer(
                 &connection,

@@ -222,8 +222,8 @@ impl Server {
             }
             (Request::Reserve(_), _) => false,
             (Request::Release(target), _) => self.reservations.release(target),
-            (Request::Pool { asked }, along) => {
-                return self.leases.pool_for(connection, asked, along);
+            (Request::Pool { asked, size }, along) => {
+                return self.leases.pool_for(connection, (asked, size), along);
             }
             (Request::Acquire(staged), along) => {
                 return self.leases.acquire(&connection, &staged, along);

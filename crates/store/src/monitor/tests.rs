@@ -1057,7 +1057,8 @@ fn requests_that_make_no_sense_are_survived() {
         assert_eq!(agreed(Request::Drop { lease: 1, ino: 1 }, along), Ok(false));
         let asked = &b"/nowhere/pool"[..];
         let in_memory = along.is_some();
-        assert_eq!(agreed(Request::Pool { asked }, along), Ok(in_memory));
+        let size = 0;
+        assert_eq!(agreed(Request::Pool { asked, size }, along), Ok(in_memory));
         for pool in [&b"/nowhere/pool"[..], b"/dev/null", b"relative", b"/"] {
             for (file, slot, mode) in [(0, 0, 2), (u64::MAX, u32::MAX, 2), (1, 1, u32::MAX)] {
                 let staged = crate::registry::wire::Staged {

@@ -63,6 +63,8 @@ pub(crate) enum Request<'a> {
     Pool {
         /// The one that the user asked for.
         asked: &'a [u8],
+        /// Bytes of one that has to be made; zero where the user did not say.
+        size: u64,
     },
     /// Take the write lease of the description that comes along.
     Acquire(Staged<'a>),
@@ -133,8 +135,9 @@ impl<'a> Request<'a> {
             },
             Self::Reserve(target) => short(2, &target),
             Self::Release(target) => short(3, &target),
-            Self::Pool { asked } => Parts {
+            Self::Pool { asked, size } => Parts {
                 kind: 4,
+                longs: [size, 0],
                 tail: asked,
                 ..Parts::default()
             },
@@ -194,7 +197,10 @@ impl<'a> Request<'a> {
             (1, true) => Self::Join { pid: a },
             (2, true) => Self::Reserve(target),
             (3, true) => Self::Release(target),
-            (4, _) if path => Self::Pool { asked: tail },
+            (4, _) if path => Self::Pool {
+                asked: tail,
+                size: x,
+            },
             (5, false) if path => Self::Acquire(Staged {
                 pool: tail,
                 file: x,
@@ -457,8 +463,14 @@ mod tests {
             Request::Join { pid: 7 },
             Request::Reserve(target),
             Request::Release(target),
-            Request::Pool { asked: b"" },
-            Request::Pool { asked: &long },
+            Request::Pool {
+                asked: b"",
+                size: u64::MAX,
+            },
+            Request::Pool {
+                asked: &long,
+                size: 0,
+            },
             Request::Acquire(staged),
             Request::Drop {
                 lease: u64::MAX,
@@ -473,7 +485,10 @@ mod tests {
         }
         let mut bytes = [0; MESSAGE];
         let too_long = [b'p'; LONGEST + 1];
-        let request = Request::Pool { asked: &too_long };
+        let request = Request::Pool {
+            asked: &too_long,
+            size: 0,
+        };
         assert!(request.encode(&mut bytes).is_err());
     }
 
@@ -485,7 +500,10 @@ mod tests {
         let mut bytes = [0; MESSAGE];
         let len = Request::Join { pid: 7 }.encode(&mut bytes).expect("fits");
         assert_eq!(Request::decode(&bytes[..len + 1]), None, "a tail");
-        let zero = Request::Pool { asked: b"/a\0b" };
+        let zero = Request::Pool {
+            asked: b"/a\0b",
+            size: 0,
+        };
         let len = zero.encode(&mut bytes).expect("fits");
         assert_eq!(Request::decode(&bytes[..len]), None, "a zero byte");
         let none = Request::Acquire(Staged {

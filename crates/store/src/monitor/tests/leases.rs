@@ -10,6 +10,7 @@ use adit_pool::{FileMedium, FileName, FileRef, PoolFile};
 
 use super::super::client::{self, AcquireRequest, Lease, Refused};
 use super::*;
+use crate::pools::AskedPool;
 use crate::registry::RuntimeDir;
 use crate::staged::{Error, KernelFile, Mode, Stage, StagedFile, handle_of};
 use crate::testing::{
@@ -75,9 +76,12 @@ impl Program {
     fn new(scratch: &Scratch, file: &File) -> Self {
         let dir = runtime_at(&scratch.path("run"));
         let named = named_pool(scratch);
-        let asked = named
-            .as_ref()
-            .map(|path| path.as_os_str().as_encoded_bytes());
+        let asked = AskedPool {
+            path: named
+                .as_ref()
+                .map(|path| path.as_os_str().as_encoded_bytes()),
+            size: None,
+        };
         let pool = patiently(|| client::pool_for(&dir, borrowed(file), asked)).expect("a pool");
         let pool = std::str::from_utf8(pool.as_bytes()).expect("path");
         let file = PoolFile::open(Path::new(pool)).expect("open the pool");
@@ -170,7 +174,8 @@ fn a_lease_is_refused_with_the_reason() {
     let dir = scratch.runtime();
     let path = scratch.old_file("data");
     let file = open_rw(&path);
-    let nobody = client::pool_for(&dir, borrowed(&file), None).expect_err("no monitor");
+    let nobody = client::pool_for(&dir, borrowed(&file), AskedPool::default());
+    let nobody = nobody.expect_err("no monitor");
     assert!(matches!(nobody, Refused::NoMonitor(_)), "{nobody:?}");
     let _monitor = monitor(&scratch);
     let program = Program::new(&scratch, &file);
@@ -186,12 +191,15 @@ fn a_lease_is_refused_with_the_reason() {
     let refused = program.acquire(&null, entry, Mode::Atomic);
     assert_eq!(refused, Err(Refused::Lease(Errno::INVAL)));
     let proc = File::open("/proc/self/status").expect("open");
-    let refused = patiently(|| client::pool_for(&dir, borrowed(&proc), None));
+    let refused = patiently(|| client::pool_for(&dir, borrowed(&proc), AskedPool::default()));
     assert_eq!(refused.err(), Some(Refused::Medium));
     // A pool that is none.
     let garbage = scratch.old_file("garbage");
-    let name = garbage.as_os_str().as_encoded_bytes();
-    let chosen = patiently(|| client::pool_for(&dir, borrowed(&file), Some(name)));
+    let asked = AskedPool {
+        path: Some(garbage.as_os_str().as_encoded_bytes()),
+        size: None,
+    };
+    let chosen = patiently(|| client::pool_for(&dir, borrowed(&file), asked));
     assert!(matches!(chosen, Err(Refused::Pool(_))), "{chosen:?}");
 }
 
