@@ -81,7 +81,7 @@ def plain(path):
 
 
 def unpacked(directory):
-    """The kernel in a directory of the cache, or None. Since 7.0 all of it lies beside its modules."""
+    """The kernel in a directory of the cache, or None. In later packages all of it lies beside its modules."""
     beside = [(image, image.parent) for image in directory.glob("usr/lib/modules/*/vmlinuz")]
     in_boot = [(image, directory / "lib" / "modules" / image.name.removeprefix("vmlinuz-"))
                for image in directory.glob("boot/vmlinuz-*")]

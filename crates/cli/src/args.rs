@@ -169,7 +169,7 @@ pub(crate) struct RunArgs {
     #[arg(long, env = "ADIT_POOL", value_name = "FILE")]
     pub(crate) pool: Option<PathBuf>,
     /// How large a pool is made where there is none, 16M at least: what a program may stage before it is published
-    /// [default: as much as pays on the medium, 32M to 256M]
+    /// [default: by medium and free space, 16M to 256M]
     #[arg(long, env = "ADIT_POOL_SIZE", value_name = "SIZE", value_parser = parse_made_pool_size)]
     pub(crate) pool_size: Option<u64>,
     /// How much of a pool's log the program may fill before what it has staged is published, from 4M to 128M: 65,536
