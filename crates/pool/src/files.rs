@@ -138,6 +138,34 @@ impl<M: Medium> Pool<M> {
         Ok(self.cas(offset + at!(FileEntry.version), from, to)?.is_ok())
     }
 
+    /// The sequence number of the last record of the file that is whole. As [`Pool::version`], of any file.
+    pub fn last_seq(&self, file: FileRef) -> Result<u64> {
+        if file.index() >= self.geometry().file_count {
+            return Err(Error::Forgotten);
+        }
+        let offset = self.geometry().file_entry(file.index());
+        self.load(offset + at!(FileEntry.last_seq))
+    }
+
+    /// The word that says up to which record the file's are in its base file, as it is seen. As
+    /// [`Pool::version`], of any file.
+    pub fn retired_word(&self, file: FileRef) -> Result<u64> {
+        if file.index() >= self.geometry().file_count {
+            return Err(Error::Forgotten);
+        }
+        let offset = self.geometry().file_entry(file.index());
+        self.load(offset + at!(FileEntry.retired))
+    }
+
+    /// Where the file ends with everything staged, if anybody has said so.
+    pub fn end(&self, file: FileRef) -> Result<Option<u64>> {
+        self.ensure_live(file)?;
+        let offset = self.geometry().file_entry(file.index());
+        let end = self.load(offset + at!(FileEntry.end))?;
+        self.ensure_live(file)?;
+        Ok((end != END_UNKNOWN).then_some(end))
+    }
+
     /// When the file was last written, in nanoseconds since 1970; 0 when nobody said.
     pub fn modified(&self, file: FileRef) -> Result<u64> {
         self.ensure_live(file)?;

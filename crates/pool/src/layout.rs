@@ -285,8 +285,9 @@ media_struct! {
         last_seq: u64,
         /// Place in the log of the record being written, plus one (volatile).
         pending: u64,
-        /// Who publishes the file, slot + 1 in bits 0-15; how often that changed, bits 16-39; how often
-        /// staged bytes were relinked, bits 40-62; whether they are right now, bit 63 (volatile).
+        /// Who publishes the file, slot + 1 in bits 0-15; how often that changed, bits 16-38; whether several
+        /// programs may have it staged, bit 39; how often staged bytes were relinked, bits 40-62; whether they
+        /// are right now, bit 63 (volatile).
         version: u64,
     }
 }
@@ -759,8 +760,8 @@ impl Geometry {
 }
 
 /// Counts changes of what programs that share a pool must agree on and no field tells: 1, where the entry of
-/// a file is looked for.
-const RULES: u64 = 1;
+/// a file is looked for; 2, that several programs may have a file staged.
+const RULES: u64 = 2;
 
 /// Signature of everything that must agree between programs sharing a pool: structure sizes and
 /// field places, byte order, page and line size, rules that no field tells.

@@ -27,6 +27,7 @@ mod resize;
 #[path = "../../../tests/scratch.rs"]
 mod scratch;
 mod slots;
+mod tail;
 mod together;
 
 pub use alloc::Extent;
@@ -35,7 +36,7 @@ pub use error::{Error, Result};
 pub use file::{FileMedium, PoolFile, ReadOnlyMedium, boot_id};
 pub use files::{FileName, FileRef};
 pub use lock::Owner;
-pub use log::{FileGuard, Op, PUBLISHER, When};
+pub use log::{FileGuard, Op, PUBLISHER, SHARED, When};
 pub use ofd::unlock_description;
 pub use pool::{Attachment, BootId, CreateOptions, Exclusive, Pool};
 pub use recover::{
@@ -43,3 +44,4 @@ pub use recover::{
 };
 pub use relink::Intent;
 pub use slots::{Hold, LocalLocks, SlotLocks};
+pub use tail::{News, Tail};

@@ -37,6 +37,9 @@ pub(crate) const SEQ_MAX: u64 = (1 << 48) - 1;
 /// Bits of a file's publishing word that name the publisher's slot, plus one.
 pub const PUBLISHER: u64 = 0xffff;
 
+/// Bit of a file's publishing word: several programs may read and write what is staged of it.
+pub const SHARED: u64 = 1 << 39;
+
 /// One operation on a file, to be logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {

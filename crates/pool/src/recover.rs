@@ -380,28 +380,33 @@ impl Recovery {
 }
 
 fn replay_of(record: &Record, at: u64, item: &Item) -> Result<Replay> {
-    let Record {
-        file_offset,
-        pool_offset,
-        len,
-        ..
-    } = *record;
-    let op = match RecordKind::from_byte(record.kind) {
-        Some(RecordKind::Write) => ReplayOp::Write {
-            file_offset,
-            pool_offset,
-            len,
-        },
-        Some(RecordKind::Truncate) => ReplayOp::Truncate { size: file_offset },
-        Some(RecordKind::Zero) => ReplayOp::Zero { file_offset, len },
-        _ => return Err(Error::damaged("log record", at, "nothing to replay")),
-    };
+    let op = op_of(record).ok_or_else(|| Error::damaged("log record", at, "nothing to replay"))?;
     Ok(Replay {
         seq: item.end_seq,
         op,
         at,
         committed: item.committed,
     })
+}
+
+/// What a record does to the file, if anything.
+pub(crate) fn op_of(record: &Record) -> Option<ReplayOp> {
+    let Record {
+        file_offset,
+        pool_offset,
+        len,
+        ..
+    } = *record;
+    match RecordKind::from_byte(record.kind)? {
+        RecordKind::Write => Some(ReplayOp::Write {
+            file_offset,
+            pool_offset,
+            len,
+        }),
+        RecordKind::Truncate => Some(ReplayOp::Truncate { size: file_offset }),
+        RecordKind::Zero => Some(ReplayOp::Zero { file_offset, len }),
+        RecordKind::Relink | RecordKind::Commit => None,
+    }
 }
 
 impl<M: Medium> Pool<M> {
@@ -620,7 +625,7 @@ impl<M: Medium> Pool<M> {
 
     /// Whether a whole record asks for something possible. Its extent is judged apart: a retired
     /// record's may be anything by now.
-    fn sense(&self, record: &Record) -> Result<RecordKind, &'static str> {
+    pub(crate) fn sense(&self, record: &Record) -> Result<RecordKind, &'static str> {
         let kind = RecordKind::from_byte(record.kind).ok_or("unknown kind")?;
         let known = Record::COMMITTED
             | Record::GROUP
@@ -648,7 +653,7 @@ impl<M: Medium> Pool<M> {
         Ok(kind)
     }
 
-    fn sense_extent(&self, offset: u64, len: u64) -> Result<Result<(), &'static str>> {
+    pub(crate) fn sense_extent(&self, offset: u64, len: u64) -> Result<Result<(), &'static str>> {
         let geometry = self.geometry();
         let inside = offset & (geometry.chunk_size() - 1);
         if len == 0 || len > geometry.chunk_size() - inside || !offset.is_multiple_of(64) {

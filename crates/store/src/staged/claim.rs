@@ -7,12 +7,12 @@
 //! readers of all processes, who throw their copies away when it moved.
 
 use adit_pmem::Medium;
-use adit_pool::{Attachment, FileGuard, FileRef, PUBLISHER};
+use adit_pool::{Attachment, FileGuard, FileRef, PUBLISHER, SHARED};
 
 use super::error::{Error, Result};
 
 /// Bits of the publishing word that count claims.
-const CLAIMS: u64 = 0xff_ffff << 16;
+const CLAIMS: u64 = 0x7f_ffff << 16;
 /// Bits that count how often staged bytes were relinked, and the bit that says they are right now.
 const RELINKS: u64 = 0x7f_ffff << 40;
 const RELINKING: u64 = 1 << 63;
@@ -32,7 +32,7 @@ pub(super) fn relinked_between(word: u64, other: u64) -> bool {
 /// The word when a relink is over, and nobody publishes.
 pub(super) fn relinked(word: u64) -> u64 {
     let count = word.wrapping_add(1 << 40) & RELINKS;
-    word & CLAIMS | count
+    word & (CLAIMS | SHARED) | count
 }
 
 /// The right to publish a file, given up when dropped.
@@ -53,7 +53,8 @@ impl<'a, M: Medium> Claim<'a, M> {
             return Err(Error::Publishing { slot });
         }
         let count = seen.wrapping_add(1 << 16) & CLAIMS;
-        let word = seen & (RELINKS | RELINKING) | count | (u64::from(attachment.slot()) + 1);
+        let word =
+            seen & (RELINKS | RELINKING | SHARED) | count | (u64::from(attachment.slot()) + 1);
         guard.set_version(word)?;
         Ok(Claim {
             attachment,
@@ -64,7 +65,12 @@ impl<'a, M: Medium> Claim<'a, M> {
 
     /// Whether the claim still stands.
     pub(super) fn stands(&self, guard: &FileGuard<'_, M>) -> Result<bool> {
-        Ok(guard.version()? == self.word)
+        Ok(self.is_of(guard.version()?))
+    }
+
+    /// Whether a publishing word is that of this claim. The file may have come to be shared since.
+    fn is_of(&self, word: u64) -> bool {
+        (word ^ self.word) & !SHARED == 0
     }
 
     /// Staged bytes are going to change: from here on nobody reads them.
@@ -81,6 +87,7 @@ impl<'a, M: Medium> Claim<'a, M> {
     }
 
     fn change(&mut self, guard: &FileGuard<'_, M>, word: u64) -> Result<()> {
+        let word = word | guard.version()? & SHARED;
         guard.set_version(word)?;
         self.word = word;
         // What happens next is done by the kernel, or by other cores.
@@ -89,15 +96,19 @@ impl<'a, M: Medium> Claim<'a, M> {
     }
 
     fn release(&self) -> Result<()> {
-        let free = self.word & !PUBLISHER;
         match self.attachment.lock_file(self.file) {
-            Ok(guard) if self.stands(&guard)? => guard.set_version(free)?,
+            Ok(guard) if self.stands(&guard)? => {
+                guard.set_version(guard.version()? & !PUBLISHER)?;
+            }
             Ok(_) => {}
             // Whoever holds the lock was stopped over it. The claim has to go all the same: nobody
             // could publish the file any more while we live.
             Err(adit_pool::Error::Busy { .. }) => {
                 let pool = self.attachment.pool();
-                pool.exchange_version(self.file, self.word, free)?;
+                let word = pool.version(self.file)?;
+                if self.is_of(word) {
+                    pool.exchange_version(self.file, word, word & !PUBLISHER)?;
+                }
             }
             Err(error) => return Err(error.into()),
         }

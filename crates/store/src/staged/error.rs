@@ -28,6 +28,9 @@ pub enum Error {
     /// file is the file.
     #[error("the file is not staged any more")]
     Taken,
+    /// Others have the file staged, too: what only one of them did may not end it.
+    #[error("other programs have the file staged, too")]
+    Shared,
     /// Files of different pools: no record of one can name the other.
     #[error("the files lie in different pools and cannot be committed together")]
     Apart,
@@ -52,7 +55,7 @@ impl Error {
         match self {
             Self::NoSpace => Errno::NOSPC,
             Self::TooLarge => Errno::FBIG,
-            Self::AlreadyOpen => Errno::BUSY,
+            Self::AlreadyOpen | Self::Shared => Errno::BUSY,
             Self::Publishing { .. } | Self::Contended => Errno::AGAIN,
             Self::Taken | Self::OtherFile(_) => Errno::STALE,
             Self::Fault => Errno::FAULT,

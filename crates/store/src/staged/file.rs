@@ -8,7 +8,9 @@ use std::sync::{
 use std::time::Duration;
 
 use adit_pmem::{BaseFile, Medium};
-use adit_pool::{Attachment, Extent, FileGuard, FileName, FileRef, Pool, Recovery, ReplayOp, When};
+use adit_pool::{
+    Attachment, Extent, FileGuard, FileName, FileRef, Pool, Recovery, ReplayOp, SHARED, Tail, When,
+};
 use rustix::fs::Timespec;
 
 use super::board::Board;
@@ -71,7 +73,7 @@ impl Mode {
 /// This process's seat at a pool, with its staged files.
 pub struct Stage<M: Medium> {
     attachment: Attachment<M>,
-    /// For each open file: up to which record its overlay refers to nothing any more.
+    /// For each open file that is not shared: up to which record its overlay refers to nothing any more.
     settled: Mutex<BTreeMap<FileRef, Weak<AtomicU64>>>,
     /// Adjacent pages taken ahead: appends that follow each other lie side by side, are one piece of
     /// the overlay and one run of the publisher, and the chunks are searched once for many. Threads have
@@ -229,7 +231,13 @@ impl<M: Medium> Stage<M> {
             let mut settled = lock(&self.settled);
             settled.retain(|_, open| open.strong_count() > 0);
             let alive = settled.iter();
+            // Readers of a shared file ask for the mark themselves: one that is not used keeps nothing.
+            let is_shared = |file: FileRef| {
+                let word = self.attachment.pool().version(file);
+                word.is_ok_and(|word| word & SHARED != 0)
+            };
             alive
+                .filter(|(file, _)| !is_shared(**file))
                 .filter_map(|(file, open)| Some((*file, open.upgrade()?)))
                 .collect()
         };
@@ -265,6 +273,10 @@ pub struct StagedFile<M: Medium, B: BaseFile> {
     pub(super) known_seq: AtomicU64,
     /// The publishing word up to which the overlay follows the retired mark. Guarded by the file's lock.
     pub(super) followed: AtomicU64,
+    /// The mark itself, of a shared file: `shared.rs`. Guarded by the file's lock.
+    pub(super) followed_mark: AtomicU64,
+    /// How far the logs of others were seen. Used under the file's lock.
+    pub(super) tail: Mutex<Tail>,
     pub(super) settled: Arc<AtomicU64>,
     pub(super) publishing: Mutex<()>,
     pub(super) room: Room,
@@ -346,7 +358,8 @@ impl View {
 
 impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Stages a file, or goes on with what is already staged of it. `base` is the file itself, opened
-    /// by whoever may. A process has one `StagedFile` of a file at a time.
+    /// by whoever may. A process has one `StagedFile` of a file at a time, unless that is shared
+    /// ([`StagedFile::share`]).
     pub fn open(stage: &Arc<Stage<M>>, name: &FileName, base: B, mode: Mode) -> Result<Self> {
         let attachment = &stage.attachment;
         // The entry may be forgotten by somebody who finished with it while we found it.
@@ -393,10 +406,13 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let settled = Arc::new(AtomicU64::new(0));
         {
             let mut open = lock(&stage.settled);
-            if open.get(&file).is_some_and(|open| open.strong_count() > 0) {
+            let is_open = open.get(&file).is_some_and(|open| open.strong_count() > 0);
+            if is_open && guard.version()? & SHARED == 0 {
                 return Err(Error::AlreadyOpen);
             }
-            open.insert(file, Arc::downgrade(&settled));
+            if !is_open {
+                open.insert(file, Arc::downgrade(&settled));
+            }
         }
         Ok(Self {
             stage: Arc::clone(stage),
@@ -419,6 +435,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             board: Board::new(),
             known_seq: AtomicU64::new(1),
             followed: AtomicU64::new(guard.version()?),
+            followed_mark: AtomicU64::new(0),
+            tail: Mutex::default(),
             settled,
             publishing: Mutex::new(()),
             room: Room::default(),
@@ -446,6 +464,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 
     /// Present size, staged bytes included.
     pub fn size(&self) -> Result<u64> {
+        self.catch_up()?;
         let size = self.look().overlay.size();
         self.stage
             .attachment
@@ -513,14 +532,21 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         }
         let next_seq = guard.next_seq()?;
         let version = guard.version()?;
-        if self.known_seq.load(Ordering::Relaxed) != next_seq {
+        let mark = self.mark()?;
+        let is_new = self.known_seq.load(Ordering::Relaxed) != next_seq;
+        let is_published = self.followed.load(Ordering::Relaxed) != version
+            || self.followed_mark.load(Ordering::Relaxed) != mark;
+        if is_new && !self.follow_news(guard, next_seq)? {
             self.rebuild_by(guard, next_seq, walk)?;
-        } else if self.followed.load(Ordering::Relaxed) != version {
+        } else if is_published {
+            // What is new may be retired already.
             self.leave_out(self.stage.attachment.pool().seen_retired(self.file)?)?;
-        } else if guard.end()?.is_none() {
+        }
+        if guard.end()?.is_none() {
             guard.set_end(self.look().overlay.size())?;
         }
         self.followed.store(version, Ordering::Relaxed);
+        self.followed_mark.store(mark, Ordering::Release);
         Ok(())
     }
 

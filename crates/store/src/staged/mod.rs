@@ -25,6 +25,7 @@
 //! - **Threads do not hand the lock around**: one of those that want it logs for all (`board.rs`).
 //! - **Overwrites may stay in place** where the mode promises nothing for them, on that side of a line
 //!   which is fixed as long as the file is staged (`appends.rs`).
+//! - **Several programs may have one file staged**, and follow each other's records (`shared.rs`).
 //! - **Several files, one instant.** A ring of commit records commits them all or none (`together.rs`).
 //!
 //! What it leaves to the caller:
@@ -56,6 +57,7 @@ mod relink;
 mod replay;
 mod reuse;
 mod room;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod together;

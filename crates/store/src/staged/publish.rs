@@ -15,7 +15,7 @@ use std::sync::TryLockError;
 use std::time::Duration;
 
 use adit_pmem::{BaseFile, Medium};
-use adit_pool::FileGuard;
+use adit_pool::{FileGuard, SHARED};
 
 use super::claim::{Claim, is_relinking};
 use super::error::{Error, Result, is_pressure};
@@ -40,6 +40,9 @@ pub enum Scope {
     Committed,
     /// Everything: it is committed first. For close, hand-over, a broken lease, and age.
     Everything,
+    /// Everything, unless others have the file staged, too: [`Error::Shared`], with nothing committed that
+    /// they may have written.
+    Alone,
 }
 
 /// What a publication did.
@@ -79,6 +82,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         // In the order in which everybody locks several.
         let mut order: Vec<usize> = (0..files.len()).collect();
         order.sort_unstable_by_key(|&nth| files[nth].0.file);
+        // Of one that several programs have staged somebody may hold several views.
+        order.dedup_by_key(|nth| files[*nth].0.file);
         let mut done: Vec<Result<Published>> = Vec::new();
         done.resize_with(files.len(), || Ok(Published::default()));
         let mut begun = Vec::with_capacity(files.len());
@@ -141,6 +146,15 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// anybody can know. Fails with nothing lost: the file stays staged. Waits for another publisher as
     /// long as he lives.
     pub fn take_away(&self, before_forgetting: impl FnOnce()) -> Result<Published> {
+        self.take_away_as(Scope::Everything, before_forgetting)
+    }
+
+    /// The same, unless others have the file staged, too: [`Error::Shared`].
+    pub fn take_away_alone(&self, before_forgetting: impl FnOnce()) -> Result<Published> {
+        self.take_away_as(Scope::Alone, before_forgetting)
+    }
+
+    fn take_away_as(&self, scope: Scope, before_forgetting: impl FnOnce()) -> Result<Published> {
         self.stage.attachment().ensure_current()?;
         let _one = lock(&self.publishing);
         let mut done = Published::default();
@@ -148,7 +162,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             if self.left_to_publish()? <= FEW {
                 break;
             }
-            match self.publish_once(Scope::Everything, &mut done) {
+            match self.publish_once(scope, &mut done) {
                 Err(Error::Publishing { .. }) => std::thread::sleep(PAUSE),
                 result => {
                     result?;
@@ -160,7 +174,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let mut end = || {
             let (guard, mut claim) = self.claim_patiently()?;
             // The guard goes before the claim, which takes the lock again.
-            self.publish_rest(guard, &mut claim, &mut forgetting, &mut done)
+            self.publish_rest(guard, &mut claim, (scope, &mut forgetting), &mut done)
         };
         match end() {
             // The commit finds no place in the log. What is retired has not been given back, perhaps.
@@ -228,7 +242,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         &self,
         mut guard: FileGuard<'_, M>,
         claim: &mut Claim<'_, M>,
-        before_forgetting: &mut impl FnMut(),
+        (scope, before_forgetting): (Scope, &mut impl FnMut()),
         done: &mut Published,
     ) -> Result<()> {
         // Those who wait for the device with what they logged are told that it happened.
@@ -236,8 +250,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         if let Some(last) = waiting {
             self.settle_up_to(last)?;
         }
-        if let Some(target) = self.aim(&mut guard, Scope::Everything)? {
-            match self.fold(&target, self.relink.as_ref(), done)? {
+        if let Some(target) = self.aim(&mut guard, scope)? {
+            match self.fold(&target, self.relink()?, done)? {
                 None => done.records += self.look().ops_up_to(target.last) as u64,
                 linking => {
                     let before = done.records;
@@ -291,7 +305,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
                 let view = self.look();
                 Ok(view.ops.front().is_some_and(|(seq, _)| *seq <= view.commit))
             }
-            Scope::Everything => Ok(!self.look().ops.is_empty()),
+            Scope::Everything | Scope::Alone => Ok(!self.look().ops.is_empty()),
         }
     }
 
@@ -302,7 +316,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let Some(target) = target? else {
             return Ok(true);
         };
-        let linking = self.fold(&target, self.relink.as_ref(), done)?;
+        let linking = self.fold(&target, self.relink()?, done)?;
         let mut guard = self.stage.attachment().lock_file(self.file)?;
         if !claim.stands(&guard)? {
             return Ok(false);
@@ -339,11 +353,20 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// move looked at the overlay before, or sees all of these records in it.
     fn aim(&self, guard: &mut FileGuard<'_, M>, scope: Scope) -> Result<Option<Target>> {
         self.follow(guard)?;
-        if scope == Scope::Everything {
+        if scope == Scope::Alone && guard.version()? & SHARED != 0 {
+            return Err(Error::Shared);
+        }
+        if scope != Scope::Committed {
             let commit = self.log_commit(guard)?;
             self.settle_commit(commit)?;
         }
         self.target()
+    }
+
+    /// How long runs get into the base file, other than by a copy.
+    fn relink(&self) -> Result<Option<&Relink<B>>> {
+        let shared = self.is_shared()?;
+        Ok(self.relink.as_ref().filter(|_| !shared))
     }
 
     /// What is committed now.

@@ -6,7 +6,8 @@
 //! shows in a number that moves before: the publishing word of the file, in the pool, which publishers
 //! of all processes move; and the epoch of this process, which alone gives its own space back. A reader
 //! that finds either moved after its copy throws the copy away. Where staged bytes themselves went to the
-//! base file, the publishing word says that too, and the reader throws away what it knew. One that finds
+//! base file, the publishing word says that too, and the reader throws away what it knew. What else other
+//! programs may have done to a file that is shared stands in `shared.rs`. One that finds
 //! the file taken away (everything is in the base file, and others may be writing there by now) says so
 //! instead.
 //!
@@ -100,6 +101,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     ///
     /// As for [`StagedFile::read_into`], of each buffer.
     pub unsafe fn readv_into(&self, offset: u64, into: &[(*mut u8, usize)]) -> Result<usize> {
+        self.catch_up()?;
         let mut in_vain = 0_u64;
         let mut pin = None;
         loop {
@@ -135,6 +137,10 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             drop(self.lock()?);
             return Ok(None);
         }
+        let Some(mark) = self.mark_to_hold()? else {
+            drop(self.lock()?);
+            return Ok(None);
+        };
         let mut pieces = Pieces::new();
         self.look()
             .overlay
@@ -156,7 +162,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             .attachment()
             .pool()
             .ensure_not_forgotten(self.file)?;
-        let unmoved = unmoved && self.version()? == before.1;
+        let unmoved = unmoved && self.version()? == before.1 && self.holds(mark)?;
         copied?;
         Ok(unmoved.then_some(done))
     }

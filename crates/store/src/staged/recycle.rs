@@ -8,7 +8,8 @@
 //!    until all that name it are retired: then none of them can count without those that cover it;
 //! 2. nobody publishes the file. A publisher's plan is made from records up to some last one, and none
 //!    that begins later names the page;
-//! 3. the epoch of the file has moved: readers that may be copying the page notice.
+//! 3. the epoch of the file has moved: readers that may be copying the page notice. Those of other
+//!    programs would not, so nothing comes back this way of a file that is shared (`shared.rs`).
 //!
 //! Only whole pages come back this way, a batch of them at a time, and only where their records carry no
 //! CRC of the bytes: it would have to be sealed first, and where records carry it that waits for a device.
@@ -19,7 +20,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use adit_pmem::{BaseFile, Medium};
-use adit_pool::{Extent, FileGuard, PUBLISHER, Pool};
+use adit_pool::{Extent, FileGuard, PUBLISHER, Pool, SHARED};
 
 use super::error::Result;
 use super::file::{StagedFile, lock};
@@ -178,7 +179,10 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let attachment = self.stage.attachment();
         // Where a fence is slow, records carry the CRC of their bytes.
         let pages_may = !pages.is_empty() && !attachment.pool().medium().fence_is_slow();
-        if !pages_may || guard.version()? & PUBLISHER != 0 || !self.reuse.move_on_gently() {
+        if !pages_may
+            || guard.version()? & (PUBLISHER | SHARED) != 0
+            || !self.reuse.move_on_gently()
+        {
             // They come back when their records are retired.
             return Ok(());
         }

@@ -130,7 +130,7 @@ pub(super) fn boot_of(world: &World) -> BootId {
     boot(world.boot_id())
 }
 
-fn survives(name: &str, result: std::result::Result<Report, Box<Failure>>) -> u64 {
+pub(super) fn survives(name: &str, result: std::result::Result<Report, Box<Failure>>) -> u64 {
     match result {
         Ok(report) => {
             println!("{name}: {report}");

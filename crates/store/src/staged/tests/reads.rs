@@ -28,7 +28,7 @@ impl Middle {
 }
 
 /// A copy of a page comes in two halves, with a middle.
-struct SlowMedium(SimMedium, Middle);
+pub(super) struct SlowMedium(pub(super) SimMedium, pub(super) Middle);
 
 impl Medium for SlowMedium {
     medium_of!(0: size load store compare_exchange write_streaming flush fence);

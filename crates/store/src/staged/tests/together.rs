@@ -196,7 +196,7 @@ fn writers_see_that_the_file_was_taken_away() {
     }
 }
 
-fn geometry() -> Geometry {
+pub(super) fn geometry() -> Geometry {
     Geometry {
         chunk_shift: 16,
         max_chunks: 256,
@@ -205,7 +205,7 @@ fn geometry() -> Geometry {
     }
 }
 
-fn kernel_file(path: &std::path::Path) -> KernelFile<OwnedFd> {
+pub(super) fn kernel_file(path: &std::path::Path) -> KernelFile<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
     let mode = FileMode::RUSR | FileMode::WUSR;
     let fd = rustix::fs::open(path.as_os_str().as_bytes(), flags, mode).expect("open");
@@ -213,7 +213,7 @@ fn kernel_file(path: &std::path::Path) -> KernelFile<OwnedFd> {
 }
 
 /// The path stands for the handle as well: these tests make no other file of that name.
-fn name_at(path: &std::path::Path) -> FileName {
+pub(super) fn name_at(path: &std::path::Path) -> FileName {
     FileName {
         handle_type: 1,
         handle: vec![4; 8],
@@ -223,7 +223,7 @@ fn name_at(path: &std::path::Path) -> FileName {
 }
 
 /// Record `nth` of a file: its number, its length, and bytes that follow from these.
-fn record(nth: u64) -> Vec<u8> {
+pub(super) fn record(nth: u64) -> Vec<u8> {
     let len = 16 + (nth * 7919) % 2500;
     let mut bytes = [nth.to_le_bytes(), len.to_le_bytes()].concat();
     bytes.resize(len as usize, (nth * 31) as u8);

@@ -1,0 +1,176 @@
+//! Files that several programs have staged at once.
+//!
+//! Each of them has an overlay of its own, which is a function of the log as everywhere; what is added
+//! here is that an overlay notices by itself that the log has gone on without it. The bit [`SHARED`] of
+//! the publishing word says that this may happen, and from then on
+//!
+//! - **a reader asks two words of the file's entry first**: the number of its last record, and the mark up
+//!   to which records are retired. If they are not those that its overlay knows, it takes the lock and
+//!   follows. So it sees every write that was acknowledged before it began;
+//! - **it asks for the mark again after its copy**: who sees his records retired fills their pages anew,
+//!   and is another process, whose epoch is not ours ([`super::reuse`]). Whoever has copied any of the new
+//!   bytes finds that the mark has moved;
+//! - **nobody uses pages again before they are retired** ([`super::recycle`]), which the mark would not tell;
+//! - **nothing is relinked**: a program that may only read the file could not finish what another has
+//!   died over.
+//!
+//! What is new is mostly found at the ends of the logs ([`Tail`]), and by a walk where that does not do.
+
+use std::sync::atomic::Ordering;
+
+use adit_pmem::{BaseFile, Medium};
+use adit_pool::{FileGuard, SHARED};
+
+use super::error::Result;
+use super::file::{StagedFile, View, lock};
+
+/// What a reader of a shared file holds against its copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Mark(u64);
+
+impl Mark {
+    /// Of files that are not shared.
+    const NONE: Self = Self(u64::MAX);
+}
+
+impl<M: Medium, B: BaseFile> StagedFile<M, B> {
+    /// From now on other programs, and other descriptions of this one, may have the file staged, too.
+    pub fn share(&self) -> Result<()> {
+        let guard = self.lock()?;
+        let word = guard.version()?;
+        if word & SHARED == 0 {
+            guard.set_version(word | SHARED)?;
+            // Covered pages are not used again from here on.
+            self.change().covered.clear();
+        }
+        Ok(())
+    }
+
+    /// Whether others may have the file staged, too.
+    pub fn is_shared(&self) -> Result<bool> {
+        Ok(self.stage.attachment().pool().version(self.file)? & SHARED != 0)
+    }
+
+    /// Whether others may have written or published what the overlay does not show.
+    pub(super) fn is_behind(&self) -> Result<bool> {
+        if !self.is_shared()? {
+            return Ok(false);
+        }
+        let last = self.stage.attachment().pool().last_seq(self.file)?;
+        #[cfg(test)]
+        let last = planted::unless(planted::Blind::Last, last, 0);
+        Ok(last >= self.known_seq.load(Ordering::Relaxed)
+            || self.mark()? != self.followed_mark.load(Ordering::Relaxed))
+    }
+
+    /// Takes the lock and follows, if others have gone on.
+    pub(super) fn catch_up(&self) -> Result<()> {
+        // In a child the overlay is the parent's.
+        self.stage.attachment().ensure_current()?;
+        if self.is_behind()? {
+            drop(self.lock()?);
+        }
+        Ok(())
+    }
+
+    /// The word up to which records are retired, as it is seen.
+    pub(super) fn mark(&self) -> Result<u64> {
+        let mark = self.stage.attachment().pool().retired_word(self.file)?;
+        #[cfg(test)]
+        let followed = self.followed_mark.load(Ordering::Relaxed);
+        #[cfg(test)]
+        let mark = planted::unless(planted::Blind::Mark, mark, followed);
+        Ok(mark)
+    }
+
+    /// What has to be the same after a copy. Of a shared file the overlay has to have followed it, or pages
+    /// that it names may be anybody's already.
+    pub(super) fn mark_to_hold(&self) -> Result<Option<Mark>> {
+        if !self.is_shared()? {
+            return Ok(Some(Mark::NONE));
+        }
+        let mark = self.mark()?;
+        let followed = self.followed_mark.load(Ordering::Acquire) == mark;
+        Ok(followed.then_some(Mark(mark)))
+    }
+
+    /// Whether nothing was retired since.
+    pub(super) fn holds(&self, mark: Mark) -> Result<bool> {
+        Ok(mark == Mark::NONE || self.mark()? == mark.0)
+    }
+
+    /// Brings the overlay up to record `next_seq` by what is new at the ends of the logs; false where that
+    /// does not tell, and somebody has to walk.
+    pub(super) fn follow_news(&self, guard: &FileGuard<'_, M>, next_seq: u64) -> Result<bool> {
+        if guard.version()? & SHARED == 0 {
+            return Ok(false);
+        }
+        let known = self.known_seq.load(Ordering::Relaxed);
+        let pool = self.stage.attachment().pool();
+        let news = lock(&self.tail).news(pool, self.file, known, next_seq)?;
+        let Some(news) = news else {
+            return Ok(false);
+        };
+        // Nobody acts on bytes that a crash would take back: whoever logged them may still wait for the device.
+        let counts = news.iter().any(|news| news.committed) || !self.look().waiting.is_empty();
+        let durable = counts && pool.medium().fence_is_slow();
+        if durable {
+            pool.settle()?;
+        }
+        let mut view = self.change();
+        if durable {
+            view.reveal(next_seq - 1);
+        }
+        for news in news {
+            view.learn(news);
+        }
+        self.known_seq.store(next_seq, Ordering::Release);
+        Ok(true)
+    }
+}
+
+impl View {
+    fn learn(&mut self, news: adit_pool::News) {
+        let Some(op) = news.op else {
+            self.commit = self.commit.max(news.seq);
+            self.commit_is_durable(news.seq);
+            return;
+        };
+        let nothing_before = !self.has_uncommitted();
+        self.record(news.seq, op);
+        if news.committed {
+            self.is_committed(news.seq, nothing_before);
+        }
+    }
+}
+
+/// Bugs for the tests to find: a reader that does not look.
+#[cfg(test)]
+pub(super) mod planted {
+    use std::cell::Cell;
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub(in crate::staged) enum Blind {
+        /// It looks at all.
+        No,
+        /// At the number of the last record.
+        Last,
+        /// At the mark up to which records are retired.
+        Mark,
+    }
+
+    thread_local!(static BLIND: Cell<Blind> = const { Cell::new(Blind::No) });
+
+    /// What this thread does not look at.
+    pub(in crate::staged) fn be(blind: Blind) {
+        BLIND.set(blind);
+    }
+
+    pub(super) fn unless(blind: Blind, word: u64, otherwise: u64) -> u64 {
+        if BLIND.get() == blind {
+            otherwise
+        } else {
+            word
+        }
+    }
+}

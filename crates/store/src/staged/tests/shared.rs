@@ -1,0 +1,495 @@
+//! Several attachments have one file staged at once, and each follows what the others log.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use adit_pool::SHARED;
+use adit_sim::{Crash, History, Rng, enumerate};
+
+use super::crashes::{MODES, boot_of, judge, recovered, survives};
+use super::reads::{Middle, SlowMedium};
+use super::together::{geometry, kernel_file, name_at, record};
+use super::*;
+use crate::staged::file::walks;
+use crate::staged::shared::planted::{self, Blind};
+use crate::testing::Scratch;
+use adit_pool::PoolFile;
+
+const PAGE: usize = 4096;
+
+type Simulated = StagedFile<SimMedium, SimFile>;
+
+/// Programs that share a file.
+struct Crowd {
+    stages: Vec<Arc<Stage<SimMedium>>>,
+    modes: Vec<Mode>,
+    file: SimFile,
+}
+
+impl Crowd {
+    fn of(world: &World, boot: BootId, modes: &[Mode], bytes: &[u8]) -> Self {
+        create_pool(world, boot);
+        let file = world.create("dir/file").expect("create");
+        file.write_at(0, bytes).expect("write");
+        let pool = open_pool(world.medium(), boot).expect("open");
+        let stage = |_: &Mode| Stage::new(pool.attach().expect("attach"));
+        Self {
+            stages: modes.iter().map(stage).collect(),
+            modes: modes.to_vec(),
+            file,
+        }
+    }
+
+    fn open(&self) -> Vec<Simulated> {
+        let open = |(stage, mode): (&Arc<Stage<SimMedium>>, &Mode)| {
+            let name = name_of(&self.file);
+            let staged = StagedFile::open(stage, &name, self.file.clone(), *mode).expect("stage");
+            staged.share().expect("share");
+            staged
+        };
+        self.stages.iter().zip(&self.modes).map(open).collect()
+    }
+}
+
+use Step::{Append, Fsync, Publish, PublishCommitted, TakeAway, Truncate, Write};
+
+/// The steps go round; after each the others see what it did.
+fn tell_in_turns(world: &World, steps: &[Step], modes: &[Mode], cached: bool) {
+    if cached {
+        world.put_behind_page_cache(TINY.header_len());
+    }
+    let (crowd, mut files) = world.setup(|| {
+        let crowd = Crowd::of(world, boot_of(world), modes, &first_bytes());
+        let files = crowd.open();
+        (crowd, files)
+    });
+    let states = states(steps);
+    for (nth, step) in steps.iter().enumerate() {
+        let nth = nth + 1;
+        world.begin(nth as u64);
+        step.run(nth, &files[nth % modes.len()]).expect("step");
+        world.acknowledge(nth as u64);
+        if step.takes_away() {
+            for file in &files {
+                assert!(matches!(file.append(b"late"), Err(Error::Taken)));
+            }
+            files = Vec::new();
+            files.extend(crowd.open());
+        }
+        for file in &files {
+            assert_eq!(read_all(file), states[nth], "after step {nth}");
+        }
+    }
+}
+
+const STORY: [Step; 15] = [
+    Append(100),
+    Append(5000),
+    Fsync,
+    Write(50, 300),
+    Write(4000, 300),
+    PublishCommitted,
+    Append(10),
+    Truncate(4100),
+    Append(9000),
+    Publish,
+    Write(10, 5000),
+    Fsync,
+    Append(30),
+    TakeAway,
+    Append(7),
+];
+
+#[test]
+fn crashes_everywhere_while_several_write_in_turns() {
+    for cached in [false, true] {
+        for mode in MODES {
+            let name = format!("shared-{mode:?}-{cached}");
+            let config = config(&name, 16, 2_500);
+            let modes = [mode; 2];
+            let workload = |world: &World| tell_in_turns(world, &STORY, &modes, cached);
+            let found = enumerate(&config, workload, judge(&STORY, mode, boot_of));
+            assert!(survives(&name, found) > 300);
+        }
+    }
+}
+
+#[test]
+fn three_see_each_other() {
+    let world = World::new(tiny_size(24));
+    tell_in_turns(
+        &world,
+        &STORY,
+        &[Mode::Strict, Mode::Posix, Mode::Sync],
+        false,
+    );
+}
+
+/// One writes pages in mode `strict`, the other pages of its own in mode `atomic`: the stronger promise of
+/// each holds for what it wrote.
+#[test]
+fn modes_side_by_side() {
+    const OWN: usize = 2 * PAGE;
+    let rounds: u8 = 4;
+    let name = "shared-modes";
+    let config = config(name, 16, 4_000);
+    let workload = |world: &World| {
+        let (_crowd, files) = world.setup(|| {
+            let modes = [Mode::Strict, Mode::Atomic];
+            let crowd = Crowd::of(world, boot_of(world), &modes, &[0; 2 * OWN]);
+            let files = crowd.open();
+            (crowd, files)
+        });
+        for round in 1..=rounds {
+            let step = |nth: u8, act: &dyn Fn() -> Result<()>| {
+                let number = u64::from(round) * 4 + u64::from(nth);
+                world.begin(number);
+                act().expect("step");
+                world.acknowledge(number);
+            };
+            let at = OWN as u64;
+            step(0, &|| files[1].write_at(at, &[round; PAGE]));
+            step(1, &|| files[0].write_at(100, &[round; PAGE + 500]));
+            step(2, &|| files[1].write_at(at + 4000, &[round; 200]));
+            step(3, &|| files[1].fsync());
+        }
+    };
+    let judge = |world: &World, history: &History| {
+        let found = recovered(world, boot_of(world))?;
+        let begun = history.completed().len() + history.in_flight().len();
+        // By number of steps: which round each part may be of.
+        let done = history.completed().len();
+        let strict = |steps: usize| (steps / 4 + usize::from(steps % 4 >= 2)) as u8;
+        let own = &found[100..100 + PAGE + 500];
+        if !own.iter().all(|byte| *byte == own[0]) {
+            return Err("a strict write is torn".to_owned());
+        }
+        if own[0] != strict(done) && own[0] != strict(begun) {
+            return Err(format!("strict: round {} after {done} steps", own[0]));
+        }
+        let atomic = (found[OWN], found[OWN + 4050], found[OWN + 4190]);
+        let committed = |steps: usize| (steps / 4) as u8;
+        let after = |steps: usize| {
+            let round = (steps / 4) as u8;
+            match steps % 4 {
+                0 => (round, round, round),
+                1 | 2 => (round + 1, round + 1, round),
+                _ => (round + 1, round + 1, round + 1),
+            }
+        };
+        let whole = |round: u8| (round, round, round);
+        let kept = (done..=begun).any(|steps| after(steps) == atomic);
+        let cut = (done..=begun).any(|steps| whole(committed(steps)) == atomic);
+        let fits = if !history.lost_power() {
+            kept
+        } else {
+            // A recovery after a death commits what it sees.
+            cut || history.crashes()[0] == Crash::Kill && kept
+        };
+        if fits {
+            Ok(())
+        } else {
+            Err(format!("atomic: {atomic:?} after {done} to {begun} steps"))
+        }
+    };
+    assert!(survives(name, enumerate(&config, workload, judge)) > 300);
+}
+
+/// What others log is found at the ends of the logs: nobody walks over all of them.
+#[test]
+fn following_takes_no_walk() {
+    let world = World::new(tiny_size(24));
+    let crowd = Crowd::of(&world, boot(1), &[Mode::Strict, Mode::Atomic], &[]);
+    let files = crowd.open();
+    let mut model = Vec::new();
+    read_all(&files[0]);
+    let before = walks::so_far();
+    for nth in 0..60 {
+        let bytes = bytes_of(nth, 20 + nth * 7);
+        files[nth % 2].append(&bytes).expect("append");
+        model.extend(&bytes);
+        if nth % 5 == 0 {
+            files[1].fsync().expect("fsync");
+        }
+        assert_eq!(read_all(&files[(nth + 1) % 2]), model);
+        if nth % 20 == 19 {
+            files[0].publish(Scope::Everything).expect("publish");
+        }
+    }
+    files[0].append(&[7; 9000]).expect("a group");
+    model.extend([7; 9000]);
+    assert_eq!(read_all(&files[1]), model);
+    assert_eq!(walks::so_far(), before);
+}
+
+/// Two descriptions of one process follow each other as two processes do.
+#[test]
+fn one_process_may_have_several_views_of_a_shared_file() {
+    let world = World::new(tiny_size(24));
+    let crowd = Crowd::of(&world, boot(1), &[Mode::Strict], &[]);
+    let open = || {
+        let name = name_of(&crowd.file);
+        StagedFile::open(&crowd.stages[0], &name, crowd.file.clone(), Mode::Strict)
+    };
+    let first = open().expect("stage");
+    assert!(matches!(open().err(), Some(Error::AlreadyOpen)));
+    first.share().expect("share");
+    let second = open().expect("stage");
+    let mut model = Vec::new();
+    for nth in 0..200 {
+        let (writes, reads) = if nth % 2 == 0 {
+            (&first, &second)
+        } else {
+            (&second, &first)
+        };
+        writes.append(&[nth as u8; PAGE]).expect("append");
+        writes.write_at(0, &[nth as u8; PAGE]).expect("write");
+        model.extend([nth as u8; PAGE]);
+        model[..PAGE].fill(nth as u8);
+        assert_eq!(read_all(reads), model);
+    }
+    drop(first);
+    second.take_away(|| {}).expect("take away");
+    assert_eq!(contents(&crowd.file).expect("read"), model);
+}
+
+/// Whoever is alone may end the staging for all; whoever is not may not.
+#[test]
+fn who_is_not_alone_does_not_end_the_staging() {
+    let world = World::new(tiny_size(24));
+    let crowd = Crowd::of(&world, boot(1), &[Mode::Atomic, Mode::Atomic], &[]);
+    let open = |nth: usize| {
+        let name = name_of(&crowd.file);
+        StagedFile::open(&crowd.stages[nth], &name, crowd.file.clone(), Mode::Atomic)
+    };
+    let first = open(0).expect("stage");
+    first.append(b"one").expect("append");
+    first.take_away_alone(|| {}).expect("alone");
+    let (first, second) = (open(0).expect("stage"), open(1).expect("stage"));
+    second.share().expect("share");
+    second.append(b"two").expect("append");
+    let refused = first.take_away_alone(|| panic!("it is not over"));
+    assert!(matches!(refused, Err(Error::Shared)), "{refused:?}");
+    assert!(second.has_uncommitted(), "it was not committed either");
+    assert_eq!(read_all(&first), b"onetwo");
+}
+
+/// A claim stands, and is given up, when somebody shares the file meanwhile.
+#[test]
+fn a_file_is_shared_in_the_middle_of_a_publication() {
+    let world = World::new(tiny_size(24));
+    let crowd = Crowd::of(&world, boot(1), &[Mode::Strict, Mode::Strict], &[]);
+    let name = name_of(&crowd.file);
+    let open = |nth: usize| {
+        StagedFile::open(&crowd.stages[nth], &name, crowd.file.clone(), Mode::Strict)
+            .expect("stage")
+    };
+    let (first, second) = (open(0), open(1));
+    first.append(b"one").expect("append");
+    let attachment = crowd.stages[0].attachment();
+    let guard = attachment.lock_file(first.file()).expect("lock");
+    let claim = crate::staged::claim::Claim::take(attachment, &guard).expect("claim");
+    drop(guard);
+    second.share().expect("share");
+    let guard = attachment.lock_file(first.file()).expect("lock");
+    assert!(claim.stands(&guard).expect("stands"));
+    drop(guard);
+    drop(claim);
+    let word = attachment.pool().version(first.file()).expect("word");
+    assert_eq!(word & adit_pool::PUBLISHER, 0, "nobody publishes any more");
+    assert_ne!(word & SHARED, 0, "it is still shared");
+    assert_eq!(
+        second.publish(Scope::Everything).expect("publish").records,
+        1
+    );
+}
+
+/// One reads a staged page; what it names is published, given back by whoever wrote it, and filled for another
+/// file: before the read, or in its middle.
+fn read_while_pages_go(blind: Blind, in_the_middle: bool) -> Vec<u8> {
+    let world = World::new(tiny_size(10));
+    create_pool(&world, boot(1));
+    let file = world.create("dir/file").expect("create");
+    let other_file = world.create("dir/other").expect("create");
+    let locks = LocalLocks::default();
+    let middle = Middle::default();
+    let pool = |middle: &Middle| {
+        let medium = SlowMedium(world.medium(), middle.clone());
+        Pool::open(medium, Box::new(locks.clone()), boot(1)).expect("open")
+    };
+    let writer = Stage::new(pool(&Middle::default()).attach().expect("attach"));
+    let reader = Stage::new(pool(&middle).attach().expect("attach"));
+    let open = |stage: &Arc<Stage<SlowMedium>>, file: &SimFile| {
+        StagedFile::open(stage, &name_of(file), file.clone(), Mode::Strict).expect("stage")
+    };
+    let (theirs, ours) = (open(&writer, &file), open(&reader, &file));
+    theirs.share().expect("share");
+    theirs.append(&[1; PAGE]).expect("append");
+    assert_eq!(read_all(&ours), [1; PAGE]);
+    let other = open(&writer, &other_file);
+    let act = move || {
+        planted::be(Blind::No);
+        // As a publisher does whose claim stood before and stands afterwards.
+        file.write_at(0, &[1; PAGE]).expect("write");
+        let attachment = writer.attachment();
+        let mut guard = attachment.lock_file(theirs.file()).expect("lock");
+        let last = guard.next_seq().expect("seq") - 1;
+        guard.retire(last).expect("retire");
+        drop(guard);
+        // Whoever wrote them notices, and uses all pages of the small pool for another file.
+        theirs.catch_up().expect("catch up");
+        for round in 0..40 {
+            other.write_at(0, &[100 + round; PAGE]).expect("write");
+            other.publish(Scope::Everything).expect("publish");
+        }
+        planted::be(blind);
+    };
+    planted::be(blind);
+    if in_the_middle {
+        middle.set(act);
+    } else {
+        act();
+    }
+    let mut bytes = vec![0; PAGE];
+    let read = ours.read_at(0, &mut bytes).expect("read");
+    planted::be(Blind::No);
+    assert_eq!(read, PAGE);
+    bytes
+}
+
+#[test]
+fn pages_that_another_gives_back_are_never_read() {
+    for in_the_middle in [false, true] {
+        let read = read_while_pages_go(Blind::No, in_the_middle);
+        assert_eq!(read, [1; PAGE]);
+        let read = read_while_pages_go(Blind::Mark, in_the_middle);
+        assert_ne!(
+            read, [1; PAGE],
+            "a reader that does not ask is not found out"
+        );
+    }
+}
+
+#[test]
+fn a_reader_that_does_not_ask_sees_nothing_new() {
+    let world = World::new(tiny_size(24));
+    let crowd = Crowd::of(&world, boot(1), &[Mode::Strict, Mode::Strict], &[]);
+    let files = crowd.open();
+    files[0].append(b"one").expect("append");
+    planted::be(Blind::Last);
+    assert_eq!(read_all(&files[1]), b"");
+    planted::be(Blind::No);
+    assert_eq!(read_all(&files[1]), b"one");
+}
+
+/// Threads with attachments of their own append to one file and read it; somebody publishes and takes it away
+/// meanwhile. Each record is there once, whole, and in its writer's order, at all times.
+#[test]
+fn nothing_is_lost_torn_or_seen_late() {
+    const WRITERS: u64 = 3;
+    const RECORDS: u64 = 250;
+    for seed in 0..12 {
+        let mode = MODES[seed as usize % 4];
+        let scratch = Scratch::new();
+        let path = scratch.path("file");
+        let pool = PoolFile::create(&scratch.path("pool"), 8 << 20, geometry()).expect("pool");
+        let open = |stage: &Arc<_>| loop {
+            let staged = StagedFile::open(stage, &name_at(&path), kernel_file(&path), mode);
+            match staged.and_then(|staged| staged.share().map(|()| staged)) {
+                Err(Error::Taken) => {}
+                staged => break staged.expect("stage"),
+            }
+        };
+        let going = AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..WRITERS)
+                .map(|writer| {
+                    let stage = Stage::new(pool.attach().expect("attach"));
+                    scope.spawn(move || {
+                        let mut rng = Rng::new(seed * 10 + writer);
+                        let mut staged = open(&stage);
+                        let mut nth = 0;
+                        while nth < RECORDS {
+                            match staged.append(&marked(writer, nth)) {
+                                Err(Error::Taken) => {
+                                    drop(staged);
+                                    staged = open(&stage);
+                                    continue;
+                                }
+                                written => written.expect("append"),
+                            };
+                            nth += 1;
+                            if rng.chance(8) {
+                                match staged.fsync() {
+                                    Err(Error::Taken) => {}
+                                    synced => synced.expect("fsync"),
+                                }
+                            }
+                            if rng.chance(4) {
+                                let mut bytes = vec![0; 4 << 20];
+                                match staged.read_at(0, &mut bytes) {
+                                    Err(Error::Taken) => continue,
+                                    read => bytes.truncate(read.expect("read")),
+                                }
+                                let seen = count_marked(&bytes, WRITERS);
+                                assert_eq!(seen[writer as usize], nth, "seed {seed}");
+                            }
+                        }
+                    })
+                })
+                .collect();
+            let meddler = scope.spawn(|| {
+                let stage = Stage::new(pool.attach().expect("attach"));
+                let mut rng = Rng::new(seed + 77);
+                while going.load(Ordering::Relaxed) {
+                    let staged = open(&stage);
+                    let done = match rng.below(6) {
+                        0 => staged.take_away(|| {}).map(|_| ()),
+                        1 | 2 => staged.publish(Scope::Everything).map(|_| ()),
+                        _ => staged.publish(Scope::Committed).map(|_| ()),
+                    };
+                    match done {
+                        Ok(())
+                        | Err(Error::Taken | Error::Publishing { .. } | Error::Contended) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                open(&stage).take_away(|| {}).expect("take away");
+            });
+            let ended: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+            going.store(false, Ordering::Relaxed);
+            ended.into_iter().for_each(|ended| ended.expect("writer"));
+            meddler.join().expect("meddler");
+        });
+        let bytes = std::fs::read(&path).expect("read");
+        assert_eq!(
+            count_marked(&bytes, WRITERS),
+            [RECORDS; WRITERS as usize],
+            "seed {seed}"
+        );
+    }
+}
+
+/// A record that says whose it is.
+fn marked(writer: u64, nth: u64) -> Vec<u8> {
+    let record = record(nth);
+    [&writer.to_le_bytes()[..], &record].concat()
+}
+
+/// How many records of each writer the bytes are, in each one's order; nothing else may be in them.
+fn count_marked(bytes: &[u8], writers: u64) -> Vec<u64> {
+    let mut counts = vec![0; writers as usize];
+    let mut rest = bytes;
+    while let Some((writer, after)) = rest.split_first_chunk::<8>() {
+        let writer = u64::from_le_bytes(*writer) as usize;
+        let wanted = record(counts[writer]);
+        assert!(
+            after.starts_with(&wanted),
+            "record {} of {writer} is lost or torn",
+            counts[writer]
+        );
+        counts[writer] += 1;
+        rest = &after[wanted.len()..];
+    }
+    assert!(rest.is_empty());
+    counts
+}
