@@ -30,7 +30,10 @@ const FOR_A_LEASE: Duration = Duration::from_secs(3);
 /// turn. Until it has closed its duplicate nobody can execute the file.
 const FOR_A_RELEASE: Duration = Duration::from_secs(3);
 
-/// The same of a monitor that was silent lately.
+/// How long taking a file away from all may take: it is published and synced.
+const FOR_A_BAR: Duration = Duration::from_secs(10);
+
+/// How long giving a lease up may take of a monitor that was silent lately.
 const FOR_A_SILENT_RELEASE: Duration = Duration::from_millis(500);
 
 /// How long a silent monitor is not asked anything but to let go.
@@ -133,6 +136,9 @@ pub struct AcquireRequest<'a> {
     pub mode: Mode,
     /// `O_APPEND` was taken from the description; the monitor restores it when it takes the file away.
     pub restore_append: bool,
+    /// The user has declared that nobody outside Adit writes to the file, or reads it between two syncs: then
+    /// others may stage it at the same time.
+    pub declared: bool,
     /// The program's descriptor.
     pub fd: BorrowedFd<'a>,
 }
@@ -142,6 +148,16 @@ pub struct AcquireRequest<'a> {
 pub struct Lease {
     number: u64,
     ino: u64,
+    shared: bool,
+}
+
+impl Lease {
+    /// Whether it is none, but a seat beside others: the caller says in the pool that the file is shared
+    /// ([`crate::staged::StagedFile::share`]) before it writes.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.shared
+    }
 }
 
 /// The pool for the files of an open file's device. What the user asked for is taken when it fits, see
@@ -173,6 +189,7 @@ pub fn acquire(dir: &RuntimeDir, request: &AcquireRequest<'_>) -> Result<Lease, 
         slot: request.slot,
         mode: mode_number(request.mode),
         restore_append: request.restore_append,
+        declared: request.declared,
     };
     let ino = rustix::fs::fstat(request.fd)
         .map_err(Refused::Lease)?
@@ -182,7 +199,40 @@ pub fn acquire(dir: &RuntimeDir, request: &AcquireRequest<'_>) -> Result<Lease, 
     Ok(Lease {
         number: answer.value,
         ino,
+        shared: answer.errno != 0,
     })
+}
+
+/// Has a declared file shared, because this process opens it again; returns when the kernel would let it.
+/// `Ok(false)` when it is not held by this monitor, or not declared any more.
+pub fn share(dir: &RuntimeDir, lease: &Lease) -> Result<bool, Refused> {
+    let request = Request::Share {
+        lease: lease.number,
+    };
+    known(ask_anyway(dir, &request, None, FOR_A_LEASE))
+}
+
+/// Has a declared file shared with nobody from now on: whoever opens it gets it, as of any other file.
+/// `Ok(false)` when it is shared already.
+pub fn hold_alone(dir: &RuntimeDir, lease: &Lease) -> Result<bool, Refused> {
+    let request = Request::HoldAlone {
+        lease: lease.number,
+    };
+    known(ask_anyway(dir, &request, None, FOR_A_LEASE))
+}
+
+/// Has a declared file taken away from all who have it staged, this process too. Until somebody is alone with it,
+/// nobody stages it again. Returns when everything is in the file.
+pub fn bar(dir: &RuntimeDir, fd: BorrowedFd<'_>) -> Result<(), Refused> {
+    ask_anyway(dir, &Request::Bar, Some(fd), FOR_A_BAR).map(drop)
+}
+
+fn known(answer: Result<Answer, Refused>) -> Result<bool, Refused> {
+    match answer {
+        Ok(_) => Ok(true),
+        Err(Refused::NotUnderstood) => Ok(false),
+        Err(refused) => Err(refused),
+    }
 }
 
 /// Has the monitor give the lease up and close its duplicate; returns when it has. `Ok(false)` from one that

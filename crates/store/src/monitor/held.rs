@@ -130,6 +130,8 @@ pub(super) struct Terms {
     pub(super) slot: u32,
     pub(super) mode: Mode,
     pub(super) restore_append: bool,
+    /// Its user has declared the file: see [`super::shared`].
+    pub(super) declared: bool,
     pub(super) owner: Arc<Owner>,
 }
 
@@ -144,6 +146,10 @@ pub(super) struct Held {
     /// Device and inode number.
     pub(super) id: (u64, u64),
     leased: Mutex<bool>,
+    /// When somebody opens the file it is shared, not taken away.
+    declared: AtomicBool,
+    /// Others may have it staged, too, and nobody has the lease.
+    shared: AtomicBool,
     /// Looks in a row that found no descriptor of the program.
     missing: AtomicU32,
     /// The program is gone, and what it left is committed, with its other files: everything counts.
@@ -152,16 +158,17 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Takes the lease for thread `owner`.
-    pub(super) fn take(
-        fd: Fd,
-        pool: Arc<OpenPool>,
-        terms: Terms,
-        id: (u64, u64),
-        owner: i32,
-    ) -> core::result::Result<Self, Errno> {
-        lease::take(fd.as_fd(), owner)?;
-        Ok(Self::of(fd, pool, terms, id))
+    /// A file whose lease was just taken.
+    pub(super) fn leased(fd: Fd, pool: Arc<OpenPool>, terms: Terms, id: (u64, u64)) -> Self {
+        Self::of(fd, pool, terms, id)
+    }
+
+    /// A seat beside others, or where others have the file open who are nobody's business: without a lease.
+    pub(super) fn beside(fd: Fd, pool: Arc<OpenPool>, terms: Terms, id: (u64, u64)) -> Self {
+        let held = Self::of(fd, pool, terms, id);
+        *held.leased.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        held.shared.store(true, Ordering::Release);
+        held
     }
 
     /// Takes a lease over from a monitor that is gone. It may have been broken, or given up, meanwhile.
@@ -178,6 +185,8 @@ impl Held {
 
     fn of(fd: Fd, pool: Arc<OpenPool>, terms: Terms, id: (u64, u64)) -> Self {
         Self {
+            declared: AtomicBool::new(terms.declared),
+            shared: AtomicBool::new(false),
             staged: Mutex::new(None),
             fd: Some(Arc::new(fd)),
             pool,
@@ -202,8 +211,47 @@ impl Held {
         matches!(pool.ensure_not_forgotten(self.terms.file), Err(Forgotten))
     }
 
+    /// Whether it is shared when somebody opens it.
+    pub(super) fn is_declared(&self) -> bool {
+        self.declared.load(Ordering::Acquire)
+    }
+
+    /// Whether others may have it staged, too.
+    pub(super) fn is_shared(&self) -> bool {
+        self.shared.load(Ordering::Acquire)
+    }
+
+    /// From now on it is taken away when somebody opens it; false where it is shared already.
+    pub(super) fn undeclare(&self) -> bool {
+        self.declared.store(false, Ordering::Release);
+        !self.is_shared()
+    }
+
+    /// Whether the file is staged by this program, as far as anybody has said.
+    pub(super) fn is_staged(&self) -> bool {
+        self.is_leased() || self.is_shared() && !self.is_over()
+    }
+
+    /// Lets others in who may stage the file as well, with everything published that may be.
+    pub(super) fn share_out(&self) -> Result<()> {
+        let staged = self.staged()?;
+        staged.share()?;
+        self.shared.store(true, Ordering::Release);
+        match staged.publish(self.scope()) {
+            // What is being published just now is there in a moment, and who reads it has been told to wait for that.
+            Ok(_) | Err(Error::Publishing { .. }) => {}
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(error),
+        }
+        self.give_up();
+        Ok(())
+    }
+
     /// Whether the lease is held and nobody waits for it.
     pub(super) fn state(&self) -> lease::State {
+        if self.is_shared() && !self.is_leased() {
+            return lease::State::Held;
+        }
         match &self.fd {
             Some(fd) => lease::state(fd.as_fd()),
             None => lease::State::Broken,

@@ -40,6 +40,7 @@ use super::held::{self, Held, OpenPool, Owner, Terms};
 use super::lease::{self, Said, Signals, State};
 use super::open::{self, OpenFiles};
 use super::records::{LeaseRecord, Listed, Record, Records};
+use super::shared::Barred;
 use super::standby::Standby;
 use super::workers::{Haste, Workers};
 use super::{Ready, has_room_for};
@@ -82,7 +83,7 @@ pub(super) struct Leases {
     records: Rc<Records>,
     pub(super) standby: Standby,
     pub(super) signals: Signals,
-    workers: Workers<Report>,
+    pub(super) workers: Workers<Report>,
     pools: Vec<(Arc<OpenPool>, Instant)>,
     held: BTreeMap<u64, Entry>,
     owners: Vec<Arc<Owner>>,
@@ -112,6 +113,8 @@ pub(super) struct Leases {
     /// A worker looks whether they can.
     asking: bool,
     breaks: usize,
+    /// Declared files that nobody stages who is not alone.
+    pub(super) barred: Barred,
     ending: bool,
 }
 
@@ -146,9 +149,13 @@ struct Entry {
 }
 
 /// What workers report.
-enum Report {
+pub(super) enum Report {
     /// A file was taken away, or could not be.
     Taken { number: u64, done: bool },
+    /// The same of several, all of one file.
+    AllTaken { numbers: Vec<u64>, done: bool },
+    /// A declared file is shared, or could not be.
+    Shared { number: u64, done: bool },
     /// What has aged is published.
     Aged(Aged),
     /// What these files of the dead lacked is committed.
@@ -170,7 +177,7 @@ type Aging = (u64, Weak<Held>, Option<i32>);
 
 /// What was seen while publishing what has aged.
 #[derive(Default)]
-struct Aged {
+pub(super) struct Aged {
     /// These files' programs are gone from the pool.
     left: Vec<u64>,
     /// These are not staged any more.
@@ -214,6 +221,7 @@ impl Leases {
             strays: Vec::new(),
             asking: false,
             breaks: 0,
+            barred: Barred::default(),
             ending: false,
         })
     }
@@ -314,23 +322,19 @@ impl Leases {
 
     fn heed(&mut self, report: Report) {
         match report {
-            Report::Taken { number, done } => {
-                self.breaks -= 1;
-                if done {
-                    let taken = self.held.remove(&number);
-                    if let Some(dead) = taken.filter(|entry| entry.dead_since.is_some()) {
-                        self.is_bereft(&dead.held.pool);
-                    }
-                } else if let Some(entry) = self.held.get_mut(&number) {
-                    let now = Instant::now();
-                    entry.breaking = false;
-                    entry.again_at = Some(now + entry.again_after);
-                    entry.again_after = AGAIN_AT_MOST.min(2 * entry.again_after);
-                    if entry.dead_since.is_some() {
-                        entry.failing_since.get_or_insert(now);
-                    }
+            Report::Taken { number, done } => self.was_taken(number, done),
+            Report::AllTaken { numbers, done } => {
+                for number in numbers {
+                    self.was_taken(number, done);
                 }
             }
+            Report::Shared { number, done: true } => {
+                self.breaks -= 1;
+                if let Some(entry) = self.held.get_mut(&number) {
+                    entry.breaking = false;
+                }
+            }
+            Report::Shared { number, .. } => self.was_taken(number, false),
             Report::Aged(Aged { left, ended, lost }) => {
                 self.aging = false;
                 for number in lost {
@@ -373,6 +377,46 @@ impl Leases {
             }
             Report::Nothing => {}
         }
+    }
+
+    /// A file was taken away, or could not be: then it is tried again.
+    fn was_taken(&mut self, number: u64, done: bool) {
+        self.breaks -= 1;
+        if done {
+            let taken = self.held.remove(&number);
+            if let Some(dead) = taken.filter(|entry| entry.dead_since.is_some()) {
+                self.is_bereft(&dead.held.pool);
+            }
+        } else if let Some(entry) = self.held.get_mut(&number) {
+            let now = Instant::now();
+            entry.breaking = false;
+            entry.again_at = Some(now + entry.again_after);
+            entry.again_after = AGAIN_AT_MOST.min(2 * entry.again_after);
+            if entry.dead_since.is_some() {
+                entry.failing_since.get_or_insert(now);
+            }
+        }
+    }
+
+    /// A file that the asking program has.
+    pub(super) fn held_of(&self, connection: &Fd, number: u64) -> Option<Arc<Held>> {
+        let owner = peer_of(connection).unwrap_or(None);
+        let entry = self.held.get(&number)?;
+        (entry.owner.pid == owner).then(|| Arc::clone(&entry.held))
+    }
+
+    /// Everything that is staged of a file, to be taken away by a worker that reports it.
+    pub(super) fn take_all_of(&mut self, id: (u64, u64)) -> Vec<(u64, Arc<Held>)> {
+        let mut all = Vec::new();
+        for (number, entry) in &mut self.held {
+            if entry.held.id == id && entry.held.is_staged() && !entry.breaking {
+                entry.again_at = None;
+                entry.breaking = true;
+                self.breaks += 1;
+                all.push((*number, Arc::clone(&entry.held)));
+            }
+        }
+        all
     }
 
     fn is_bereft(&mut self, pool: &Arc<OpenPool>) {
@@ -487,9 +531,14 @@ impl Leases {
             entry.again_at = None;
             entry.breaking = true;
             self.breaks += 1;
-            self.workers.start(Haste::Awaited, move || Report::Taken {
-                number,
-                done: held.take_away().is_ok(),
+            let shares = broken && !dead && !self.ending && held.is_declared();
+            self.workers.start(Haste::Awaited, move || {
+                if shares {
+                    let done = held.share_out().is_ok();
+                    return Report::Shared { number, done };
+                }
+                let done = held.take_away().is_ok();
+                Report::Taken { number, done }
             });
         }
         for number in given_up {
@@ -566,8 +615,10 @@ impl Leases {
     pub(super) fn acquire(&mut self, connection: &Fd, staged: &Staged<'_>, along: Option<Fd>) {
         match self.take(connection, staged, along) {
             Ok(number) => {
+                let shared = |entry: &Entry| entry.held.is_shared();
                 let yes = Answer {
                     value: number,
+                    errno: u32::from(self.held.get(&number).is_some_and(shared)),
                     ..Answer::yes()
                 };
                 // A program that no longer waits believes that it was refused.
@@ -597,9 +648,17 @@ impl Leases {
             return Err(Refused::Lease(Errno::INVAL));
         }
         let id = (stat.st_dev, stat.st_ino);
+        let same = |entry: &&Entry| entry.held.id == id && entry.held.is_staged();
+        let others: Vec<&Entry> = self.held.values().filter(same).collect();
+        let beside = |other: &&Entry| {
+            staged.declared
+                && other.held.is_shared()
+                && !other.breaking
+                && other.held.terms.file == FileRef::from_id(staged.file)
+        };
         // The kernel would grant a second lease on the same description, and then take both at once.
-        let same = |entry: &Entry| entry.held.id == id && entry.held.is_leased();
-        if self.held.values().any(same) {
+        let joins = !others.is_empty();
+        if !others.iter().all(beside) {
             return Err(Refused::Lease(Errno::BUSY));
         }
         let pool = self.pool(Path::new(OsStr::from_bytes(staged.pool)))?;
@@ -609,11 +668,22 @@ impl Leases {
             slot: staged.slot,
             mode,
             restore_append: staged.restore_append,
+            declared: staged.declared,
             owner: Arc::clone(&owner),
         };
         // From the first lease on there is somebody who would go on with it.
         self.standby.ensure(&self.records);
-        let held = Held::take(fd, pool, terms, id, self.signals.owner()).map_err(Refused::Lease)?;
+        let may_join = joins || staged.declared && self.barred.allows(id);
+        let thread = self.signals.owner();
+        let held = match lease::take_if(!joins, fd.as_fd(), thread) {
+            Ok(true) => {
+                self.barred.clear(id);
+                Held::leased(fd, pool, terms, id)
+            }
+            Ok(false) => Held::beside(fd, pool, terms, id),
+            Err(Errno::AGAIN) if may_join => Held::beside(fd, pool, terms, id),
+            Err(errno) => return Err(Refused::Lease(errno)),
+        };
         Ok(self.keep(held, owner))
     }
 
@@ -631,6 +701,7 @@ impl Leases {
             slot: terms.slot,
             mode: mode_number(terms.mode),
             restore_append: terms.restore_append,
+            declared: terms.declared,
             pool: held.pool.path.clone(),
         };
         let listed = self.records.list(&Record::Lease(record));
@@ -774,6 +845,7 @@ impl Leases {
             slot: stray.slot,
             mode: Mode::Atomic,
             restore_append: false,
+            declared: false,
             owner: Arc::clone(&owner),
         };
         let thread = self.signals.owner();
@@ -803,7 +875,9 @@ impl Leases {
         else {
             return;
         };
-        if self.held.values().any(|entry| entry.held.id == id) {
+        // A declared file may have several.
+        let is_known = |entry: &Entry| entry.held.id == id && !entry.held.is_declared();
+        if self.held.values().any(is_known) {
             return;
         }
         let Left {
@@ -817,6 +891,7 @@ impl Leases {
             slot: record.slot,
             mode,
             restore_append: record.restore_append,
+            declared: record.declared,
             owner: Arc::clone(&owner),
         };
         if let Ok(held) = Held::take_over(fd, pool, terms, id, self.signals.owner()) {
@@ -847,6 +922,11 @@ impl Leases {
         let its = |entry: &&Entry| entry.owner.pid == owner && entry.held.id.1 == ino;
         let known = self.held.get(&number).filter(its).map(|_| number);
         let number = known.or_else(|| self.over(owner, ino));
+        if let Some(number) = number
+            && self.is_last_of_shared(number)
+        {
+            return self.end_sharing(connection, number);
+        }
         match number.and_then(|number| self.held.remove(&number)) {
             Some(entry) => {
                 // Whoever looks at it just now has a reference. The description may have a new lease before that
@@ -871,6 +951,37 @@ impl Leases {
         }
     }
 
+    /// Whether nobody else has a shared file staged, which is not over yet.
+    fn is_last_of_shared(&self, number: u64) -> bool {
+        let Some(entry) = self.held.get(&number) else {
+            return false;
+        };
+        let beside = |(other, theirs): (&u64, &Entry)| {
+            *other != number && theirs.held.id == entry.held.id && theirs.held.is_staged()
+        };
+        entry.held.is_shared() && !entry.held.is_over() && !self.held.iter().any(beside)
+    }
+
+    /// The last program gives a shared file back: publishes the rest, and answers when the duplicate is closed.
+    fn end_sharing(&mut self, connection: Fd, number: u64) {
+        let Some(entry) = self.held.get_mut(&number) else {
+            return;
+        };
+        let held = Arc::clone(&entry.held);
+        held.answer_when_released(connection);
+        if entry.breaking {
+            // It goes when that has come to its end.
+            return;
+        }
+        entry.again_at = None;
+        entry.breaking = true;
+        self.breaks += 1;
+        self.workers.start(Haste::Awaited, move || {
+            let done = held.take_away().is_ok();
+            Report::Taken { number, done }
+        });
+    }
+
     fn postponed_of(&self, owner: Option<i32>, ino: u64) -> Option<usize> {
         let its = |left: &Left| left.owner.pid == owner && left.id().is_some_and(|id| id.1 == ino);
         self.postponed.iter().position(its)
@@ -889,7 +1000,7 @@ impl Leases {
 
     /// Publishes a file now, durably. The answer comes when it is done; it says whether there was one.
     pub(super) fn publish(&self, connection: Fd, id: (u64, u64)) {
-        let same = |entry: &&Entry| entry.held.id == id && entry.held.is_leased();
+        let same = |entry: &&Entry| entry.held.id == id && entry.held.is_staged();
         let found = self.held.values().find(same);
         let Some(held) = found.map(|entry| Arc::clone(&entry.held)) else {
             let waits = self.postponed.iter().any(|left| left.id() == Some(id));

@@ -24,6 +24,7 @@ mod open;
 mod records;
 mod reserve;
 mod serve;
+mod shared;
 mod standby;
 #[cfg(test)]
 mod tests;
@@ -183,10 +184,12 @@ struct Beginning {
     listener: Fd,
     records: Rc<Records>,
     found: Option<Vec<(Listed, Record)>>,
+    /// Another one was here, and was killed.
+    after_another: bool,
 }
 
 fn begin(dir: &Fd, lock: Fd) -> Result<Beginning, MonitorError> {
-    let listener = serve::listen(dir).map_err(failed("listen on its socket"))?;
+    let (listener, after_another) = serve::listen(dir).map_err(failed("listen on its socket"))?;
     let base = Base {
         lock: lock.raw(),
         listener: listener.raw(),
@@ -197,6 +200,7 @@ fn begin(dir: &Fd, lock: Fd) -> Result<Beginning, MonitorError> {
         listener,
         records: begun.map_err(failed("make memory for a successor"))?,
         found: None,
+        after_another,
     })
 }
 
@@ -212,6 +216,7 @@ fn inherit(number: i32) -> Result<Beginning, MonitorError> {
         listener: inherited(heritage.base.listener)?,
         records: heritage.records,
         found: Some(heritage.found),
+        after_another: true,
     })
 }
 
@@ -288,6 +293,9 @@ impl Monitor {
         let mut server = leases
             .and_then(|leases| Server::new(&dir, begin.listener, begin.records, leases))
             .map_err(failed("receive signals"))?;
+        if begin.after_another {
+            server.leases.barred.be_unsure();
+        }
         match begin.found {
             Some(found) => server.take_over(found),
             None => server.leases.adopt(),

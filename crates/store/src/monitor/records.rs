@@ -19,7 +19,7 @@ use crate::registry::sys::{self, Fd};
 use crate::registry::wire::LONGEST;
 
 /// First word of the memory. A successor of another build starts with nothing.
-const MAGIC: u64 = u64::from_le_bytes(*b"ADITMON\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"ADITMON\x02");
 
 /// Bytes of a record, and of the head.
 const RECORD: usize = 64;
@@ -52,6 +52,7 @@ pub(super) struct LeaseRecord {
     pub(super) slot: u32,
     pub(super) mode: u32,
     pub(super) restore_append: bool,
+    pub(super) declared: bool,
     pub(super) pool: PathBuf,
 }
 
@@ -235,7 +236,7 @@ impl Records {
                 for number in [
                     lease.slot,
                     lease.mode,
-                    u32::from(lease.restore_append),
+                    u32::from(lease.restore_append) | u32::from(lease.declared) << 1,
                     pool,
                 ] {
                     put(&number.to_ne_bytes());
@@ -301,7 +302,8 @@ fn decode(fd: &Fd, bytes: &[u8]) -> Option<Record> {
             pid: word(bytes, 12)? as i32,
             slot: word(bytes, 16)?,
             mode: word(bytes, 20)?,
-            restore_append: word(bytes, 24)? != 0,
+            restore_append: word(bytes, 24)? & 1 != 0,
+            declared: word(bytes, 24)? & 2 != 0,
             pool: pool_name(fd, word(bytes, 28)? as usize)?,
             number: long(bytes, 32)?,
             file: long(bytes, 40)?,
@@ -364,6 +366,7 @@ mod tests {
             slot: 255,
             mode: 2,
             restore_append: true,
+            declared: true,
             pool: format!("/pool {}", number % 3).into(),
         })
     }

@@ -234,6 +234,11 @@ impl Server {
             (Request::Publish { dev, ino }, _) => {
                 return self.leases.publish(connection, (dev, ino));
             }
+            (Request::Share { lease }, _) => return self.leases.share(connection, lease),
+            (Request::HoldAlone { lease }, _) => {
+                return self.leases.hold_alone(&connection, lease);
+            }
+            (Request::Bar, along) => return self.leases.bar(connection, along),
         };
         let answer = if agreed {
             Answer::yes()
@@ -254,13 +259,13 @@ impl Drop for Server {
 }
 
 /// A new socket that listens in the directory. The lock is ours, so one that is there has no listener any
-/// more.
-pub(super) fn listen(dir: &Fd) -> Result<Fd, Errno> {
-    let _ = rustix::fs::unlinkat(dir.as_fd(), SOCKET, AtFlags::empty());
+/// more; whether there was one: its monitor has ended without a word.
+pub(super) fn listen(dir: &Fd) -> Result<(Fd, bool), Errno> {
+    let left = rustix::fs::unlinkat(dir.as_fd(), SOCKET, AtFlags::empty()).is_ok();
     let listener = wire::socket()?;
     rustix::net::bind(listener.as_fd(), &wire::address(dir)?)?;
     rustix::net::listen(listener.as_fd(), 128)?;
-    Ok(listener)
+    Ok((listener, left))
 }
 
 /// Whether a descriptor is that of a process. Others would be waited for in vain, or without rest.

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
+mod declared;
 mod leases;
 mod open;
 
@@ -1067,6 +1068,7 @@ fn requests_that_make_no_sense_are_survived() {
                     slot,
                     mode,
                     restore_append: true,
+                    declared: false,
                 };
                 assert_eq!(agreed(Request::Acquire(staged), along), Ok(false));
             }

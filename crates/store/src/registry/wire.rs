@@ -82,6 +82,18 @@ pub(crate) enum Request<'a> {
         /// Its inode number.
         ino: u64,
     },
+    /// Share a declared file with who opens it next.
+    Share {
+        /// Number of its lease.
+        lease: u64,
+    },
+    /// Share a declared file with nobody.
+    HoldAlone {
+        /// Number of its lease.
+        lease: u64,
+    },
+    /// Let nobody stage the file whose descriptor comes along, unless he is alone.
+    Bar,
 }
 
 /// A slot of a registry file.
@@ -108,6 +120,8 @@ pub(crate) struct Staged<'a> {
     pub(crate) mode: u32,
     /// Whether `O_APPEND` was taken from the description.
     pub(crate) restore_append: bool,
+    /// Whether its user has declared the file.
+    pub(crate) declared: bool,
 }
 
 /// A message taken to pieces.
@@ -143,7 +157,11 @@ impl<'a> Request<'a> {
             },
             Self::Acquire(staged) => Parts {
                 kind: 5,
-                words: [staged.slot, staged.mode, u32::from(staged.restore_append)],
+                words: [
+                    staged.slot,
+                    staged.mode,
+                    u32::from(staged.restore_append) | u32::from(staged.declared) << 1,
+                ],
                 longs: [staged.file, 0],
                 tail: staged.pool,
             },
@@ -155,6 +173,20 @@ impl<'a> Request<'a> {
             Self::Publish { dev, ino } => Parts {
                 kind: 7,
                 longs: [dev, ino],
+                ..Parts::default()
+            },
+            Self::Share { lease } => Parts {
+                kind: 8,
+                longs: [lease, 0],
+                ..Parts::default()
+            },
+            Self::HoldAlone { lease } => Parts {
+                kind: 9,
+                longs: [lease, 0],
+                ..Parts::default()
+            },
+            Self::Bar => Parts {
+                kind: 10,
                 ..Parts::default()
             },
         }
@@ -206,10 +238,14 @@ impl<'a> Request<'a> {
                 file: x,
                 slot: a,
                 mode: b,
-                restore_append: c != 0,
+                restore_append: c & 1 != 0,
+                declared: c & 2 != 0,
             }),
             (6, true) => Self::Drop { lease: x, ino: y },
             (7, true) => Self::Publish { dev: x, ino: y },
+            (8, true) => Self::Share { lease: x },
+            (9, true) => Self::HoldAlone { lease: x },
+            (10, true) => Self::Bar,
             _ => return None,
         })
     }
@@ -458,6 +494,7 @@ mod tests {
             slot: 200,
             mode: 2,
             restore_append: true,
+            declared: true,
         };
         for request in [
             Request::Join { pid: 7 },
@@ -477,6 +514,9 @@ mod tests {
                 ino: 3,
             },
             Request::Publish { dev: 1, ino: 2 },
+            Request::Share { lease: 5 },
+            Request::HoldAlone { lease: 6 },
+            Request::Bar,
         ] {
             let mut bytes = [0; MESSAGE];
             let len = request.encode(&mut bytes).expect("fits");
@@ -512,6 +552,7 @@ mod tests {
             slot: 0,
             mode: 0,
             restore_append: false,
+            declared: false,
         });
         let len = none.encode(&mut bytes).expect("fits");
         assert_eq!(Request::decode(&bytes[..len]), None, "no pool");

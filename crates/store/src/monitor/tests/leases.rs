@@ -19,7 +19,7 @@ use crate::testing::{
 
 /// A program has better things to do than to wait for a monitor that does not get its turn: it leaves its file to the
 /// kernel, and asks nothing for some seconds. Here it asks again.
-fn patiently<T>(mut ask: impl FnMut() -> Result<T, Refused>) -> Result<T, Refused> {
+pub(super) fn patiently<T>(mut ask: impl FnMut() -> Result<T, Refused>) -> Result<T, Refused> {
     let begun = Instant::now();
     loop {
         match ask() {
@@ -34,15 +34,15 @@ fn patiently<T>(mut ask: impl FnMut() -> Result<T, Refused>) -> Result<T, Refuse
 }
 
 /// A program at a pool, with the steps that staging takes.
-struct Program {
+pub(super) struct Program {
     dir: RuntimeDir,
     pool: PathBuf,
     _file: PoolFile,
-    stage: Arc<Stage<FileMedium>>,
+    pub(super) stage: Arc<Stage<FileMedium>>,
 }
 
 /// rustix has descriptor types of its own here.
-fn borrowed(file: &File) -> rustix::fd::BorrowedFd<'static> {
+pub(super) fn borrowed(file: &File) -> rustix::fd::BorrowedFd<'static> {
     crate::registry::sys::borrow(file.as_raw_fd()).expect("descriptor")
 }
 
@@ -73,7 +73,7 @@ fn named_pool(scratch: &Scratch) -> Option<PathBuf> {
 
 impl Program {
     /// Asks for the pool of a file and attaches to it.
-    fn new(scratch: &Scratch, file: &File) -> Self {
+    pub(super) fn new(scratch: &Scratch, file: &File) -> Self {
         let dir = runtime_at(&scratch.path("run"));
         let named = named_pool(scratch);
         let asked = AskedPool {
@@ -94,13 +94,32 @@ impl Program {
         }
     }
 
-    fn enter(&self, file: &File) -> FileRef {
+    pub(super) fn enter(&self, file: &File) -> FileRef {
         let name = name_of(file);
         self.stage.attachment().enter_file(&name).expect("enter")
     }
 
-    fn acquire(&self, file: &File, entry: FileRef, mode: Mode) -> Result<Lease, Refused> {
+    pub(super) fn acquire(
+        &self,
+        file: &File,
+        entry: FileRef,
+        mode: Mode,
+    ) -> Result<Lease, Refused> {
         self.acquire_with(file, entry, mode, false)
+    }
+
+    pub(super) fn acquire_declared(
+        &self,
+        file: &File,
+        entry: FileRef,
+        mode: Mode,
+    ) -> Result<Lease, Refused> {
+        let request = AcquireRequest {
+            declared: true,
+            ..self.request(file, entry, mode, false)
+        };
+        let _alone = alone();
+        patiently(|| client::acquire(&self.dir, &request))
     }
 
     fn acquire_with(
@@ -110,25 +129,36 @@ impl Program {
         mode: Mode,
         restore_append: bool,
     ) -> Result<Lease, Refused> {
-        let request = AcquireRequest {
+        let request = self.request(file, entry, mode, restore_append);
+        let _alone = alone();
+        patiently(|| client::acquire(&self.dir, &request))
+    }
+
+    fn request(
+        &self,
+        file: &File,
+        entry: FileRef,
+        mode: Mode,
+        restore_append: bool,
+    ) -> AcquireRequest<'_> {
+        AcquireRequest {
             pool: self.pool.as_os_str().as_encoded_bytes(),
             file: entry,
             slot: self.stage.attachment().slot(),
             mode,
             restore_append,
+            declared: false,
             fd: borrowed(file),
-        };
-        let _alone = alone();
-        patiently(|| client::acquire(&self.dir, &request))
+        }
     }
 
-    fn release(&self, lease: &Lease) -> bool {
+    pub(super) fn release(&self, lease: &Lease) -> bool {
         patiently(|| client::release(&self.dir, lease)).expect("release")
     }
 }
 
 /// Whether somebody holds a lease on the file: an opener that does not wait is sent away.
-fn is_leased(path: &Path) -> bool {
+pub(super) fn is_leased(path: &Path) -> bool {
     use rustix::fs::OFlags;
     let opened = rustix::fs::open(
         path.to_str().expect("path"),

@@ -1,0 +1,239 @@
+//! Declared files: leased like others, shared when somebody opens them, and barred.
+
+use std::fs::File;
+use std::path::Path;
+
+use rustix::process::Signal;
+
+use super::super::client::{self, Lease, Refused};
+use super::leases::{Program, borrowed, is_leased, patiently};
+use super::*;
+use crate::staged::{Error, KernelFile, Mode, StagedFile};
+use crate::testing::{eventually, open_rw};
+
+fn empty(scratch: &Scratch, name: &str) -> std::path::PathBuf {
+    let path = scratch.path(name);
+    std::fs::write(&path, b"").expect("write");
+    path
+}
+
+type Staged = StagedFile<adit_pool::FileMedium, KernelFile<rustix::fd::BorrowedFd<'static>>>;
+
+/// A program with one description of a file, staged under a declaration.
+struct Sharer {
+    staged: Option<Staged>,
+    lease: Lease,
+    program: Program,
+    file: File,
+}
+
+impl Sharer {
+    fn new(scratch: &Scratch, file: File, mode: Mode) -> Result<Self, Refused> {
+        let program = Program::new(scratch, &file);
+        let entry = program.enter(&file);
+        let lease = program.acquire_declared(&file, entry, mode)?;
+        let base = KernelFile::new(borrowed(&file)).expect("base");
+        let staged = StagedFile::open_entry(&program.stage, entry, base, mode).expect("staged");
+        if lease.is_shared() {
+            staged.share().expect("share");
+        }
+        Ok(Self {
+            staged: Some(staged),
+            lease,
+            program,
+            file,
+        })
+    }
+
+    fn staged(&self) -> &Staged {
+        self.staged.as_ref().expect("it is open")
+    }
+
+    fn read(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.staged().size().expect("size") as usize];
+        let read = self.staged().read_at(0, &mut bytes).expect("read");
+        bytes.truncate(read);
+        bytes
+    }
+
+    /// As the library closes a description.
+    fn close(mut self) {
+        match self.staged().take_away_alone(|| {}) {
+            Ok(_) | Err(Error::Shared) => {}
+            Err(error) => panic!("{error}"),
+        }
+        self.staged = None;
+        assert!(self.program.release(&self.lease));
+    }
+}
+
+#[test]
+fn who_opens_a_declared_file_joins() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let before = std::fs::read(&path).expect("read");
+    let _monitor = monitor(&scratch);
+    let first = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a lease");
+    assert!(!first.lease.is_shared());
+    first.staged().append(b"one").expect("append");
+    // An outsider finds all of it, as of any leased file; and the program goes on.
+    let seen = std::fs::read(&path).expect("read");
+    assert_eq!(seen, [&before[..], b"one"].concat());
+    assert!(!is_leased(&path));
+    first.staged().append(b"two").expect("it is staged still");
+    assert!(first.staged().is_shared().expect("shared"));
+    let second = Sharer::new(&scratch, open_rw(&path), Mode::Atomic).expect("a seat");
+    assert!(second.lease.is_shared());
+    second.staged().append(b"three").expect("append");
+    let all = [&before[..], b"onetwothree"].concat();
+    assert_eq!((first.read(), second.read()), (all.clone(), all.clone()));
+    first.close();
+    second.staged().append(b"four").expect("append");
+    second.close();
+    let all = [&all[..], b"four"].concat();
+    assert_eq!(std::fs::read(&path).expect("read"), all);
+    let again = Sharer::new(&scratch, open_rw(&path), Mode::Atomic).expect("a lease");
+    assert!(!again.lease.is_shared(), "nobody else has it any more");
+    again.close();
+}
+
+#[test]
+fn a_shared_file_is_published_by_age() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = empty(&scratch, "data");
+    let _monitor = monitor(&scratch);
+    let first = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a lease");
+    let second = Sharer::new(&scratch, open_rw(&path), Mode::Atomic).expect("a seat");
+    first.staged().append(b"one").expect("append");
+    eventually("published", || {
+        std::fs::read(&path).expect("read") == b"one"
+    });
+    second.staged().append(b"two").expect("append");
+    second.staged().fsync().expect("fsync");
+    eventually("published", || {
+        std::fs::read(&path).expect("read") == b"onetwo"
+    });
+    first.close();
+    second.close();
+}
+
+/// Who has a file open already is nobody's business, once it is declared.
+#[test]
+fn an_outsider_that_was_there_before_is_no_obstacle() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = empty(&scratch, "data");
+    let _monitor = monitor(&scratch);
+    let outsider = File::open(&path).expect("open");
+    let file = open_rw(&path);
+    let program = Program::new(&scratch, &file);
+    let entry = program.enter(&file);
+    let refused = program.acquire(&file, entry, Mode::Strict);
+    assert_eq!(refused, Err(Refused::Lease(Errno::AGAIN)));
+    let sharer = Sharer::new(&scratch, file, Mode::Strict).expect("a seat");
+    assert!(sharer.lease.is_shared());
+    sharer.staged().append(b"one").expect("append");
+    sharer.close();
+    assert_eq!(std::fs::read(&path).expect("read"), b"one");
+    drop(outsider);
+}
+
+#[test]
+fn a_barred_file_is_taken_away_until_somebody_is_alone_with_it() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let path = empty(&scratch, "data");
+    let _monitor = monitor(&scratch);
+    let first = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a lease");
+    let second = Sharer::new(&scratch, open_rw(&path), Mode::Atomic).expect("a seat");
+    first.staged().append(b"one").expect("append");
+    second.staged().append(b"two").expect("append");
+    let other = open_rw(&path);
+    patiently(|| client::bar(&dir, borrowed(&other))).expect("bar");
+    assert_eq!(std::fs::read(&path).expect("read"), b"onetwo");
+    for sharer in [first, second] {
+        let late = sharer.staged().append(b"late");
+        assert!(matches!(late, Err(Error::Taken)), "{late:?}");
+        sharer.program.release(&sharer.lease);
+        let again = Sharer::new(&scratch, sharer.file, Mode::Strict);
+        assert_eq!(again.err(), Some(Refused::Lease(Errno::AGAIN)));
+    }
+    // Nobody has it any more but who barred it.
+    let alone = Sharer::new(&scratch, other, Mode::Strict).expect("a lease");
+    assert!(!alone.lease.is_shared());
+    let second = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a seat");
+    assert!(second.lease.is_shared());
+    second.close();
+    alone.close();
+}
+
+#[test]
+fn a_file_is_shared_before_its_program_opens_it_again() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let path = empty(&scratch, "data");
+    let _monitor = monitor(&scratch);
+    let first = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a lease");
+    first.staged().append(b"one").expect("append");
+    assert_eq!(patiently(|| client::share(&dir, &first.lease)), Ok(true));
+    assert!(!is_leased(&path));
+    assert!(first.staged().is_shared().expect("shared"));
+    assert_eq!(
+        patiently(|| client::hold_alone(&dir, &first.lease)),
+        Ok(false)
+    );
+    first.close();
+    let second = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a lease");
+    second.staged().append(b"two").expect("append");
+    assert_eq!(
+        patiently(|| client::hold_alone(&dir, &second.lease)),
+        Ok(true)
+    );
+    assert_eq!(patiently(|| client::share(&dir, &second.lease)), Ok(false));
+    // Whoever opens it now takes it away, as of a file that was not declared.
+    assert_eq!(std::fs::read(&path).expect("read"), b"onetwo");
+    let late = second.staged().append(b"late");
+    assert!(matches!(late, Err(Error::Taken)), "{late:?}");
+    second.program.release(&second.lease);
+}
+
+/// A monitor goes on with shared files as with leased ones; but it does not know which are barred.
+#[test]
+fn a_standby_goes_on_with_shared_files() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = empty(&scratch, "data");
+    let monitor = monitor_with(&scratch, &[("T_STANDBY", Path::new("1"))]);
+    let first = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a lease");
+    let second = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a seat");
+    let other_path = empty(&scratch, "other");
+    let other = Sharer::new(&scratch, open_rw(&other_path), Mode::Strict).expect("a lease");
+    first.staged().append(b"one").expect("append");
+    monitor.signal(Signal::KILL);
+    let outsider = eventually_open(&other_path);
+    other.staged().append(b"staged").expect("append");
+    second.staged().append(b"two").expect("append");
+    eventually("published", || {
+        std::fs::read(&path).expect("read") == b"onetwo"
+    });
+    let third = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a seat");
+    let unknown = empty(&scratch, "unknown");
+    let before = File::open(&unknown).expect("open");
+    let refused = Sharer::new(&scratch, open_rw(&unknown), Mode::Strict);
+    assert_eq!(refused.err(), Some(Refused::Lease(Errno::AGAIN)));
+    drop((before, outsider));
+    for sharer in [first, second, third, other] {
+        sharer.close();
+    }
+    assert_eq!(std::fs::read(&other_path).expect("read"), b"staged");
+}
+
+/// Opens a file that is leased, which waits until somebody shares it.
+fn eventually_open(path: &Path) -> File {
+    let begun = std::time::Instant::now();
+    let file = File::open(path).expect("open");
+    assert!(begun.elapsed() < crate::testing::scratch::limit(20));
+    file
+}
