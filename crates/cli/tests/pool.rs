@@ -10,30 +10,17 @@ mod common;
 
 use std::fs::{self, OpenOptions};
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use adit_pool::{FileName, Op, PoolFile, When};
+use adit_pool::PoolFile;
 use adit_store::pools::PoolList;
-use adit_store::staged::handle_of;
+use common::dead::{expected, new_pool, on, stage_and_die};
 use common::{Finished, Scratch, adit, finish};
 use serde_json::Value;
 
 fn json(done: &Finished) -> Value {
     serde_json::from_str(&done.out).unwrap_or_else(|e| panic!("{e}: {done:?}"))
-}
-
-fn on<const N: usize>(arguments: [&str; N], file: &Path) -> Finished {
-    finish(adit(arguments).arg(file))
-}
-
-fn new_pool(scratch: &Scratch) -> PathBuf {
-    let pool = scratch.0.join("pool");
-    let done = on(["pool", "create", "--size", "16M"], &pool);
-    assert_eq!(done.code(), Some(0), "{done:?}");
-    pool
 }
 
 #[test]
@@ -171,58 +158,6 @@ fn damage_is_found_and_nothing_crashes() {
         done.code() == Some(3) && done.err.contains("chmod"),
         "{done:?}"
     );
-}
-
-/// What the kernel knows the file by.
-fn name_of(path: &Path) -> FileName {
-    let file = rustix::fs::open(
-        path.as_os_str().as_bytes(),
-        rustix::fs::OFlags::RDONLY,
-        rustix::fs::Mode::empty(),
-    );
-    let (handle_type, handle) = handle_of(file.unwrap()).unwrap();
-    FileName {
-        handle_type,
-        handle,
-        path: path.as_os_str().as_bytes().to_vec(),
-        device: 0,
-    }
-}
-
-/// Stages two writes and a truncation for `file` and goes away like a killed program.
-fn stage_and_die(pool: &Path, file: &Path) {
-    let pool = PoolFile::open(pool).unwrap();
-    let attachment = pool.attach().unwrap();
-    let entry = attachment.enter_file(&name_of(file)).unwrap();
-    for (file_offset, bytes) in [(4u64, vec![b'S'; 9000]), (9000, vec![b'T'; 100])] {
-        let extent = attachment.alloc(bytes.len() as u32).unwrap();
-        attachment.fill(extent, 0, &bytes).unwrap();
-        let op = Op::Write {
-            file_offset,
-            extent,
-            len: bytes.len() as u32,
-            data_crc: None,
-        };
-        attachment
-            .lock_file(entry)
-            .unwrap()
-            .append(&op, When::Now)
-            .unwrap();
-    }
-    let cut = Op::Truncate { size: 9050 };
-    attachment
-        .lock_file(entry)
-        .unwrap()
-        .append(&cut, When::Now)
-        .unwrap();
-    // Dropping without detaching is what death does.
-}
-
-fn expected() -> Vec<u8> {
-    let mut bytes = b"base".to_vec();
-    bytes.resize(9000, b'S');
-    bytes.resize(9050, b'T');
-    bytes
 }
 
 #[test]

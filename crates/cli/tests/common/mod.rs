@@ -11,6 +11,7 @@
     reason = "tests run outside the library"
 )]
 
+pub mod dead;
 #[path = "../../../../tests/scratch.rs"]
 pub(crate) mod scratch;
 
@@ -57,10 +58,14 @@ pub struct Scratch(pub PathBuf);
 
 impl Scratch {
     pub fn new() -> Self {
+        let base = scratch::named().or_else(|| std::env::var_os("TMPDIR").map(PathBuf::from));
+        Self::beside(&base.unwrap_or_else(scratch::place))
+    }
+
+    /// In a directory of the test's choice.
+    pub fn beside(base: &Path) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let base = scratch::named().or_else(|| std::env::var_os("TMPDIR").map(PathBuf::from));
-        let base = base.unwrap_or_else(scratch::place);
         let dir = base.join(format!("adit-cli-test-{}-{number}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         Self(dir)
