@@ -372,14 +372,26 @@ pub(crate) fn cut_open(fd: c_int) -> Result<(), c_int> {
     sys::ftruncate(fd as usize, 0).map(drop)
 }
 
-/// For a stream that is to write to a file from its first byte on, which is to be cut in a transaction: opens the file
-/// as `fopen` does, but for that. `None` where libc's own open does as well.
-pub(crate) fn open_for_stream(path: Path, flags: c_int) -> Option<sys::Result> {
+/// For a stream that is to write to a file from its first byte on, which is to be cut in a transaction: the flags to
+/// open it with until it is. `None` where libc's own open does as well.
+fn flags_for_stream(path: Path, flags: c_int) -> Option<c_int> {
     let mut left = flags;
     let is_to_cut = is_transaction()
         && !process::in_vfork_child()
         && before(libc::AT_FDCWD, path, &mut left) == TO_CUT;
-    is_to_cut.then(|| sys::openat(libc::AT_FDCWD as usize, path as usize, left as usize, 0o666))
+    is_to_cut.then_some(left)
+}
+
+/// Whether libc's own open of such a stream would cut what only a transaction may.
+pub(crate) fn cuts_for_stream(path: Path, flags: c_int) -> bool {
+    flags_for_stream(path, flags).is_some()
+}
+
+/// Opens the file of such a stream as `fopen` does, but for the cut.
+pub(crate) fn open_for_stream(path: Path, flags: c_int) -> Option<sys::Result> {
+    let left = flags_for_stream(path, flags)?;
+    let dir = libc::AT_FDCWD as usize;
+    Some(sys::openat(dir, path as usize, left as usize, 0o666))
 }
 
 /// Before the `mkstemp` family.

@@ -177,8 +177,11 @@ fn open(number: c_long, arguments: [usize; 5]) -> Option<Fate> {
     let token = names::before(dir, path as *const _, &mut flags);
     let (token, opened) = match number {
         _ if flags == asked => (token, make(number, arguments)),
-        // What it asks for besides the flags only the kernel knows, which cuts it.
-        libc::SYS_openat2 => (names::NOTHING, make(number, arguments)),
+        libc::SYS_openat2 => match How::read(third, fourth) {
+            Some(how) => (token, how.without(libc::O_TRUNC).open(dir, path)),
+            // What it asks for only the kernel knows, which cuts it.
+            None => (names::NOTHING, make(number, arguments)),
+        },
         _ => {
             let changed = [dir as usize, path, flags as usize, mode, 0];
             (token, make(libc::SYS_openat, changed))
@@ -202,6 +205,35 @@ fn flags_of(how: usize) -> Option<u64> {
         && unsafe { guarded_copy(flags.as_mut_ptr().cast(), how as *const u8, len) }.is_ok();
     // SAFETY: any bytes are a number.
     copied.then(|| unsafe { flags.assume_init() })
+}
+
+/// What `openat2` is asked for: flags, mode, ways to resolve the name, and what later kernels may know.
+struct How {
+    words: [u64; Self::MOST],
+    len: usize,
+}
+
+impl How {
+    const MOST: usize = 8;
+
+    fn read(at: usize, len: usize) -> Option<Self> {
+        let mut words = [0; Self::MOST];
+        // SAFETY: the local has room for so much; the program's pointer may fault.
+        let copied = len <= size_of_val(&words)
+            && signal::guards()
+            && unsafe { guarded_copy(words.as_mut_ptr().cast(), at as *const u8, len) }.is_ok();
+        copied.then_some(Self { words, len })
+    }
+
+    fn without(mut self, flags: c_int) -> Self {
+        self.words[0] &= !(flags as u64);
+        self
+    }
+
+    fn open(&self, dir: c_int, path: usize) -> sys::Result {
+        let how = self.words.as_ptr() as usize;
+        make(libc::SYS_openat2, [dir as usize, path, how, self.len, 0])
+    }
 }
 
 /// What has to be done before the kernel does the rest.

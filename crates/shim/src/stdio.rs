@@ -40,6 +40,8 @@ const FLAGS2: usize = 116;
 const OFFSET: usize = 144;
 const TABLE: usize = 216;
 
+/// The flag of a stream that moves to the end before it writes.
+const APPENDS: u32 = 0x1000;
 /// What the upper half of the flags always says.
 const MAGIC: u32 = 0xfbad_0000;
 /// The flag behind `ferror`.
@@ -189,10 +191,12 @@ pub(crate) extern "C" fn before_open(path: *const c_char, mode: *const c_char) -
     }
 }
 
+/// Letters of a mode that libc reads behind the first. It passes over others.
+const LETTERS: usize = 6;
+
 /// The flags with which `fopen` opens a file that it cuts; `None` of other modes, and of those that `fdopen` does not
-/// know. libc reads so many letters, and passes over others.
+/// know.
 fn cutting(mode: &CStr) -> Option<c_int> {
-    const LETTERS: usize = 6;
     let letters = mode.to_bytes().strip_prefix(b"w")?;
     let flags = libc::O_CREAT | libc::O_TRUNC | libc::O_WRONLY;
     let add = |flags: c_int, letter: &u8| match letter {
@@ -229,19 +233,33 @@ fn cut_stream(fd: c_int, mode: *const c_char) -> Result<isize, c_int> {
 }
 
 /// Before `freopen(path, mode, file)`, which puts another file on the stream's descriptor. What is
-/// buffered still belongs to the old one.
+/// buffered still belongs to the old one. Where the new one has to be cut in a transaction it is put there here.
 pub(crate) extern "C" fn before_reopen(
     path: *const c_char,
-    _mode: usize,
+    mode: *const c_char,
     file: *mut FILE,
 ) -> isize {
+    hand_over_before_reopen(path, file);
+    // SAFETY: libc reads the same string next.
+    let mode = unsafe { CStr::from_ptr(mode) };
+    let cuts = |flags| !path.is_null() && names::cuts_for_stream(path, flags) && ready();
+    if !cutting(mode).is_some_and(cuts) {
+        return GO_ON;
+    }
+    reopen_and_cut(path, mode, file).unwrap_or_else(|errno| {
+        sys::set_errno(errno);
+        FAILED
+    })
+}
+
+fn hand_over_before_reopen(path: *const c_char, file: *mut FILE) {
     if !path.is_null() {
         names::lend(libc::AT_FDCWD, path);
     }
     // SAFETY: the program's own stream.
     let fd = unsafe { libc::fileno(file) };
     if process::in_vfork_child() || !has_word(fd) {
-        return GO_ON;
+        return;
     }
     // SAFETY: as above.
     unsafe {
@@ -250,7 +268,48 @@ pub(crate) extern "C" fn before_reopen(
         }
     }
     descriptors::forget_handing_over(fd);
-    GO_ON
+}
+
+/// The one mode of libc's that makes a file and leaves what is in one appends. So the stream appends until libc is done.
+fn reopen_and_cut(path: *const c_char, mode: &CStr, file: *mut FILE) -> Result<isize, c_int> {
+    type Function = unsafe extern "C" fn(*const c_char, *const c_char, *mut FILE) -> *mut FILE;
+    let mut appending = [0; LETTERS + 2];
+    let letters = mode.to_bytes().iter().take(LETTERS + 1);
+    for (into, letter) in appending.iter_mut().zip(letters) {
+        *into = *letter;
+    }
+    appending[0] = b'a';
+    // SAFETY: libc's own function with the program's own stream, and a string that ends.
+    let file =
+        unsafe { call_real!(table::freopen, Function)(path, appending.as_ptr().cast(), file) };
+    if file.is_null() {
+        return Err(sys::errno());
+    }
+    // SAFETY: the caller has seen that the layout is known; the stream is in nobody else's hands yet.
+    unsafe { set_field(file, FLAGS, field::<u32>(file, FLAGS) & !APPENDS) };
+    let fd = fileno(file);
+    let cut = begin_at_the_start(fd).and_then(|()| {
+        let noted = note(file);
+        if noted {
+            names::cut_open(fd)
+        } else {
+            Err(sys::errno())
+        }
+    });
+    cut.map(|()| file as isize).inspect_err(|_| {
+        descriptors::close(fd);
+        // It stays the program's, as a stream that is closed.
+        // SAFETY: as above.
+        unsafe { set_field(file, FILENO, -1i32) };
+    })
+}
+
+/// Undoes what appending has done to a description.
+fn begin_at_the_start(fd: c_int) -> Result<(), c_int> {
+    let flags = sys::fcntl(fd as usize, libc::F_GETFL as usize, 0)?;
+    let flags = flags & !(libc::O_APPEND as usize);
+    sys::fcntl(fd as usize, libc::F_SETFL as usize, flags)?;
+    sys::lseek(fd as usize, 0, libc::SEEK_SET as usize).map(drop)
 }
 
 /// After `fopen` and `tmpfile`: a stream that matters gets its descriptor noted, as `open` would have.

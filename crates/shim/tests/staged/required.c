@@ -2,7 +2,8 @@
 // error.
 //   oN FLAGS   opens it as number N (0 to 9), FLAGS: r (O_RDONLY), a (O_APPEND), s (O_SYNC), d (O_DIRECT),
 //              t (O_TMPFILE in its directory), T (so that it can get no name), f (fopen "a"), y (tmpfile)
-//   ON HOW     opens it and cuts it: c (O_TRUNC), C (creat), n, m (openat and creat by number), w (fopen "w"), W ("w+e")
+//   ON HOW     opens it and cuts it: c (O_TRUNC), C (creat), n, m (openat and creat by number), w (fopen "w"), W ("w+e"),
+//              2 (openat2 by number), f (freopen "w" of a stream of another file), F ("w+e" of one of itself)
 //   wN TEXT    writes a line through it            cN   closes
 //   dN         duplicates it and closes the copy   tN   cuts it to nothing
 //   FN         opens it as a stream to be read, and closes that
@@ -24,6 +25,7 @@
 #include <fcntl.h>
 #include <libgen.h>
 #include <linux/fs.h>
+#include <linux/openat2.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -136,11 +138,15 @@ static long make_room(int fd, char how) {
 
 static int open_cutting(const char *path, char how) {
     FILE *stream;
+    struct open_how asked = {O_RDWR | O_CREAT | O_TRUNC, 0600, RESOLVE_NO_MAGICLINKS};
     switch (how) {
     case 'c': return open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     case 'C': return creat(path, 0600);
     case 'n': return syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
     case 'm': return syscall(SYS_creat, path, 0600);
+    case '2': return syscall(SYS_openat2, AT_FDCWD, path, &asked, sizeof asked);
+    case 'f': stream = freopen(path, "w", fopen("/dev/null", "r")); break;
+    case 'F': stream = freopen(path, "w+e", fopen(path, "a")); break;
     default: stream = fopen(path, how == 'w' ? "w" : "w+e");
     }
     return stream ? fileno(stream) : -1;

@@ -196,6 +196,9 @@ fn a_promise_is_not_weakened_behind_the_programs_back() {
     assert_eq!(place.content(), "one\ntwo\nthree\nfour\n");
 }
 
+/// How `required` opens a file and cuts it.
+const CUTTING: [&str; 9] = ["c", "C", "n", "m", "w", "W", "2", "f", "F"];
+
 /// A file that is written anew is what it was, or what it was made, also when the power fails in between.
 #[test]
 fn what_an_open_cuts_is_part_of_the_transaction() {
@@ -208,9 +211,7 @@ fn what_an_open_cuts_is_part_of_the_transaction() {
     // No crash leaves anything of memory.
     let old = if scratch::is_tmpfs() { 0 } else { 8 };
     let starts = [Told::willing, Told::start].into_iter();
-    for (start, how) in
-        starts.flat_map(|start| ["c", "C", "n", "m", "w", "W"].map(|how| (start, how)))
-    {
+    for (start, how) in starts.flat_map(|start| CUTTING.map(|how| (start, how))) {
         fs::write(&file, "old\nold\n").expect("the file");
         let mut program = start(&place, "atomic", &file);
         let open = format!("O0 {how}");
@@ -236,7 +237,7 @@ fn what_an_open_cuts_is_cut_whoever_cuts_it() {
     place.compile("required");
     let file = place.file();
     let long_ago = std::time::UNIX_EPOCH + Duration::from_secs(1000);
-    for how in ["c", "C", "n", "m", "w", "W"] {
+    for how in CUTTING {
         fs::write(&file, "old\nold\n").expect("the file");
         let reader = fs::File::open(&file).expect("the file");
         let mut program = Told::willing(&place, "atomic", &file);
