@@ -60,6 +60,21 @@ int main(void) {
   R(mmap(NULL, 4096, PROT_READ, MAP_SHARED, r, 1));
   R(mmap(NULL, 4096, PROT_READ, MAP_SHARED, 999, 0));
   R(mmap(NULL, 4096, PROT_READ, MAP_SHARED | MAP_PRIVATE, r, 0) != MAP_FAILED);
+  // Holes that are made through a mapping, and that reading must not fill.
+  int h = warm_file("h", O_RDWR);
+  char *hole = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, h, 0);
+  IS(hole != MAP_FAILED);
+  R(madvise(hole + 8192, 8192, MADV_REMOVE));
+  R(pread(h, b, 8, 13000));
+  printf("%d%d %d\n", b[0], b[7], hole[8192]);
+  R(pwrite(h, "filled", 6, 9000));
+  printf("%.6s\n", hole + 9000);
+  R(lseek(h, 0, SEEK_HOLE));
+  R(syscall(SYS_madvise, hole + 20480, 4096, MADV_REMOVE));
+  R(pread(h, b, 8, 21000));
+  printf("%d%d\n", b[0], b[7]);
+  R(lseek(h, 16384, SEEK_HOLE));
+  R(munmap(hole, SIZE));
   // Seals need that nobody has a writable mapping.
   int fd = memfd_create("sealed", MFD_ALLOW_SEALING);
   for (int i = 0; i < 100; i++) write(fd, b, sizeof b);

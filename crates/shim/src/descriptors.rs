@@ -446,6 +446,13 @@ pub(crate) extern "C" fn before_mapping(
     refusal(unstage(fd))
 }
 
+/// Before `madvise(address, len, advice)`, which may punch a hole into the file that is mapped there.
+pub(crate) extern "C" fn before_advice(_address: usize, _len: usize, advice: c_int) {
+    if advice == libc::MADV_REMOVE {
+        before_holes_somewhere();
+    }
+}
+
 /// Before `aio_read(request)` and `aio_write(request)`, which use the descriptor in other threads.
 pub(crate) extern "C" fn before_aio(request: *const libc::aiocb) -> c_int {
     if !init::staging() {

@@ -247,6 +247,7 @@ fn prepare(number: c_long, [first, second, third, _, fifth]: [usize; 5]) -> Resu
         | libc::SYS_pwritev
         | libc::SYS_vmsplice
         | libc::SYS_tee => return descriptors::unstage(fd),
+        libc::SYS_madvise => descriptors::before_advice(first, second, third as c_int),
         libc::SYS_mmap => return descriptors::unstage(fifth as c_int),
         libc::SYS_io_setup if init::appends().is_some() => return appends::stop(),
         libc::SYS_io_setup if init::staging() => return process::share_all_for_good(),

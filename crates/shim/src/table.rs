@@ -229,6 +229,7 @@ interpose! {
     // The kernel uses the file without a call of its own for each time.
     asks_mapped mmap (descriptors::before_mapping, descriptors::minus_one);
     asks_mapped mmap64 (descriptors::before_mapping, descriptors::minus_one);
+    before madvise (descriptors::before_advice);
     asks aio_read (descriptors::before_aio, descriptors::minus_one);
     asks aio_read64 (descriptors::before_aio, descriptors::minus_one);
     asks aio_write (descriptors::before_aio, descriptors::minus_one);
