@@ -18,6 +18,8 @@ mod crowd;
 mod descriptors;
 #[path = "staged/early.rs"]
 mod early;
+#[path = "staged/faults.rs"]
+mod faults;
 #[path = "staged/group.rs"]
 mod group;
 #[path = "../../../tests/monitors.rs"]

@@ -43,7 +43,7 @@ use super::records::{LeaseRecord, Listed, Record, Records};
 use super::shared::Barred;
 use super::standby::Standby;
 use super::workers::{Haste, Workers};
-use super::{Ready, has_room_for};
+use super::{Means, Ready, has_room_for};
 use crate::pools::{AskedPool, NoPool, Places};
 use crate::registry::sys::Fd;
 use crate::registry::wire::{self, Answer, Staged};
@@ -192,20 +192,18 @@ impl Leases {
         records: Rc<Records>,
         standby: Standby,
         publish_after: Duration,
-    ) -> Result<Self, Errno> {
-        let mut next = [0; 8];
-        rustix::rand::getrandom(&mut next, rustix::rand::GetRandomFlags::empty())?;
-        Ok(Self {
+        means: Means,
+    ) -> Self {
+        Self {
             places,
             records,
             standby,
-            signals: Signals::open()?,
-            workers: Workers::new()?,
+            signals: means.signals,
+            workers: means.workers,
             pools: Vec::new(),
             held: BTreeMap::new(),
             owners: Vec::new(),
-            // Numbers of an earlier monitor mean nothing here.
-            next: u64::from_ne_bytes(next),
+            next: means.first,
             since: Instant::now(),
             looked_at: Instant::now(),
             published_at: Instant::now(),
@@ -223,7 +221,7 @@ impl Leases {
             breaks: 0,
             barred: Barred::default(),
             ending: false,
-        })
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -234,6 +232,11 @@ impl Leases {
     /// A process died that may have staged files under another monitor.
     pub(super) fn somebody_died(&mut self) {
         self.recovery_due = true;
+    }
+
+    /// Ends, and takes everything away first.
+    pub(super) fn end(&mut self) {
+        self.ending = true;
     }
 
     /// Told to end: everything is taken away first.

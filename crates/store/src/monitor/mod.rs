@@ -49,13 +49,18 @@ use crate::registry::snapshot::{Condition, Name, Snapshot, names};
 use crate::registry::sys::{self, Fd};
 use crate::registry::wire::{self, Request, ask};
 use crate::registry::{DirError, RuntimeDir};
-use leases::Leases;
+use lease::Signals;
+use leases::{Leases, Report};
 use records::{Base, Listed, Record, Records};
 use serve::Server;
 use standby::Standby;
 use times::Settled;
+use workers::Workers;
 
 pub use standby::{STATE, Successor};
+
+/// Pause after a wait that the kernel had no memory for.
+const WITHOUT_MEMORY: Duration = Duration::from_millis(10);
 
 /// Name of the file whose lock the running monitor holds.
 const LOCK: &core::ffi::CStr = c"monitor.lock";
@@ -175,7 +180,7 @@ pub fn run(dir: &RuntimeDir, options: &Options) -> Result<Outcome, MonitorError>
             .unwrap_or_else(|| PoolList::at(runtime)),
     };
     let mut monitor = Monitor::new(fd, options.clone(), places, begin)?;
-    Ok(Outcome::Idle(monitor.serve()?))
+    Ok(Outcome::Idle(monitor.serve()))
 }
 
 /// What a monitor begins with.
@@ -242,7 +247,8 @@ fn take_lock(dir: &RuntimeDir, fd: &Fd, options: &Options) -> Result<Option<Fd>,
 struct Monitor {
     dir: Fd,
     options: Options,
-    news: Fd,
+    /// Tells of new registry files. Where the user has as many watches as he may, they are looked for.
+    news: Option<Fd>,
     server: Server,
     work: Work,
     needed_at: Instant,
@@ -270,6 +276,27 @@ struct Look {
     unsettled: bool,
 }
 
+/// What a monitor needs of the kernel before it can serve.
+struct Means {
+    signals: Signals,
+    workers: Workers<Report>,
+    /// The first number of a lease.
+    first: u64,
+}
+
+impl Means {
+    fn get() -> Result<Self, Errno> {
+        let mut first = [0; 8];
+        rustix::rand::getrandom(&mut first, rustix::rand::GetRandomFlags::empty())?;
+        Ok(Self {
+            signals: Signals::open()?,
+            workers: Workers::new()?,
+            // Numbers of an earlier monitor mean nothing here.
+            first: u64::from_ne_bytes(first),
+        })
+    }
+}
+
 impl Monitor {
     fn new(
         dir: Fd,
@@ -283,16 +310,13 @@ impl Monitor {
             // Before anything else: until then nobody would go on for us.
             standby.ensure(&begin.records);
         }
-        let news = watch(&dir).map_err(failed("watch the runtime directory"))?;
-        let leases = Leases::new(
-            places,
-            Rc::clone(&begin.records),
-            standby,
-            options.publish_after,
-        );
-        let mut server = leases
-            .and_then(|leases| Server::new(&dir, begin.listener, begin.records, leases))
-            .map_err(failed("receive signals"))?;
+        // Who has taken leases over and cannot begin leaves them to his own standby, which tries again.
+        let means = Means::get().inspect_err(|_| standby.give_way());
+        let means = means.map_err(failed("receive signals"))?;
+        let news = watch(&dir).ok();
+        let records = Rc::clone(&begin.records);
+        let leases = Leases::new(places, records, standby, options.publish_after, means);
+        let mut server = Server::new(&dir, begin.listener, begin.records, leases);
         if begin.after_another {
             server.leases.barred.be_unsure();
         }
@@ -316,31 +340,31 @@ impl Monitor {
         })
     }
 
-    fn serve(&mut self) -> Result<Work, MonitorError> {
+    fn serve(&mut self) -> Work {
         // Who died before our time is known to be dead before any of his files is touched.
-        self.wait(Duration::ZERO)?;
+        self.wait(Duration::ZERO);
         self.server.leases.tick(Instant::now(), &self.ready);
         let mut next_look = Instant::now();
         loop {
             let now = Instant::now();
             if now >= next_look || self.news_came() {
-                let look = self.look().map_err(failed("read the runtime directory"))?;
+                let look = self.look().unwrap_or_else(|error| self.cannot_look(error));
                 if look.unsettled {
                     self.busy_at = Some(now);
                 }
                 if look.attached > 0 || self.server.is_needed() {
                     self.needed_at = now;
                 } else if now.duration_since(self.needed_at) >= self.options.idle {
-                    return Ok(self.work);
+                    return self.work;
                 }
                 next_look = now + self.interval(&look);
             }
             self.server.reservations.tick(Instant::now());
             if self.server.leases.is_ending() && self.server.leases.is_empty() {
-                return Ok(self.work);
+                return self.work;
             }
             let pause = next_look.saturating_duration_since(Instant::now());
-            self.wait(pause.min(self.server.interval()))?;
+            self.wait(pause.min(self.server.interval()));
             // Before anything is opened under the number of a descriptor that was found readable and is closed.
             self.server.leases.tick(Instant::now(), &self.ready);
             self.server.answer(&self.dir, &self.ready);
@@ -352,7 +376,7 @@ impl Monitor {
     fn interval(&self, look: &Look) -> Duration {
         let slow = Duration::from_millis(800);
         let recently = |at: Instant| at.elapsed() < Duration::from_secs(5);
-        if look.attached == 0 {
+        if look.attached == 0 && self.news.is_some() {
             // News from the directory ends this wait.
             self.options.idle
         } else if self.busy_at.is_some_and(recently) {
@@ -371,6 +395,18 @@ impl Monitor {
             }
         }
         Ok(look)
+    }
+
+    /// Leases are held all the same, and what could not be read now may be next time. In a directory that is gone
+    /// nobody looks for a monitor.
+    fn cannot_look(&mut self, error: Errno) -> Look {
+        if error == Errno::NOENT {
+            self.server.leases.end();
+        }
+        Look {
+            attached: 1,
+            unsettled: false,
+        }
     }
 
     fn look_at(&mut self, name: &Name, snapshot: &Snapshot, look: &mut Look) {
@@ -417,28 +453,31 @@ impl Monitor {
 
     /// Whether a file has come or gone since the last time.
     fn news_came(&self) -> bool {
-        if !self.ready.has(&self.news) {
+        let Some(news) = self.news.as_ref().filter(|news| self.ready.has(news)) else {
             return false;
-        }
+        };
         let mut buffer = [0u8; 4096];
         let mut came = false;
-        while rustix::io::read(self.news.as_fd(), &mut buffer).is_ok_and(|read| read > 0) {
+        while rustix::io::read(news.as_fd(), &mut buffer).is_ok_and(|read| read > 0) {
             came = true;
         }
         came
     }
 
-    fn wait(&mut self, pause: Duration) -> Result<(), MonitorError> {
-        let mut wait = vec![PollFd::new(&self.news, PollFlags::IN)];
+    /// Waits until something is readable. A kernel that has no memory for that just now is asked again soon.
+    fn wait(&mut self, pause: Duration) {
+        let news = self
+            .news
+            .iter()
+            .map(|news| PollFd::new(news, PollFlags::IN));
+        let mut wait: Vec<_> = news.collect();
         self.server.wait_for(&mut wait);
-        let pause = wire::timespec(pause);
-        match poll(&mut wait, Some(&pause)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(failed("wait")(error)),
+        let timeout = wire::timespec(pause);
+        if poll(&mut wait, Some(&timeout)).is_err_and(|error| error != Errno::INTR) {
+            std::thread::sleep(pause.min(WITHOUT_MEMORY));
         }
         let ready = wait.iter().filter(|each| !each.revents().is_empty());
         self.ready = Ready(ready.map(|each| each.as_fd().as_raw_fd()).collect());
-        Ok(())
     }
 }
 

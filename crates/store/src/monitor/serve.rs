@@ -55,19 +55,14 @@ pub(super) struct Server {
     attentive: Attention,
     pub(super) reservations: Reservations,
     pub(super) leases: Leases,
-    dir: Fd,
+    /// To take the socket away at the end.
+    dir: Option<Fd>,
 }
 
 impl Server {
-    pub(super) fn new(
-        dir: &Fd,
-        listener: Fd,
-        records: Rc<Records>,
-        leases: Leases,
-    ) -> Result<Self, Errno> {
+    pub(super) fn new(dir: &Fd, listener: Fd, records: Rc<Records>, leases: Leases) -> Self {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        let own = sys::open_at(dir, c".", flags, Mode::empty())?;
-        Ok(Self {
+        Self {
             listener,
             records,
             lives: Vec::new(),
@@ -76,8 +71,8 @@ impl Server {
             attentive: Attention::new(),
             reservations: Reservations::new(leases.signals.owner()),
             leases,
-            dir: own,
-        })
+            dir: sys::open_at(dir, c".", flags, Mode::empty()).ok(),
+        }
     }
 
     /// Goes on with what a dead monitor held.
@@ -254,7 +249,9 @@ impl Drop for Server {
         // It would take over what is meant to end.
         self.leases.standby.dismiss();
         // While the lock is still held, so that a new monitor's socket is not removed.
-        let _ = rustix::fs::unlinkat(self.dir.as_fd(), SOCKET, AtFlags::empty());
+        if let Some(dir) = &self.dir {
+            let _ = rustix::fs::unlinkat(dir.as_fd(), SOCKET, AtFlags::empty());
+        }
     }
 }
 

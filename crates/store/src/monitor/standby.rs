@@ -49,6 +49,10 @@ const SHORT: Duration = Duration::from_millis(50);
 const BRIEF: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_millis(300);
 
+/// How often a standby tries to become the monitor, where the kernel lacks something for it: for longer the kernel lets
+/// nobody wait for a lease either.
+const TRIES: u32 = 150;
+
 /// How a standby becomes a monitor: a program that calls [`super::run`] with what [`STATE`] says.
 #[derive(Clone, Debug)]
 pub struct Successor {
@@ -195,15 +199,18 @@ fn stand_by(
         match poll(&mut wait, None) {
             Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => break,
-            Err(_) => exit(),
+            Err(_) => std::thread::sleep(REST),
         }
     }
     if since.elapsed() < BRIEF {
         std::thread::sleep(REST);
     }
-    if keep_through_exec(records) {
-        // SAFETY: the path and both arrays end with a zero and live until the call replaces us.
-        unsafe { libc::execve(program.as_ptr(), arguments.as_ptr(), variables.as_ptr()) };
+    for _ in 0..TRIES {
+        if keep_through_exec(records) {
+            // SAFETY: the path and both arrays end with a zero and live until the call replaces us.
+            unsafe { libc::execve(program.as_ptr(), arguments.as_ptr(), variables.as_ptr()) };
+        }
+        std::thread::sleep(REST);
     }
     exit()
 }
