@@ -27,6 +27,35 @@ static void fault_bus(void) {
 static void fault_segv(void) {
   if (sigsetjmp(back, 1) == 0) *(volatile int *)8 = 1;
 }
+// What programs have that were linked long ago.
+struct sigvec_of_old { void *handler; int mask, flags; };
+int sigvec_of_old(int, const struct sigvec_of_old *, struct sigvec_of_old *);
+__asm__(".symver sigvec_of_old, sigvec@GLIBC_2.2.5");
+static void on_bus_of_old(int s) {
+  bus++;
+  siglongjmp(back, s);
+}
+static void by_sigvec(void) {
+  enum { ON_STACK = 1, INTERRUPT = 2 };
+  struct sigvec_of_old was, is = {on_bus_of_old, 1 << (SIGUSR1 - 1), INTERRUPT};
+  R(sigvec_of_old(SIGBUS, &is, NULL));
+  fault_bus();
+  make("a", SIZE);
+  warm(a);
+  char b[16];
+  R(pread(a, b, sizeof b, 200000));
+  make("a", 4096);
+  int before = bus;
+  if (sigsetjmp(back, 1) == 0) R(pread(a, b, sizeof b, 200000));
+  printf("%d of them the program's\n", bus - before);
+  fault_bus();
+  is.flags = ON_STACK, is.handler = SIG_DFL, is.mask = 0;
+  R(sigvec_of_old(SIGBUS, &is, &was));
+  printf("%d %#x %d\n", was.handler == (void *)on_bus_of_old, was.mask, was.flags);
+  R(sigvec_of_old(SIGBUS, NULL, &was));
+  printf("%d %#x %d\n", was.handler == SIG_DFL, was.mask, was.flags);
+  R(sigvec_of_old(SIGKILL, &is, NULL));
+}
 // By which other names a handler comes into place.
 int __sigaction(int, const struct sigaction *, struct sigaction *);
 __sighandler_t bsd_signal(int, __sighandler_t);
@@ -139,6 +168,7 @@ int main(void) {
   installs(by_action, 60000);
   installs(ssignal, 50000);
   installs(bsd_signal, 40000);
+  by_sigvec();
   // Served again after all that.
   make("a", SIZE);
   warm(a);

@@ -207,6 +207,11 @@ fn flags_of(how: usize) -> Option<u64> {
     copied.then(|| unsafe { flags.assume_init() })
 }
 
+/// What a hook says that may refuse.
+fn ready(errno: c_int) -> Result<(), c_int> {
+    if errno == 0 { Ok(()) } else { Err(errno) }
+}
+
 /// What `openat2` is asked for: flags, mode, ways to resolve the name, and what later kernels may know.
 struct How {
     words: [u64; Self::MOST],
@@ -237,7 +242,7 @@ impl How {
 }
 
 /// What has to be done before the kernel does the rest.
-fn prepare(number: c_long, [first, second, third, _, fifth]: [usize; 5]) -> Result<(), c_int> {
+fn prepare(number: c_long, [first, second, third, fourth, fifth]: [usize; 5]) -> Result<(), c_int> {
     let fd = first as c_int;
     match number {
         // Through a mapping these need nothing.
@@ -275,9 +280,12 @@ fn prepare(number: c_long, [first, second, third, _, fifth]: [usize; 5]) -> Resu
             process::share_all()?;
             descriptors::release_all();
         }
-        libc::SYS_execve
-        | libc::SYS_execveat
-        | libc::SYS_sendmsg
+        libc::SYS_execve => return ready(process::before_execve(first, second, third)),
+        libc::SYS_execveat => {
+            let errno = process::before_execveat(fd, second, third, fourth, fifth as c_int);
+            return ready(errno);
+        }
+        libc::SYS_sendmsg
         | libc::SYS_sendmmsg
         | libc::SYS_io_uring_setup
         | libc::SYS_pidfd_getfd => return process::share_all_for_good(),

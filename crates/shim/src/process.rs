@@ -147,6 +147,43 @@ pub(crate) extern "C" fn before_execvp(name: *const c_char, arguments: usize) ->
     before_execution(Named::Searched(name), arguments, strangers::own())
 }
 
+/// `execl(path, argument, …, NULL)`: as `execv` with the list that these are.
+pub(crate) extern "C" fn execl(path: usize, arguments: *const usize) -> c_int {
+    execute(path, arguments, strangers::own())
+}
+
+/// `execlp(name, argument, …, NULL)`: as `execvp`.
+pub(crate) extern "C" fn execlp(name: *const c_char, arguments: *const usize) -> c_int {
+    type Function = unsafe extern "C" fn(*const c_char, *const usize) -> c_int;
+    match before_execvp(name, arguments as usize) {
+        // SAFETY: libc's own function with the program's own arguments, as they lie in memory.
+        0 => unsafe { call_real!(table::execvp, Function)(name, arguments) },
+        errno => descriptors::minus_one(errno) as c_int,
+    }
+}
+
+/// `execle(path, argument, …, NULL, variables)`: as `execve`.
+pub(crate) extern "C" fn execle(path: usize, arguments: *const usize) -> c_int {
+    let mut end = arguments;
+    // SAFETY: the program's list ends with a null, and its variables are next.
+    let variables = unsafe {
+        while end.read() != 0 {
+            end = end.add(1);
+        }
+        end.add(1).read()
+    };
+    execute(path, arguments, variables)
+}
+
+fn execute(path: usize, arguments: *const usize, variables: usize) -> c_int {
+    type Function = unsafe extern "C" fn(usize, *const usize, usize) -> c_int;
+    match before_execve(path, arguments as usize, variables) {
+        // SAFETY: libc's own function with the program's own arguments, as they lie in memory.
+        0 => unsafe { call_real!(table::execve, Function)(path, arguments, variables) },
+        errno => descriptors::minus_one(errno) as c_int,
+    }
+}
+
 /// Before `fexecve(fd, arguments, variables)`.
 pub(crate) extern "C" fn before_fexecve(fd: c_int, arguments: usize, variables: usize) -> c_int {
     let named = Named::At(fd, c"".as_ptr() as usize, libc::AT_EMPTY_PATH);

@@ -14,6 +14,7 @@
 //! | `after` | call libc, then the hook with the first three arguments and a non-negative result; what it returns is returned |
 //! | `opens` | as `after`; in the modes that stage a first hook looks before, and may change the arguments, and a last one ends what it began |
 //! | `creates` | jump to the stub of `open`, with the flags of `creat` |
+//! | `listed` | call the Rust function with the first argument and a list of all others, as they lie in memory |
 //! | `looks` | while anything is staged or awaits its times: jump to the Rust function, else to libc |
 //! | `watched` | in the modes that stage: jump to the Rust function, else to libc |
 //! | `before_watched` | as `before`, but only while anything is staged or awaits its times |
@@ -679,6 +680,35 @@ macro_rules! stub {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name() {
             core::arch::naked_asm!("jmp {hook}", hook = sym $hook)
+        }
+    };
+
+    (listed $name:ident $hook:path) => {
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                "pop rax",
+                "push r9",
+                "push r8",
+                "push rcx",
+                "push rdx",
+                "push rsi",
+                "mov rsi, rsp",
+                "push rax",
+                ".cfi_def_cfa_offset 48",
+                ".cfi_offset rip, -48",
+                "call {hook}",
+                "pop rcx",
+                "add rsp, 40",
+                "push rcx",
+                ".cfi_def_cfa_offset 8",
+                ".cfi_offset rip, -8",
+                "ret",
+                ".cfi_endproc",
+                hook = sym $hook,
+            )
         }
     };
 

@@ -262,9 +262,9 @@ interpose! {
     asks execv (process::before_execv, descriptors::minus_one);
     asks execvp (process::before_execvp, descriptors::minus_one);
     asks execvpe (process::before_execvpe, descriptors::minus_one);
-    asks execl (process::before_program, descriptors::minus_one);
-    asks execlp (process::before_program, descriptors::minus_one);
-    asks execle (process::before_program, descriptors::minus_one);
+    listed execl (process::execl);
+    listed execlp (process::execlp);
+    listed execle (process::execle);
     asks fexecve (process::before_fexecve, descriptors::minus_one);
     asks execveat (process::before_execveat, descriptors::minus_one);
     asks sendmsg (process::before_sendmsg, descriptors::minus_one);
@@ -286,6 +286,7 @@ interpose! {
     alias ssignal (signals::actions::signal);
     replace sysv_signal (signals::actions::sysv_signal);
     alias __sysv_signal (signals::actions::sysv_signal);
+    alias sigvec (signals::actions::sigvec);
     replace sigignore (signals::actions::sigignore);
     replace sigset (signals::actions::sigset);
     after siginterrupt (signals::actions::interrupts);

@@ -220,6 +220,76 @@ pub(crate) extern "C" fn sysv_signal(signal: c_int, handler: Handler) -> Handler
     unsafe { call_real!(table::sysv_signal, Function)(signal, handler) }
 }
 
+/// What `sigvec` sets and tells.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Vector {
+    handler: usize,
+    mask: c_int,
+    flags: c_int,
+}
+
+impl Vector {
+    const ON_STACK: c_int = 1;
+    const INTERRUPT: c_int = 2;
+    const RESET: c_int = 4;
+    /// Signals that its mask has room for.
+    const SIGNALS: core::ops::RangeInclusive<c_int> = 1..=32;
+    /// Its flags, and those of an action. What interrupts is what does not restart.
+    const FLAGS: [(c_int, c_int); 3] = [
+        (Self::ON_STACK, libc::SA_ONSTACK),
+        (Self::RESET, libc::SA_RESETHAND),
+        (Self::INTERRUPT, libc::SA_RESTART),
+    ];
+
+    fn action(self) -> libc::sigaction {
+        let mut action = super::no_action();
+        action.sa_sigaction = self.handler;
+        for (own, flag) in Self::FLAGS {
+            if (self.flags ^ Self::INTERRUPT) & own != 0 {
+                action.sa_flags |= flag;
+            }
+        }
+        let held = |signal: &c_int| self.mask & 1 << (signal - 1) != 0;
+        Self::SIGNALS
+            .filter(held)
+            .for_each(|signal| hold(&mut action, signal));
+        action
+    }
+
+    fn of(action: &libc::sigaction) -> Self {
+        let (mut mask, mut flags) = (0, Self::INTERRUPT);
+        for signal in Self::SIGNALS.filter(|signal| holds(action, *signal)) {
+            mask |= 1 << (signal - 1);
+        }
+        for (own, _) in Self::FLAGS
+            .iter()
+            .filter(|(_, flag)| action.sa_flags & flag != 0)
+        {
+            flags ^= own;
+        }
+        let handler = action.sa_sigaction;
+        Self {
+            handler,
+            mask,
+            flags,
+        }
+    }
+}
+
+/// `sigvec`, which libc has for programs that were linked before it was taken out of its headers.
+pub(crate) extern "C" fn sigvec(signal: c_int, new: *const Vector, old: *mut Vector) -> c_int {
+    // SAFETY: null or the program's own, which libc would read as well.
+    let new = unsafe { new.as_ref() }.map(|new| new.action());
+    let mut before = super::no_action();
+    let result = set(signal, new.as_ref(), &mut before);
+    if result == 0 && !old.is_null() {
+        // SAFETY: where libc would write.
+        unsafe { old.write(Vector::of(&before)) };
+    }
+    result
+}
+
 /// `sigignore`.
 pub(crate) extern "C" fn sigignore(signal: c_int) -> c_int {
     if is_ours(signal) {

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,9 +36,15 @@ static void execute(const char *how, char *path) {
     if (!strcmp(how, "execv")) execv(path, arguments);
     if (!strcmp(how, "fexecve")) fexecve(open(path, O_PATH), arguments, environ);
     if (!strcmp(how, "execveat")) execveat(open(path, O_PATH), "", arguments, environ, AT_EMPTY_PATH);
+    if (!strcmp(how, "execl")) execl(path, path, "tell", NULL);
+    if (!strcmp(how, "execle")) execle(path, path, "", "", "", "", "", "", "tell", NULL, environ);
+    if (!strcmp(how, "SYS_execve")) syscall(SYS_execve, path, arguments, environ);
+    if (!strcmp(how, "SYS_execveat"))
+        syscall(SYS_execveat, open(path, O_PATH), "", arguments, environ, AT_EMPTY_PATH);
     strncat(old, path, name - 1 - path);
     setenv("PATH", strcat(old, ":/bin:/usr/bin"), 1);
     if (!strcmp(how, "execvp")) execvp(name, arguments);
+    if (!strcmp(how, "execlp")) execlp(name, path, "", "", "", "tell", NULL);
     if (!strcmp(how, "execvpe")) execvpe(name, arguments, environ);
     _exit(9);
 }
