@@ -716,3 +716,35 @@ fn a_pool_that_is_cut_short_does_not_kill_its_monitor() {
     drop(child.stdin.take());
     child.wait().unwrap();
 }
+
+/// Reads one page of a file many times, and says what of the file is mapped.
+const READS_ONE_PAGE: &str = "
+import os, sys
+file = os.open(sys.argv[1], os.O_RDONLY)
+for _ in range(1000): os.pread(file, 4096, 20 << 20)
+for line in open('/proc/self/maps'):
+    if sys.argv[1] in line:
+        start, end = (int(part, 16) for part in line.split()[0].split('-'))
+        print((end - start) >> 20, int(line.split()[2], 16) >> 20, start % (2 << 20))
+";
+
+/// What is mapped at once is as large as it was asked for, and lies in memory as it does in the file, so that one huge
+/// page may serve it where the medium has such.
+#[test]
+fn as_much_of_a_file_is_mapped_as_was_asked_for() {
+    let scratch = Scratch::new();
+    let file = scratch.file("large", &vec![b'l'; 32 << 20], 0o600);
+    for (size, megabytes, from) in [("2M", 2, 20), ("4M", 4, 20), ("16M", 16, 16)] {
+        let mut run = adit(["run", "--map-size", size, "python3", "-c", READS_ONE_PAGE]);
+        run.env("ADIT_ADOPT_BYTES", "0")
+            .env("ADIT_ADOPT_PERCENT", "0");
+        run.env("ADIT_RUNTIME_DIR", scratch.0.join("runtime"));
+        let done = finish(run.arg(&file));
+        let expected = format!("{megabytes} {from} 0\n");
+        assert_eq!(
+            (done.code(), &*done.out),
+            (Some(0), &*expected),
+            "{size}: {done:?}"
+        );
+    }
+}
