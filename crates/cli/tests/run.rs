@@ -748,3 +748,54 @@ fn as_much_of_a_file_is_mapped_as_was_asked_for() {
         );
     }
 }
+
+/// Mounts a tmpfs with huge pages where nobody else sees it, says what `adit doctor` does of it, and has a program stage
+/// there what takes huge pages of a pool.
+const ON_HUGE_PAGES: &str = r#"
+mount -t tmpfs -o huge=always,size=128M tmpfs "$1" 2>/dev/null || { echo none; exit; }
+"$2" doctor "$1" | grep '^posix'
+"$2" pool create --size 32M "$1/pool" >/dev/null
+"$2" run --mode strict --pool "$1/pool" python3 -c "$3" "$1"
+"#;
+
+/// Writes to a file, and says how much of the pool it has in memory, and how much of that in huge pages.
+const STAGES_AND_LOOKS: &str = "
+import os, re, sys
+file = os.open(sys.argv[1] + '/file', os.O_RDWR | os.O_CREAT)
+for _ in range(1024): os.write(file, bytes(8192))
+pool = re.search('[^\\n]*rw-s[^\\n]*' + sys.argv[1] + '/pool\\n(.*?VmFlags)', open('/proc/self/smaps').read(), re.S)
+size = lambda name: int(re.search('^' + name + ': +([0-9]+)', pool[1], re.M)[1])
+print(size('Rss') >= 8192, size('Rss') == size('ShmemPmdMapped'))
+";
+
+/// A pool on a tmpfs with huge pages is mapped with them alone.
+#[test]
+fn a_pool_gets_huge_pages_where_memory_has_them() {
+    let scratch = Scratch::new();
+    let mounted = scratch.0.join("huge");
+    std::fs::create_dir(&mounted).unwrap();
+    let inner = adit([]);
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-c"]);
+    command.arg(ON_HUGE_PAGES).arg("sh").arg(&mounted);
+    command.arg(inner.get_program()).arg(STAGES_AND_LOOKS);
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command.env_remove("ADIT_NO_MONITOR");
+    command.env("XDG_STATE_HOME", scratch.0.join("state"));
+    let done = finish(command.env("ADIT_RUNTIME_DIR", scratch.0.join("runtime")));
+    if done.out.is_empty() || done.out == "none\n" {
+        println!(
+            "skipped: nobody may mount memory with huge pages here: {}",
+            done.err
+        );
+        return;
+    }
+    let (doctor, program) = done.out.split_once('\n').unwrap();
+    assert!(doctor.contains("this tmpfs has huge pages"), "{done:?}");
+    assert_eq!(program, "True True\n", "{done:?}");
+}

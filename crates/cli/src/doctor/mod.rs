@@ -118,6 +118,11 @@ fn examine(path: &Path) -> Result<Report, Failure> {
         (Some(staging), None) => promises::without_staging(promises, &staging.why),
         _ => promises,
     };
+    let promises = if has_huge_pages(&found) && obstacle.is_none() {
+        promises::with_huge_pages(promises)
+    } else {
+        promises
+    };
     let of_staging = staging.map(|staging| staging.next).into_iter().collect();
     Ok(Report {
         path: path.canonicalize().unwrap_or(dir),
@@ -134,6 +139,13 @@ fn examine(path: &Path) -> Result<Report, Failure> {
         limits,
         advice: [advice, of_device, of_staging].concat(),
     })
+}
+
+/// Whether this is a tmpfs whose files may have huge pages.
+fn has_huge_pages(found: &detect::Report) -> bool {
+    let options = found.mount.iter().flat_map(|mount| &mount.options);
+    let mut huge = options.filter_map(|option| option.strip_prefix("huge="));
+    found.detected.kind == MediumKind::Ram && huge.any(|how| how != "never")
 }
 
 fn machine(found: &detect::Report) -> Machine {

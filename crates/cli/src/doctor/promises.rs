@@ -66,6 +66,22 @@ pub(crate) fn without_staging(promises: Vec<Promise>, why: &str) -> Vec<Promise>
     promises.into_iter().map(less).collect()
 }
 
+/// Of a tmpfs with huge pages only the pool is mapped: its files' last page would reach beyond their end, where a read has
+/// to find out that they end.
+pub(crate) fn with_huge_pages(promises: Vec<Promise>) -> Vec<Promise> {
+    let less = |promise: Promise| match promise.mode {
+        Mode::Posix => Promise {
+            why: HUGE_PAGES.to_owned(),
+            ..promise
+        },
+        _ => promise,
+    };
+    promises.into_iter().map(less).collect()
+}
+
+const HUGE_PAGES: &str =
+    "every call goes to the kernel, because this tmpfs has huge pages; a pool is mapped with them";
+
 /// What mode `posix` does with a pool on DAX.
 const STAGED_APPENDS: &str = ", many appends to a pool first";
 
