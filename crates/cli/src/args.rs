@@ -357,9 +357,19 @@ pub(crate) struct BenchArgs {
     /// Write the report as one HTML page into this file
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
+    /// Show what is known of another library beside the operations that both have, as it was measured on another machine
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub(crate) peer: Vec<Peer>,
     /// Exit with 1 when a goal is not met
     #[arg(long)]
     pub(crate) goals: bool,
+}
+
+/// Libraries that figures are known of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peer {
+    /// MadFS, on tmpfs
+    Madfs,
 }
 
 /// The side of a measurement that runs under the library.

@@ -5,6 +5,7 @@
 
 mod apps;
 mod cases;
+mod peers;
 mod report;
 mod sides;
 mod staged;
@@ -58,6 +59,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         .suites
         .iter()
         .map(|suite| measure(*suite, &dir, args))
+        .map(|report| report.map(|report| report.beside(&args.peer)))
         .collect::<Result<Vec<_>, _>>()?;
     let to_stdout = args.json.as_deref() == Some(Path::new("-"));
     match &args.json {

@@ -4,7 +4,9 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
+use super::peers::Beside;
 use super::worker::Measured;
+use crate::args::Peer;
 use crate::output::Table;
 
 /// One row.
@@ -34,6 +36,9 @@ pub(crate) struct Report {
     /// Whether the library served the measured process. Without it no row means anything.
     pub(crate) library_active: bool,
     pub(crate) rows: Vec<Row>,
+    /// What others have measured of other libraries.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) peers: Vec<Beside>,
     /// What was not measured, and what it needs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) skipped: Vec<String>,
@@ -132,6 +137,21 @@ const HEADINGS: [&str; 8] = [
 ];
 
 impl Report {
+    /// With what is known of these.
+    pub(crate) fn beside(mut self, peers: &[Peer]) -> Self {
+        for peer in peers {
+            match peer.beside(&self.rows) {
+                Some(beside) => self.peers.push(beside),
+                None => self.skipped.push(format!(
+                    "peer {}: nothing is known of it that suite {} measures",
+                    peer.name(),
+                    self.suite
+                )),
+            }
+        }
+        self
+    }
+
     /// Whether every goal was met by numbers that mean something.
     pub(crate) fn all_met(&self) -> bool {
         let met = self.rows.iter().all(|row| row.met != Some(false));
@@ -153,6 +173,7 @@ impl Report {
             table.row(row.cells());
         }
         table.print();
+        self.peers.iter().for_each(Beside::print);
         self.remarks().for_each(|remark| println!("{remark}"));
     }
 
@@ -172,9 +193,35 @@ impl Report {
             row.html(page);
         }
         page.push_str("</table>\n");
+        self.peers.iter().for_each(|peer| peer.html(page));
         for remark in self.remarks() {
             let _ = writeln!(page, "<p>{}</p>", escape(&remark));
         }
+    }
+}
+
+impl Beside {
+    fn print(&self) {
+        println!("{}", self.title());
+        let mut table = Table::new(&Self::HEADINGS);
+        self.rows.iter().for_each(|row| table.row(row.cells()));
+        table.print();
+    }
+
+    fn html(&self, page: &mut String) {
+        let _ = write!(page, "<p>{}</p>\n<table><tr>", escape(&self.title()));
+        for heading in Self::HEADINGS {
+            let _ = write!(page, "<th>{}</th>", escape(heading.trim_start_matches('>')));
+        }
+        page.push_str("</tr>\n");
+        for row in &self.rows {
+            page.push_str("<tr>");
+            for cell in row.cells() {
+                let _ = write!(page, "<td>{}</td>", escape(&cell));
+            }
+            page.push_str("</tr>\n");
+        }
+        page.push_str("</table>\n");
     }
 }
 
