@@ -210,3 +210,54 @@ fn any_call_of_the_monitor_may_fail() {
 fn any_call_of_the_standby_may_fail() {
     any_call_fails("standby-faults", Who::Standby);
 }
+
+/// Bytes that are relinked where a file system can do that.
+const LONG: usize = 16 << 20;
+
+/// A program that publishes what it has staged, by relinking, hears of what fails at its close at the latest. What was
+/// acknowledged is in the file when somebody has recovered, and a copy does as well where relinking fails.
+#[test]
+fn any_call_of_relinking_may_fail() {
+    if scratch::is_memory() || !has_strace() {
+        println!("skipped: it concerns file systems on disks that share or exchange blocks");
+        return;
+    }
+    let Some(place) = Place::new("relink-faults") else {
+        return;
+    };
+    let program = place.compile("writes");
+    let writes = |inject: Option<&str>| {
+        let _ = fs::remove_file(place.file());
+        let mut command = place.traced(&program, "strict", inject);
+        let done = command.arg(place.file()).args(["1", &LONG.to_string()]);
+        done.status().expect("timeout(1)")
+    };
+    assert!(writes(None).success());
+    if !place.trace().contains("FICLONERANGE") && !place.trace().contains("0x58, 0x81") {
+        println!("skipped: it concerns file systems that share or exchange blocks");
+        return;
+    }
+    let expected = vec![b'w'; LONG];
+    let mut reached = 0;
+    for (at, call) in ["ioctl", "fallocate", "fsync", "msync", "pwrite64"]
+        .iter()
+        .enumerate()
+    {
+        for nth in 1..=4 {
+            let error = ERRORS[(at + nth) % ERRORS.len()];
+            let case = format!("{call}:error={error}:when={nth}");
+            let ended = writes(Some(&case));
+            assert!(ended.code().is_some_and(|code| code < 2), "{case}: {ended}");
+            if !place.trace().contains("(INJECTED)") {
+                break;
+            }
+            reached += 1;
+            begins_another(&place);
+            // A write that failed was acknowledged to nobody.
+            let found = let_in(opens(&place), &case);
+            let none = !ended.success() && found.is_empty();
+            assert!(none || found == expected, "{case}: {} bytes", found.len());
+        }
+    }
+    assert!(reached > 4, "only {reached} calls were made to fail");
+}
