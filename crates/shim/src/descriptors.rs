@@ -10,7 +10,7 @@ use crate::ofd::{self, Backing, Ofd};
 use crate::process::With;
 use crate::real::call_real;
 use crate::writer::{self, Writer};
-use crate::{appends, data, init, process, signal, stage, stdio, sys, table};
+use crate::{appends, data, declared, init, process, signal, stage, stdio, sys, table};
 use adit_pmem::MediumKind;
 use adit_pmem::copy::guarded_copy;
 use adit_store::direct::DirectFile;
@@ -58,9 +58,10 @@ pub(crate) fn note_open(fd: c_int, flags: c_int) -> c_int {
     let Some(credit) = init::credit() else {
         return fd;
     };
-    if mode != libc::O_RDONLY
-        && let Some(staging) = init::mode()
-        && let Some(fd) = note_writer(fd, flags, staging)
+    let declared = init::declared_mode().filter(|_| declared::is_declared(fd));
+    let staging = declared.or(init::mode().filter(|_| mode != libc::O_RDONLY));
+    if let Some(staging) = staging
+        && let Some(fd) = note_writer(fd, flags, staging, declared.is_some())
     {
         return fd;
     }
@@ -84,7 +85,7 @@ pub(crate) fn note_open(fd: c_int, flags: c_int) -> c_int {
 /// Gives a descriptor that was opened for writing its [`Writer`], at once: nobody can be in a call on
 /// a descriptor that its open has not returned, so its offset can be ours in a process of many
 /// threads, too. `None` where the mode has nothing to add to what the kernel does.
-fn note_writer(fd: c_int, flags: c_int, mode: Mode) -> Option<c_int> {
+fn note_writer(fd: c_int, flags: c_int, mode: Mode, declared: bool) -> Option<c_int> {
     let stat = regular_file(fd)?;
     let kind = adit_pmem::kind_of_fd(fd);
     if kind == MediumKind::Other && adit_pmem::is_synthetic_fd(fd) {
@@ -97,10 +98,19 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode) -> Option<c_int> {
     }
     let stageable = flags & KERNEL_ONLY == 0 && stat.st_nlink > 0 && kind != MediumKind::Other;
     // What is durable by its own flags, and in mode `atomic` what only the kernel writes.
-    let plain = flags & libc::O_DSYNC != 0 || mode == Mode::Atomic;
+    let plain = flags & libc::O_DSYNC != 0 || matches!(mode, Mode::Atomic | Mode::Posix);
     let offset = stageable.then_some(0);
-    let ofd = (stageable || !plain)
-        .then(|| Backing::Writer(Writer::new(mode, flags, stageable).on(kind)))
+    let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+    if declared && !stageable {
+        // It is the kernel's from here on. What cannot be published now cannot be told either.
+        let _ = declared::bar(fd);
+    }
+    let writer = || {
+        let writer = Writer::new(mode, flags, stageable).on(kind);
+        if declared { writer.declared() } else { writer }
+    };
+    let ofd = (stageable || (!plain && writes))
+        .then(|| Backing::Writer(writer()))
         .and_then(|backing| ofd::allocate(backing, None, offset));
     if let Some(ofd) = ofd {
         fds::set_promoted(fd, ofd);
@@ -109,7 +119,7 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode) -> Option<c_int> {
             let _ = process::share(fd, With::Anybody);
         }
     }
-    if init::required() {
+    if init::required() && writes && mode != Mode::Posix {
         let staged = match ofd.and_then(|ofd| Some((ofd, ofd.writer()?))) {
             Some((_, writer)) if !writer.must_stage() => Ok(()),
             Some((ofd, writer)) => writer.stage(ofd, fd),

@@ -76,11 +76,13 @@ struct Staging {
     together: bool,
     /// In mode `posix`.
     appends: Option<Appends>,
+    /// Directories that the user has declared.
+    declared: Vec<Vec<u8>>,
     /// See [`kernel_blocks`].
     kernel_blocks: Option<u32>,
 }
 
-/// Unset in mode `posix` where no appends are staged.
+/// Unset in mode `posix` where no appends are staged and nothing is declared.
 static STAGING: OnceLock<Staging> = OnceLock::new();
 
 /// Whether files are staged.
@@ -98,6 +100,18 @@ pub(crate) fn appends() -> Option<Appends> {
 pub(crate) fn mode() -> Option<Mode> {
     let mode = STAGING.get().map(|staging| staging.mode);
     mode.filter(|&mode| mode != Mode::Posix)
+}
+
+/// Directories of which the user says that no program outside Adit writes there, or reads between syncs:
+/// absolute, without links.
+pub(crate) fn declared() -> &'static [Vec<u8>] {
+    STAGING.get().map_or(&[], |staging| &staging.declared)
+}
+
+/// The mode in which declared files are staged, or left to the kernel.
+pub(crate) fn declared_mode() -> Option<Mode> {
+    let staging = STAGING.get()?;
+    (!staging.declared.is_empty()).then_some(staging.mode)
 }
 
 /// Where the monitor is found.
@@ -212,8 +226,16 @@ extern "C" fn start() {
     let appends = appends.and_then(|name| Appends::named(name.to_bytes()));
     alloc::register_fork_handlers();
     process::register_fork_handlers();
-    stdio::configure(mode.is_some(), number(c"ADIT_STDIO"));
-    if mode.is_some() || appends.is_some() {
+    let declared: Vec<Vec<u8>> = variable(c"ADIT_PATH").map_or_else(Vec::new, |dirs| {
+        let dirs = dirs.to_bytes().split(|&byte| byte == b':');
+        let absolute = dirs.filter(|dir| dir.starts_with(b"/"));
+        absolute.map(<[u8]>::to_vec).collect()
+    });
+    let asked = number(c"ADIT_STDIO");
+    // Streams that only read follow what others stage of declared files.
+    let asked = asked.or((!declared.is_empty()).then_some(1));
+    stdio::configure(mode.is_some(), asked);
+    if mode.is_some() || appends.is_some() || !declared.is_empty() {
         let required = mode.is_some() && variable(c"ADIT_REQUIRE").is_some_and(|it| it == c"1");
         let together = mode == Some(Mode::Atomic)
             && variable(c"ADIT_COMMIT").is_some_and(|value| value == c"together");
@@ -227,9 +249,11 @@ extern "C" fn start() {
             required,
             together,
             appends,
+            declared,
             kernel_blocks: number(c"ADIT_KERNEL_BLOCKS")
                 .map(|most| u32::try_from(most).unwrap_or(u32::MAX)),
         });
+        stage::count_none();
         signal::engine::start();
         names::start(mode);
     }

@@ -28,6 +28,7 @@ mod capi;
 mod children;
 mod copies;
 mod data;
+mod declared;
 mod descriptors;
 mod fds;
 mod fresh;

@@ -18,10 +18,11 @@
 //! only after the kernel has read it in the same call.
 #![allow(unsafe_code)]
 
+use crate::declared::Asked;
 use crate::ofd::Ofd;
 use crate::real::call_real;
 use crate::writer::Writer;
-use crate::{data, descriptors, fds, init, process, stage, sys, table};
+use crate::{data, declared, descriptors, fds, init, process, stage, sys, table};
 use adit_pmem::MediumKind;
 use adit_store::staged::Mode;
 use core::ffi::{CStr, c_char, c_int, c_uint};
@@ -318,8 +319,16 @@ pub(crate) fn before(dir: c_int, path: Path, flags: &mut c_int) -> u64 {
     if !(creates || cuts) || process::in_vfork_child() {
         return NOTHING;
     }
+    let writes = matches!(*flags & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR);
+    if cuts && *flags & libc::O_EXCL == 0 && declared::is_declared_name(dir, path) {
+        // Others may have it staged, and be writing to it.
+        if writes {
+            *flags &= !libc::O_TRUNC;
+            return TO_CUT;
+        }
+        declared::with_path(dir, path, 0, declared::bar);
+    }
     if DURABLE.load(Ordering::Relaxed) == 0 {
-        let writes = matches!(*flags & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR);
         if !(cuts && writes && is_transaction() && is_on_disk(dir, path)) {
             return NOTHING;
         }
@@ -357,13 +366,14 @@ fn is_on_disk(dir: c_int, path: Path) -> bool {
 }
 
 /// Cuts a file that was opened to be cut. Pipes and devices, which may have taken its place meanwhile, nobody cuts; an
-/// empty file gets another time, and loses blocks behind its end.
+/// empty file gets another time, and loses blocks behind its end, unless others may have staged what is in it.
 pub(crate) fn cut_open(fd: c_int) -> Result<(), c_int> {
     let stat = descriptors::stat_of(fd);
     if stat.is_some_and(|stat| stat.st_mode & libc::S_IFMT != libc::S_IFREG) {
         return Ok(());
     }
-    if stat.is_none_or(|stat| stat.st_size > 0)
+    let is_empty = stat.is_some_and(|stat| stat.st_size == 0) && !declared::is_declared(fd);
+    if !is_empty
         && let Some(ofd) = fds::promoted(fd)
         && let Some(writer) = ofd.writer()
     {
@@ -376,7 +386,7 @@ pub(crate) fn cut_open(fd: c_int) -> Result<(), c_int> {
 /// open it with until it is. `None` where libc's own open does as well.
 fn flags_for_stream(path: Path, flags: c_int) -> Option<c_int> {
     let mut left = flags;
-    let is_to_cut = is_transaction()
+    let is_to_cut = (is_transaction() || !init::declared().is_empty())
         && !process::in_vfork_child()
         && before(libc::AT_FDCWD, path, &mut left) == TO_CUT;
     is_to_cut.then_some(left)
@@ -492,6 +502,13 @@ fn make_new_durable(fd: c_int) -> Result<(), c_int> {
 /// monitor.
 pub(crate) extern "C" fn truncate(path: Path, size: libc::off_t) -> c_int {
     type Function = unsafe extern "C" fn(Path, libc::off_t) -> c_int;
+    if size >= 0
+        && !process::in_vfork_child()
+        && declared::is_declared_name(libc::AT_FDCWD, path)
+        && !has_size(path, size)
+    {
+        return sys::to_libc(truncate_declared(path, size)) as c_int;
+    }
     descriptors::before_holes_somewhere();
     lend(libc::AT_FDCWD, path);
     // SAFETY: libc's own function with the program's own arguments.
@@ -506,6 +523,48 @@ pub(crate) extern "C" fn truncate(path: Path, size: libc::off_t) -> c_int {
             -1
         }
     }
+}
+
+/// Cuts a file that others may have staged: through a description of this process, as closing another one would drop
+/// its locks on it, or else through one that is made for that.
+fn truncate_declared(path: Path, size: libc::off_t) -> sys::Result {
+    let this = declared::with_path(libc::AT_FDCWD, path, 0, identity_of).flatten();
+    for fd in fds::all() {
+        if let Some(ofd) = fds::promoted(fd)
+            && ofd.writer().is_some_and(Writer::is_writable)
+            && this.is_some()
+            && identity_of(fd) == this
+        {
+            return cut_through(fd, size);
+        }
+    }
+    let flags = libc::O_WRONLY | libc::O_CLOEXEC | libc::O_NOCTTY;
+    let fd = sys::openat(libc::AT_FDCWD as usize, path as usize, flags as usize, 0)? as c_int;
+    if descriptors::note_open(fd, flags) < 0 {
+        return Err(sys::errno());
+    }
+    let cut = cut_through(fd, size);
+    match descriptors::close(fd) {
+        0 => cut,
+        _ => cut.and(Err(sys::errno())),
+    }
+}
+
+fn cut_through(fd: c_int, size: libc::off_t) -> sys::Result {
+    let ofd = fds::promoted(fd);
+    match ofd.as_ref().and_then(|ofd| Some((ofd, ofd.writer()?))) {
+        Some((ofd, writer)) => writer.truncate(ofd, fd, size),
+        None => sys::ftruncate(fd as usize, size as usize),
+    }
+}
+
+/// Whether a file has this size for everybody. Then the kernel is left to say what that does to its times.
+fn has_size(path: Path, size: libc::off_t) -> bool {
+    let stat = declared::with_path(libc::AT_FDCWD, path, 0, descriptors::stat_of).flatten();
+    stat.is_some_and(|stat| {
+        let asked = Asked::Path(libc::AT_FDCWD, path, 0);
+        stat.st_size == size && declared::logical(asked, stat.st_dev).is_none()
+    })
 }
 
 /// Makes the file of a path durable. It is not opened for that: closing it again would drop the

@@ -11,10 +11,11 @@
 
 use adit_pmem::copy::guarded_copy;
 
+use crate::declared::Asked;
 use crate::{
     appends, copies, data, descriptors, fds, init, names, process, signal, stage, stat, sys, times,
 };
-use core::ffi::{c_int, c_long, c_uint, c_ulong};
+use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
@@ -76,14 +77,23 @@ fn look(number: c_long, arguments: [usize; 5]) -> Option<Fate> {
     if unpublished == 0 {
         return None;
     }
-    let [_, second, third, _, fifth] = arguments;
+    let [first, second, third, fourth, fifth] = arguments;
+    let asked = |flags| Asked::Path(libc::AT_FDCWD, first as *const c_char, flags);
+    let asked_at = |flags| Asked::Path(first as c_int, second as *const c_char, flags);
     let make = || sys::to_libc(make(number, arguments)) as c_int;
     let looked = match number {
         libc::SYS_stat | libc::SYS_lstat | libc::SYS_fstat => {
-            stat::look(second as *mut libc::stat, make)
+            let asked = match number {
+                libc::SYS_stat => asked(0),
+                libc::SYS_lstat => asked(libc::AT_SYMLINK_NOFOLLOW),
+                _ => Asked::Fd(first as c_int),
+            };
+            stat::look(second as *mut libc::stat, asked, make)
         }
-        libc::SYS_newfstatat => stat::look(third as *mut libc::stat, make),
-        libc::SYS_statx => stat::look(fifth as *mut libc::statx, make),
+        libc::SYS_newfstatat => {
+            stat::look(third as *mut libc::stat, asked_at(fourth as c_int), make)
+        }
+        libc::SYS_statx => stat::look(fifth as *mut libc::statx, asked_at(third as c_int), make),
         _ => return None,
     };
     Some(told(looked))

@@ -11,13 +11,16 @@
 #![allow(unsafe_code)]
 
 use crate::ofd::Ofd;
+use crate::stat::Logical;
 use crate::{alloc, data, init, process, signal, sys};
 use adit_pmem::{Medium as _, MediumKind};
 use adit_pool::{FileMedium, FileName, FileRef, PoolFile};
 use adit_store::monitor::client::{self, AcquireRequest, Lease, PoolPath, Refused};
 use adit_store::pools;
 use adit_store::registry::Reason;
-use adit_store::staged::{self, AppendsOnly, Error, KernelFile, Mode, Relink, Stage, StagedFile};
+use adit_store::staged::{
+    self, AppendsOnly, Error, KernelFile, Mode, Relink, Scope, Stage, StagedFile,
+};
 use core::cell::UnsafeCell;
 use core::mem;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -38,7 +41,8 @@ const ATTEMPTS: usize = 3;
 /// file.
 const PATIENCE: usize = 5000;
 
-/// How many files are staged: while there are none, nothing has to be asked about sizes and times.
+/// How many files are staged: while there are none, nothing has to be asked about sizes and times. One more where
+/// directories are declared, in which others may have staged some.
 pub(crate) static STAGED: AtomicU32 = AtomicU32::new(0);
 /// How many files were staged and are not any more.
 pub(crate) static GONE: AtomicU64 = AtomicU64::new(0);
@@ -75,7 +79,10 @@ pub(crate) struct Staged {
     file: StagedFile<FileMedium, KernelFile<ProgramFd>>,
     /// In mode `posix`.
     only: Option<AppendsOnly>,
-    lease: Lease,
+    /// None of who only reads what others have staged.
+    lease: Option<Lease>,
+    /// Others may have it staged, too.
+    declared: bool,
     stage: Arc<Stage<FileMedium>>,
     device: u64,
     inode: u64,
@@ -143,7 +150,13 @@ pub(crate) unsafe fn in_new_process() {
     // SAFETY: the caller's promise; nothing of the parent's is dropped here.
     unsafe { mem::forget(mem::replace(&mut *SEATS.0.get(), Mutex::new(Vec::new()))) };
     SEATED.store(0, Ordering::SeqCst);
-    STAGED.store(0, Ordering::SeqCst);
+    count_none();
+}
+
+/// This process has staged nothing yet.
+pub(crate) fn count_none() {
+    let declared = !init::declared().is_empty();
+    STAGED.store(u32::from(declared), Ordering::SeqCst);
 }
 
 /// The process that has the seats; zero while there are none.
@@ -247,25 +260,18 @@ pub(crate) const FORKING: Refusal = -1;
 /// The file has no name by which a recovery would find it. No error of the kernel's.
 pub(crate) const NAMELESS: Refusal = -2;
 
-/// Stages the file of `fd`, if it may be. `named` says that its name is known to be durable.
+/// Stages the file of `fd`, if it may be. `named` says that its name is known to be durable, `declared` that others
+/// may stage it at the same time.
 pub(crate) fn take(
     ofd: &Ofd,
     fd: i32,
     mode: Mode,
     appends: bool,
-    named: bool,
+    (named, declared): (bool, bool),
 ) -> Result<Staged, Refusal> {
-    if data::KERNEL_WRITES.load(Ordering::Relaxed) || init::memory_limited() {
-        return Err(libc::ENOMEM);
-    }
-    if process::sharing() {
-        return Err(if process::shares_for_good() {
-            libc::EOPNOTSUPP
-        } else {
-            FORKING
-        });
-    }
-    if init::credit().is_none() || !signal::ready() || !alloc::puts_by() {
+    may_stage()?;
+    // In mode `posix` what is declared is read with what others have staged of it, and written by the kernel.
+    if declared && mode == Mode::Posix {
         return Err(libc::EOPNOTSUPP);
     }
     let stat = eligible(fd)?;
@@ -276,7 +282,7 @@ pub(crate) fn take(
     }
     let name = name_of(fd, &stat).ok_or(libc::EOPNOTSUPP)?;
     let staged = (0..ATTEMPTS)
-        .map(|_| pool.take((ofd, fd), &stat, &name, mode, appends))
+        .map(|_| pool.take((ofd, fd), &stat, &name, mode, (appends, declared)))
         .find(|taken| !matches!(taken, Err(Error::Taken)))
         .unwrap_or(Err(Error::Contended))
         .map_err(|error| match error {
@@ -293,6 +299,106 @@ pub(crate) fn take(
         return Err(errno.raw_os_error());
     }
     Ok(staged)
+}
+
+/// Whether this process may stage anything now.
+fn may_stage() -> Result<(), Refusal> {
+    if data::KERNEL_WRITES.load(Ordering::Relaxed) || init::memory_limited() {
+        return Err(libc::ENOMEM);
+    }
+    if process::sharing() {
+        return Err(if process::shares_for_good() {
+            libc::EOPNOTSUPP
+        } else {
+            FORKING
+        });
+    }
+    if init::credit().is_none() || !signal::ready() || !alloc::puts_by() {
+        return Err(libc::EOPNOTSUPP);
+    }
+    Ok(())
+}
+
+/// A declared file: its device, and what its entry in the pool is found by.
+pub(crate) struct Place {
+    device: u64,
+    name: FileName,
+}
+
+impl Place {
+    /// Where others would have the file of `fd` staged.
+    pub(crate) fn of(fd: i32) -> Option<Self> {
+        let stat = rustix::fs::fstat(borrow(fd)).ok()?;
+        let name = name_of(fd, &stat)?;
+        Some(Self {
+            device: stat.st_dev,
+            name,
+        })
+    }
+
+    /// The entry of the file, if anybody has it staged.
+    fn entry(&self, fd: i32) -> Option<(Pool, FileRef)> {
+        let pool = pool_of(borrow(fd), self.device).ok()?;
+        let table = pool.file.pool();
+        let entry = table.anything_staged().then(|| table.find_file(&self.name));
+        let entry = entry?.ok()??;
+        Some((pool, entry))
+    }
+
+    /// Whether anybody has the file staged.
+    pub(crate) fn is_staged(&self, fd: i32) -> bool {
+        self.entry(fd).is_some()
+    }
+
+    /// Reads with what others have staged of the file; `None` when nobody has.
+    pub(crate) fn watch(&self, fd: i32, mode: Mode) -> Result<Option<Staged>, Refusal> {
+        may_stage()?;
+        let Some((pool, entry)) = self.entry(fd) else {
+            return Ok(None);
+        };
+        let stat = rustix::fs::fstat(borrow(fd)).map_err(Errno::raw_os_error)?;
+        let opened = KernelFile::new(ProgramFd::Program(fd))
+            .map_err(Error::from)
+            .and_then(|base| {
+                let file = StagedFile::open_entry(&pool.stage, entry, base, mode)?;
+                // Whoever has it staged has declared it as well.
+                file.share()?;
+                Ok(file)
+            });
+        match opened {
+            Ok(file) => Ok(Some(Staged::new(file, None, &pool, &stat, (false, true)))),
+            Err(Error::Taken | Error::AlreadyOpen) => Ok(None),
+            Err(error) => Err(error.errno().raw_os_error()),
+        }
+    }
+}
+
+/// Size and time of a file that anybody has staged, on a device of which this process knows the pool.
+pub(crate) fn staged_anywhere(fd: i32, device: u64) -> Option<Logical> {
+    let pool = {
+        let seats = seats();
+        let seat = seats.iter().find(|seat| seat.device == device)?;
+        seat.pool.clone().ok()?
+    };
+    let table = pool.file.pool();
+    if !table.anything_staged() || !are_ours() {
+        return None;
+    }
+    let (handle_type, handle) = staged::handle_of(borrow(fd)).ok()?;
+    let name = FileName {
+        handle_type,
+        handle,
+        path: Vec::new(),
+        device,
+    };
+    let entry = table.find_file(&name).ok()??;
+    let size = table.end(entry).ok()??;
+    let modified = table.modified(entry).ok()?;
+    let time = |at: u64| ((at / 1_000_000_000) as i64, (at % 1_000_000_000) as i64);
+    Some(Logical {
+        size,
+        modified: (modified != 0).then(|| time(modified)),
+    })
 }
 
 /// Whether its owner may open the file, as [`visit`] does.
@@ -411,7 +517,7 @@ impl Pool {
         stat: &Stat,
         name: &FileName,
         mode: Mode,
-        appends: bool,
+        (appends, declared): (bool, bool),
     ) -> Result<Staged, Error> {
         let attachment = self.stage.attachment();
         let file = attachment.enter_file(name)?;
@@ -425,6 +531,7 @@ impl Pool {
                 slot: attachment.slot(),
                 mode,
                 restore_append: appends,
+                declared,
                 fd: borrow(fd),
             };
             let dir = init::runtime_dir().ok_or(Errno::CONNREFUSED)?;
@@ -444,24 +551,18 @@ impl Pool {
             }
         };
         let opened = StagedFile::open_entry(&self.stage, file, base, mode).and_then(|file| {
+            if lease.is_shared() {
+                file.share()?;
+            }
             let only = (mode == Mode::Posix).then(|| AppendsOnly::of(&file));
             Ok((file, only.transpose()?))
         });
         match opened {
             Ok((file, only)) => {
                 let file = file.with_relink(Relink::from_pool(&self.file, &self.stage));
-                static SERIAL: AtomicU64 = AtomicU64::new(0);
-                STAGED.fetch_add(1, Ordering::SeqCst);
-                Ok(Staged {
-                    file,
-                    only,
-                    lease,
-                    stage: Arc::clone(&self.stage),
-                    device: stat.st_dev,
-                    inode: stat.st_ino,
-                    appends,
-                    serial: SERIAL.fetch_add(1, Ordering::Relaxed),
-                })
+                let mut staged = Staged::new(file, Some(lease), self, stat, (appends, declared));
+                staged.only = only;
+                Ok(staged)
             }
             Err(Error::Taken) => Err(Error::Taken),
             Err(error) => {
@@ -513,6 +614,94 @@ fn give_lease_up(fd: i32) {
 }
 
 impl Staged {
+    fn new(
+        file: StagedFile<FileMedium, KernelFile<ProgramFd>>,
+        lease: Option<Lease>,
+        pool: &Pool,
+        stat: &Stat,
+        (appends, declared): (bool, bool),
+    ) -> Self {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        STAGED.fetch_add(1, Ordering::SeqCst);
+        Self {
+            file,
+            only: None,
+            lease,
+            declared,
+            stage: Arc::clone(&pool.stage),
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            appends,
+            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+
+    /// Whether this description only reads what others have staged.
+    pub(crate) fn watches(&self) -> bool {
+        self.lease.is_none()
+    }
+
+    /// Before this process opens the file again: the lease goes, the file stays staged. False where that cannot be.
+    pub(crate) fn share(&self) -> bool {
+        let Some(lease) = self.lease.as_ref().filter(|_| self.declared) else {
+            return self.declared;
+        };
+        let shared = || matches!(self.file.is_shared(), Ok(true));
+        let share = |dir| matches!(client::share(dir, lease), Ok(true));
+        shared() || init::runtime_dir().is_some_and(share)
+    }
+
+    /// Before a child gets the description, too: whoever opens the file takes it away, as one that was not declared.
+    /// False where others have it staged already.
+    pub(crate) fn hold_alone(&self) -> bool {
+        if !self.declared {
+            return true;
+        }
+        let Some(lease) = &self.lease else {
+            return false;
+        };
+        let alone = |dir| matches!(client::hold_alone(dir, lease), Ok(true));
+        init::runtime_dir().is_some_and(alone)
+    }
+
+    /// Gives the description's part in a shared file back, with everything published. The last one ends the staging;
+    /// its monitor does that.
+    fn leave(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        let Some(lease) = &self.lease else {
+            return Ok(());
+        };
+        match self.publish() {
+            Ok(()) => {
+                // From here on its times are the file's own, also for those who have it staged still.
+                let _ = self.file.times_were_set();
+                ofd.give_append_back(fd, self.appends);
+                if let Some(dir) = init::runtime_dir() {
+                    let _ = client::release(dir, lease);
+                }
+                Ok(())
+            }
+            Err(Error::Taken) => {
+                self.was_taken(ofd, fd);
+                Ok(())
+            }
+            Err(Error::Pool(adit_pool::Error::NotAttached)) => ofd.ask_the_parent(fd),
+            Err(error) => Err(error.errno().raw_os_error()),
+        }
+    }
+
+    /// Publishes everything. Who else does so just now is waited for: he may have begun before the last write.
+    fn publish(&self) -> Result<(), Error> {
+        for _ in 0..PATIENCE {
+            match self.file.publish(Scope::Everything) {
+                Err(Error::Publishing { .. } | Error::Contended) => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                published => return published.map(drop),
+            }
+        }
+        Err(Error::Contended)
+    }
+
     /// The engine's view of it.
     pub(crate) fn file(&self) -> &StagedFile<FileMedium, KernelFile<ProgramFd>> {
         &self.file
@@ -531,28 +720,44 @@ impl Staged {
     /// `fsync`.
     pub(crate) fn fsync(&self) -> Result<(), Error> {
         match &self.only {
-            Some(only) => only.fsync(&self.file),
-            None => self.file.fsync(),
+            Some(only) => return only.fsync(&self.file),
+            None => self.file.fsync()?,
         }
+        // Without a lease nobody who opens the file waits, and after a sync it is there for everybody.
+        if !self.declared || !self.file.is_shared()? {
+            return Ok(());
+        }
+        if self.watches() {
+            self.publishes_elsewhere();
+            return Ok(());
+        }
+        self.publish()
     }
 
     /// Publishes everything and gives the file back to the kernel. An error is the kernel's, for the
     /// program; what could not be published stays in the pool, and the lease with the monitor.
     pub(crate) fn give_up(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        let Some(lease) = &self.lease else {
+            return Ok(());
+        };
         if !self.is_behind(fd) {
             // The number was closed, and maybe reused, by a call that we did not see. The monitor
             // has a descriptor of its own and publishes through that.
             return Ok(());
         }
         for _ in 0..PATIENCE {
-            match self
-                .file
-                .take_away(|| ofd.give_append_back(fd, self.appends))
-            {
+            let restore = || ofd.give_append_back(fd, self.appends);
+            let taken = if self.declared {
+                self.file.take_away_alone(restore)
+            } else {
+                self.file.take_away(restore)
+            };
+            match taken {
                 Ok(_) => {
-                    release(fd, &self.lease);
+                    release(fd, lease);
                     return Ok(());
                 }
+                Err(Error::Shared) => return self.leave(ofd, fd),
                 Err(Error::Taken) => {
                     self.was_taken(ofd, fd);
                     return Ok(());
@@ -585,9 +790,12 @@ impl Staged {
     /// openers in before it closes its duplicate, which would outlive the program's last close: watchers would hear of
     /// that too late, and a file without a name would still take its space.
     pub(crate) fn was_taken(&self, ofd: &Ofd, fd: i32) {
+        let Some(lease) = &self.lease else {
+            return;
+        };
         ofd.give_append_back(fd, self.appends);
         if let Some(dir) = init::runtime_dir() {
-            let _ = client::release(dir, &self.lease);
+            let _ = client::release(dir, lease);
         }
     }
 

@@ -10,6 +10,7 @@
 //! filled in is then changed in place, as they did.
 #![allow(unsafe_code)]
 
+use crate::declared::{self, Asked};
 use crate::real::call_real;
 use crate::{descriptors, fds, names, process, stage, table, times};
 use core::ffi::{c_char, c_int, c_uint};
@@ -97,7 +98,7 @@ impl Answer for libc::statx {
 
 /// Asks the kernel and corrects its answer. A file that was taken away after the kernel answered may
 /// have been published in between: it is asked again.
-pub(crate) fn look<A: Answer>(answer: *mut A, kernel: impl Fn() -> c_int) -> c_int {
+pub(crate) fn look<A: Answer>(answer: *mut A, asked: Asked, kernel: impl Fn() -> c_int) -> c_int {
     if process::in_vfork_child() {
         return kernel();
     }
@@ -111,7 +112,8 @@ pub(crate) fn look<A: Answer>(answer: *mut A, kernel: impl Fn() -> c_int) -> c_i
         // SAFETY: the kernel has just filled it in.
         let mut seen = unsafe { answer.read_unaligned() };
         let (device, inode) = seen.identity();
-        if let Some(logical) = logical(device, inode) {
+        let others = || declared::logical(asked, device);
+        if let Some(logical) = logical(device, inode).or_else(others) {
             seen.correct(logical);
             // SAFETY: as above.
             unsafe { answer.write_unaligned(seen) };
@@ -131,17 +133,17 @@ fn gone() -> u64 {
 /// Defines the entries of each signature: libc's function of the name is called, then what it left in
 /// the buffer is corrected.
 macro_rules! looks {
-    ($($arguments:tt $buffer:ident: $answer:ty { $($name:ident)* })*) => {$(
-        looks!(@each $arguments $buffer $answer, $($name)*);
+    ($($arguments:tt $buffer:ident: $answer:ty, $asked:expr, { $($name:ident)* })*) => {$(
+        looks!(@each $arguments $buffer $answer, $asked, $($name)*);
     )*};
-    (@each $arguments:tt $buffer:ident $answer:ty, $($name:ident)*) => {$(
-        looks!(@one $name $arguments $buffer $answer);
+    (@each $arguments:tt $buffer:ident $answer:ty, $asked:expr, $($name:ident)*) => {$(
+        looks!(@one $name $arguments $buffer $answer, $asked);
     )*};
-    (@one $name:ident ($($argument:ident: $kind:ty),*) $buffer:ident $answer:ty) => {
+    (@one $name:ident ($($argument:ident: $kind:ty),*) $buffer:ident $answer:ty, $asked:expr) => {
         #[doc = concat!("`", stringify!($name), "`.")]
         pub(crate) extern "C" fn $name($($argument: $kind),*) -> c_int {
             type Function = unsafe extern "C" fn($($kind),*) -> c_int;
-            look::<$answer>($buffer, || {
+            look::<$answer>($buffer, $asked, || {
                 // SAFETY: libc's own function with the program's own arguments.
                 unsafe { call_real!(table::$name, Function)($($argument),*) }
             })
@@ -149,17 +151,23 @@ macro_rules! looks {
     };
 }
 
+fn here(path: Path, flags: c_int) -> Asked {
+    Asked::Path(libc::AT_FDCWD, path, flags)
+}
+
 type Stat = *mut libc::stat;
 type Path = *const c_char;
 
 looks! {
-    (path: Path, buffer: Stat) buffer: libc::stat { stat stat64 lstat lstat64 }
-    (fd: c_int, buffer: Stat) buffer: libc::stat { fstat fstat64 }
-    (dir: c_int, path: Path, buffer: Stat, flags: c_int) buffer: libc::stat { fstatat fstatat64 }
-    (dir: c_int, path: Path, flags: c_int, mask: c_uint, buffer: *mut libc::statx) buffer: libc::statx { statx }
-    (version: c_int, path: Path, buffer: Stat) buffer: libc::stat { __xstat __xstat64 __lxstat __lxstat64 }
-    (version: c_int, fd: c_int, buffer: Stat) buffer: libc::stat { __fxstat __fxstat64 }
-    (version: c_int, dir: c_int, path: Path, buffer: Stat, flags: c_int) buffer: libc::stat { __fxstatat __fxstatat64 }
+    (path: Path, buffer: Stat) buffer: libc::stat, here(path, 0), { stat stat64 }
+    (path: Path, buffer: Stat) buffer: libc::stat, here(path, libc::AT_SYMLINK_NOFOLLOW), { lstat lstat64 }
+    (fd: c_int, buffer: Stat) buffer: libc::stat, Asked::Fd(fd), { fstat fstat64 }
+    (dir: c_int, path: Path, buffer: Stat, flags: c_int) buffer: libc::stat, Asked::Path(dir, path, flags), { fstatat fstatat64 }
+    (dir: c_int, path: Path, flags: c_int, mask: c_uint, buffer: *mut libc::statx) buffer: libc::statx, Asked::Path(dir, path, flags), { statx }
+    (version: c_int, path: Path, buffer: Stat) buffer: libc::stat, here(path, 0), { __xstat __xstat64 }
+    (version: c_int, path: Path, buffer: Stat) buffer: libc::stat, here(path, libc::AT_SYMLINK_NOFOLLOW), { __lxstat __lxstat64 }
+    (version: c_int, fd: c_int, buffer: Stat) buffer: libc::stat, Asked::Fd(fd), { __fxstat __fxstat64 }
+    (version: c_int, dir: c_int, path: Path, buffer: Stat, flags: c_int) buffer: libc::stat, Asked::Path(dir, path, flags), { __fxstatat __fxstatat64 }
 }
 
 /// Before `utime`, `utimes`, `lutimes`: times of the file of this path.

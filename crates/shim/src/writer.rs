@@ -6,6 +6,7 @@
 //! | fresh: nothing was written yet | ours | a mapping ([`crate::fresh`]), or the kernel, at our offset | first become one of the others |
 //! | staged: the pool has the newest bytes | ours | the engine | the engine |
 //! | the kernel's, until the last close | the kernel's | the kernel | the kernel, with `RWF_DSYNC` where the mode says so |
+//! | watching: others have staged a declared file | ours | the engine | first become the kernel's |
 //! | a parent's: inherited, and not used since | in common | first ask for the file, which makes it the kernel's | likewise |
 //!
 //! In mode `posix` a fresh description is on trial ([`crate::appends`]): the kernel writes and has the
@@ -17,6 +18,10 @@
 //! stages it publishes, as for any opener. From then on the parent's is *lent*: fresh, but the kernel writes and has the
 //! offset, until the children have ended. One that a call of the kernel's copies into is lent until that call has
 //! returned ([`crate::copies`]).
+//!
+//! Of a declared file ([`crate::declared`]) every description has one of these, also one that only reads. As long as it
+//! is fresh it looks before each call whether others have the file staged, and then stages it, too, or watches. Before
+//! it becomes the kernel's, or is lent, the file is barred.
 //!
 //! The first write stages the file if it may be ([`crate::stage`]). Whatever needs the kernel to know
 //! the file, or somebody else to have the description, first *unstages* it: all is published, the
@@ -42,17 +47,17 @@ use crate::data::{self, Vector};
 use crate::fresh::Fresh;
 use crate::ofd::{Ofd, Offset};
 use crate::signal::engine;
-use crate::stage::{self, Refusal, Staged};
+use crate::stage::{self, Place, Refusal, Staged};
 use crate::stat::Logical;
-use crate::{appends, children, copies, descriptors, init, process, sys, together};
+use crate::{appends, children, copies, declared, descriptors, init, process, sys, together};
 use adit_pmem::MediumKind;
 use adit_store::registry::Reason;
-use adit_store::staged::{AppendsOnly, Error, Mode, Place, Scope, Where};
+use adit_store::staged::{AppendsOnly, Error, Mode, Place as At, Scope, Where};
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Calls that reach beyond here are the kernel's: file systems have limits, and it knows them.
 const FARTHEST: u64 = data::CERTAIN as u64;
@@ -68,8 +73,12 @@ const MOST_LOSSES: u32 = 16;
 pub(crate) struct Writer {
     state: UnsafeCell<RwLock<State>>,
     mode: Mode,
-    /// Whether the program opened it for reading, too.
+    /// Whether the program opened it for reading, and for writing.
     readable: bool,
+    writable: bool,
+    /// Whether others may stage the file at the same time, and where they would have it.
+    declared: bool,
+    place: OnceLock<Option<Place>>,
     /// Whether the program opened it with `O_APPEND`.
     appends: bool,
     /// Whether the file can get a name when it has none.
@@ -198,6 +207,15 @@ impl Held<'_> {
     }
 }
 
+/// Why a description is the kernel's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    /// The program goes on with it.
+    ForGood,
+    /// It is about to be closed.
+    WithTheDescription,
+}
+
 /// Why the engine did not do a call.
 enum Doubt {
     Engine(Error),
@@ -251,7 +269,10 @@ impl Writer {
         Self {
             state: UnsafeCell::new(RwLock::new(state)),
             mode,
-            readable: flags & libc::O_ACCMODE == libc::O_RDWR,
+            readable: flags & libc::O_ACCMODE != libc::O_WRONLY,
+            writable: flags & libc::O_ACCMODE != libc::O_RDONLY,
+            declared: false,
+            place: OnceLock::new(),
             appends: flags & libc::O_APPEND != 0,
             linkable: is_linkable(flags),
             nameless: AtomicBool::new(false),
@@ -278,6 +299,15 @@ impl Writer {
     pub(crate) fn on(self, kind: MediumKind) -> Self {
         Self {
             blocks: Blocks::new(self.mode, kind),
+            ..self
+        }
+    }
+
+    /// Of a declared file. What the kernel writes before a file is staged others would not know of, so it writes nothing.
+    pub(crate) fn declared(self) -> Self {
+        Self {
+            declared: true,
+            blocks: Blocks::none(),
             ..self
         }
     }
@@ -377,6 +407,7 @@ impl Writer {
         let mut state = self.change();
         if let State::Parents = *state {
             ofd.ask_the_parent(fd)?;
+            self.bar(fd)?;
             self.account().because(Reason::SharedOffset);
             *state = State::Kernel;
             self.is_not_the_parents();
@@ -444,6 +475,7 @@ impl Writer {
             return Answer::Failed(errno);
         }
         let _inside = engine::enter();
+        self.join(ofd, fd);
         if ofd.is_wanted() && matches!(*self.look(), State::Staged(_)) {
             // A child goes on with the file. What could not be published when it asked, and cannot be now, is the
             // program's all the same.
@@ -477,6 +509,56 @@ impl Writer {
         }
     }
 
+    /// Before the kernel may write to a declared file, or read it for others: all of it is published, for everybody.
+    fn bar(&self, fd: i32) -> Result<(), i32> {
+        if self.declared {
+            declared::bar(fd)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Whether others have a declared file staged.
+    fn is_staged_by_others(&self, fd: i32) -> bool {
+        let place = self.place.get_or_init(|| Place::of(fd));
+        place.as_ref().is_some_and(|place| place.is_staged(fd))
+    }
+
+    /// Of a declared file that is fresh here: if others have it staged, it is staged here as well, or watched.
+    fn join(&self, ofd: &Ofd, fd: i32) {
+        let is_fresh = |state: &State| matches!(state, State::Fresh(_)) && !self.loan.is_out();
+        if !self.declared || !is_fresh(&self.look()) || !self.is_staged_by_others(fd) {
+            return;
+        }
+        if self.writable && self.mode != Mode::Posix {
+            let _ = self.stage_now(ofd, fd);
+            return;
+        }
+        let mut state = self.change();
+        let Some(place) = self.place.get().and_then(Option::as_ref) else {
+            return;
+        };
+        if !is_fresh(&state) {
+            return;
+        }
+        match place.watch(fd, self.mode) {
+            Ok(None) => {}
+            Ok(Some(staged)) => {
+                self.mapped.store(false, Ordering::Relaxed);
+                *state = State::Staged(Box::new(staged));
+            }
+            // Then all of it is in the file, for the kernel to read.
+            Err(refusal) => {
+                if self.bar(fd).is_ok() {
+                    ofd.hand_over_offset(fd);
+                    self.mapped.store(false, Ordering::Relaxed);
+                    self.account().because(stage::reason(refusal));
+                    *state = State::Kernel;
+                }
+            }
+        }
+    }
+
     /// Whether a full pool is the program's to know of: where the kernel's path would break a promise.
     /// Bytes that wait for their commit must not become visible without it.
     fn must_stay(&self) -> bool {
@@ -499,6 +581,11 @@ impl Writer {
             self.look_for_a_name(fd);
         }
         self.must_stage()
+    }
+
+    /// Whether the program opened it for writing.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.writable
     }
 
     /// Whether the program opened it with `O_APPEND`, which the kernel does not know while the file is staged.
@@ -600,6 +687,7 @@ impl Writer {
                 }
                 Err(stage::NAMELESS) => {
                     self.look_for_a_name(fd);
+                    let _ = self.bar(fd);
                     ofd.hand_over_offset(fd);
                     *state = State::Kernel;
                 }
@@ -611,6 +699,8 @@ impl Writer {
                 Err(refusal) if self.must_stage() => return Err(Unstaged::Refused(refusal)),
                 Err(stage::NO_MONITOR) => self.put_off(&mut state, ofd, fd),
                 Err(refusal) => {
+                    // What others could not publish stays theirs.
+                    let _ = self.bar(fd);
                     ofd.hand_over_offset(fd);
                     self.account().because(stage::reason(refusal));
                     *state = State::Kernel;
@@ -640,7 +730,9 @@ impl Writer {
             return Err(libc::EOPNOTSUPP);
         }
         let named = self.named.load(Ordering::Relaxed);
-        let take = || stage::take(ofd, fd, self.mode, self.appends, named);
+        // A child that has the description, too, asks for the file as an opener does, who must not find it shared.
+        let declared = self.declared && ofd.common().is_none();
+        let take = || stage::take(ofd, fd, self.mode, self.appends, (named, declared));
         let mut taken = take();
         // Who has just let go of the file, or only looks at it, is waited for before the program gets an error.
         for _ in 0..VISIT {
@@ -656,6 +748,10 @@ impl Writer {
     /// Publishes everything and leaves the description to the kernel for good. After an error the file
     /// is staged as before.
     pub(crate) fn unstage(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        self.unstage_as(ofd, fd, Ends::ForGood)
+    }
+
+    fn unstage_as(&self, ofd: &Ofd, fd: i32, ends: Ends) -> Result<(), i32> {
         self.ask_the_parent(ofd, fd)?;
         let _inside = engine::enter();
         if matches!(*self.look(), State::Kernel) {
@@ -665,6 +761,9 @@ impl Writer {
         let mut state = self.change();
         if let State::Staged(staged) = &*state {
             staged.give_up(ofd, fd)?;
+        }
+        if ends == Ends::ForGood {
+            self.bar(fd)?;
         }
         ofd.hand_over_offset(fd);
         self.mapped.store(false, Ordering::Relaxed);
@@ -708,6 +807,9 @@ impl Writer {
             State::Fresh(_) | State::Kernel | State::Parents => return false,
         };
         if ofd.is_wanted() || self.calls.load(Ordering::SeqCst) != 0 {
+            return false;
+        }
+        if matches!(&*state, State::Staged(staged) if !staged.hold_alone()) {
             return false;
         }
         let Some(stat) = descriptors::regular_file(fd).filter(stage::is_open_to_its_owner) else {
@@ -771,6 +873,8 @@ impl Writer {
     }
 
     fn become_the_kernels(&self, ofd: &Ofd, fd: i32, why: Reason) {
+        // What others could not publish stays theirs.
+        let _ = self.bar(fd);
         self.named.store(false, Ordering::Relaxed);
         ofd.hand_over_offset(fd);
         self.mapped.store(false, Ordering::Relaxed);
@@ -868,6 +972,7 @@ impl Writer {
         together::before_publishing(ofd);
         let mut state = self.change();
         if let State::Staged(staged) = &*state
+            && !staged.share()
             && staged.give_up(ofd, fd).is_ok()
         {
             self.forget(&mut state, ofd, fd);
@@ -881,7 +986,7 @@ impl Writer {
             matches!(*self.look(), State::Staged(_))
         };
         if staged {
-            self.unstage(ofd, fd)
+            self.unstage_as(ofd, fd, Ends::WithTheDescription)
         } else {
             Ok(())
         }
@@ -910,6 +1015,10 @@ impl Writer {
 
     /// A read, at a position of its own or at the description's.
     pub(crate) fn read(&self, ofd: &Ofd, fd: i32, into: Buffers, at: Option<i64>) -> sys::Result {
+        if self.declared {
+            let _inside = engine::enter();
+            self.join(ofd, fd);
+        }
         if self.mapped.load(Ordering::Relaxed)
             && let Some(read) = self.mapped_read(ofd, fd, into, at)
         {
@@ -935,10 +1044,10 @@ impl Writer {
             };
         }
         match at {
-            Some(at) => self.paid_read(fd, into, at as u64),
+            Some(at) => self.paid_read(ofd, fd, into, at as u64),
             None => data::sequential_read(
                 ofd,
-                |at| self.paid_read(fd, into, at),
+                |at| self.paid_read(ofd, fd, into, at),
                 || self.read_at_kernels_offset(ofd, fd, into),
             ),
         }
@@ -982,9 +1091,18 @@ impl Writer {
     }
 
     /// The kernel's read, which counts towards a mapping as long as nothing is written.
-    fn paid_read(&self, fd: i32, into: Buffers, at: u64) -> sys::Result {
+    fn paid_read(&self, ofd: &Ofd, fd: i32, into: Buffers, at: u64) -> sys::Result {
         let read = into.kernel_read(fd, at as i64)?;
         let _inside = engine::enter();
+        if self.declared && self.is_staged_by_others(fd) {
+            // Since the call began, maybe, and a part of it is in the file.
+            let again = |staged: &Staged| self.staged_read(ofd, staged, into, Some(at as i64));
+            match self.ask(ofd, fd, again) {
+                Answer::Done(read) => return Ok(read),
+                Answer::Failed(errno) => return Err(errno),
+                Answer::NotStaged => {}
+            }
+        }
         if self.readable
             && let State::Fresh(fresh) = &*self.look()
         {
@@ -1062,7 +1180,7 @@ impl Writer {
         at: Option<i64>,
         claimed: &mut Option<(u64, u64)>,
     ) -> sys::Result {
-        if !from.is_empty() {
+        if !from.is_empty() && self.writable {
             loop {
                 let write = |staged: &Staged| self.staged_write(ofd, fd, staged, from, at, claimed);
                 match self.ask(ofd, fd, write) {
@@ -1163,13 +1281,16 @@ impl Writer {
         at: Option<i64>,
         claimed: &mut Option<(u64, u64)>,
     ) -> Result<usize, Doubt> {
+        if staged.watches() {
+            return Err(Doubt::Unserved);
+        }
         let constant = |at: *mut c_void| at.cast_const().cast();
         with_parts(&from, constant, |parts, len| {
             let Offset::At(here) = ofd.offset() else {
                 return Err(Doubt::Unserved);
             };
             if self.appends {
-                let start = write_from(staged, Place::End, parts, len)?;
+                let start = write_from(staged, At::End, parts, len)?;
                 if at.is_none() {
                     ofd.follow(here, start + len as u64);
                 }
@@ -1188,7 +1309,7 @@ impl Writer {
                     Where::Divided => return Err(Doubt::Whole),
                 }
             }
-            write_from(staged, Place::At(start), parts, len)?;
+            write_from(staged, At::At(start), parts, len)?;
             Ok(len)
         })
     }
@@ -1228,6 +1349,9 @@ impl Writer {
             let [offset, len] = [offset, len].map(|word| word as usize);
             sys::fallocate(fd as usize, mode as usize, offset, len)
         };
+        if !self.writable {
+            return allocate(mode);
+        }
         if mode & !libc::FALLOC_FL_KEEP_SIZE != 0 {
             return self.change_in_kernel(ofd, fd, || allocate(mode));
         }
@@ -1271,6 +1395,9 @@ impl Writer {
         in_pool: impl Fn(&Staged, u64) -> Result<(), Error>,
         in_kernel: impl Fn() -> sys::Result,
     ) -> sys::Result {
+        if !self.writable {
+            return in_kernel();
+        }
         if self.trial.is_some() {
             return self.resize_whole(ofd, fd, in_kernel);
         }
@@ -1285,6 +1412,7 @@ impl Writer {
         };
         loop {
             let staged = self.ask(ofd, fd, |staged| {
+                let served = served.filter(|_| !staged.watches());
                 Ok(in_pool(staged, served.ok_or(Doubt::Unserved)?)?)
             });
             match staged {
@@ -1397,11 +1525,11 @@ fn claim(ofd: &Ofd, len: u64) -> Result<(u64, u64), Doubt> {
 /// One call is one write, which happens entirely or not at all.
 fn write_from(
     staged: &Staged,
-    place: Place,
+    place: At,
     parts: &[(*const u8, usize)],
     len: usize,
 ) -> Result<u64, Doubt> {
-    if matches!(place, Place::At(at) if at.saturating_add(len as u64) > FARTHEST) {
+    if matches!(place, At::At(at) if at.saturating_add(len as u64) > FARTHEST) {
         return Err(Doubt::Unserved);
     }
     // SAFETY: the buffers are the program's; a fault in them is an error.

@@ -14,6 +14,8 @@ mod children;
 mod compiled;
 #[path = "staged/crowd.rs"]
 mod crowd;
+#[path = "staged/declared.rs"]
+mod declared;
 #[path = "staged/descriptors.rs"]
 mod descriptors;
 #[path = "staged/early.rs"]

@@ -40,7 +40,6 @@ pub(crate) fn run(mut args: RunArgs) -> Outcome {
     let mut environment = Environment::inherited();
     let file = find(name, environment.get("PATH"))?;
     let judgement = target::judge(&file);
-    admit_declarations(&args);
     recover(&args);
     prepare(&mut environment, &args, &judgement)?;
     announce(&args);
@@ -88,16 +87,6 @@ fn recover(args: &RunArgs) {
         if args.verbose || std::io::stderr().is_terminal() {
             eprintln!("adit: {path}: {what}: {why}\n  next: adit pool {next} {path}");
         }
-    }
-}
-
-/// Whoever declares directories expects something of it. To stage a file that others have open as well,
-/// all programs under Adit would have to share what is staged, and they do not.
-fn admit_declarations(args: &RunArgs) {
-    if !args.paths.is_empty() && (args.verbose || std::io::stderr().is_terminal()) {
-        eprintln!(
-            "adit: --path has no effect yet: a file is staged only while nobody else has it open"
-        );
     }
 }
 

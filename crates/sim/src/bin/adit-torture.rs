@@ -9,13 +9,13 @@ use adit_sim::torture::{self, Options, Pattern, Plant};
 const USAGE: &str = "\
 usage: adit-torture --dir DIR [--rounds N] [--seed S]
                     [--pattern append|overwrite|mixed|counter|staged|group]
-                    [--mode posix|sync|atomic|strict|each [--adit COMMAND]]
+                    [--mode posix|sync|atomic|strict|each [--adit COMMAND] [--declare yes]]
                     [--preload LIBRARY] [--monitor-pid PID] [--monitor COMMAND] [--recover COMMAND]
                     [--plant lose|seek|corrupt|forget] [-- COMMAND...]
 
 Starts writers in DIR, kills them with SIGKILL at random instants, and checks that everything they
 had acknowledged is in the files. With --mode they run under `adit run`, whose monitor is stopped and
-killed as well; each: all modes in turn. A COMMAND after -- is put in front of each writer (adit run --);
+killed as well; each: all modes in turn; DIR can be declared (`--path`). A COMMAND after -- is put in front of each writer (adit run --);
 commands of options are split at spaces. Exit status 1 when anything is lost, 2 when it cannot run.";
 
 fn main() -> ExitCode {
@@ -128,6 +128,7 @@ fn set(options: &mut Options, flag: &str, value: OsString) -> Result<(), String>
             let command = options.adit.take().map_or(beside, |(command, _)| command);
             options.adit = Some((command, mode.to_owned()));
         }
+        "--declare" => options.declared = text()? == "yes",
         "--adit" => {
             let path = std::path::absolute(&value).map_err(|error| format!("{flag}: {error}"))?;
             let mode = options.adit.take().map(|(_, mode)| mode);

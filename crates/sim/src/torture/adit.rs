@@ -30,6 +30,8 @@ pub(super) struct Adit {
     command: PathBuf,
     /// As it was asked for.
     modes: Vec<&'static str>,
+    /// A directory that is declared.
+    declared: Option<PathBuf>,
     /// Which of them this round is in.
     current: AtomicUsize,
     runtime: PathBuf,
@@ -38,7 +40,7 @@ pub(super) struct Adit {
 }
 
 impl Adit {
-    pub(super) fn new(command: &Path, mode: &str) -> io::Result<Self> {
+    pub(super) fn new(command: &Path, mode: &str, declared: Option<PathBuf>) -> io::Result<Self> {
         let memory = Path::new("/dev/shm");
         let parent = match memory.is_dir() {
             true => memory.to_owned(),
@@ -52,6 +54,7 @@ impl Adit {
                 Some(mode) => vec![mode],
                 None => MODES.to_vec(),
             },
+            declared,
             current: AtomicUsize::new(0),
             runtime,
             kept: AtomicBool::new(false),
@@ -66,6 +69,11 @@ impl Adit {
         self.mode()
     }
 
+    /// Whether the writers' files are theirs alone.
+    pub(super) fn is_declared(&self) -> bool {
+        self.declared.is_some()
+    }
+
     pub(super) fn mode(&self) -> &'static str {
         self.modes[self.current.load(Ordering::Relaxed)]
     }
@@ -75,6 +83,9 @@ impl Adit {
         let words = ["run".as_ref(), "--mode".as_ref(), OsStr::new(self.mode())];
         let mut all = vec![self.command.clone().into()];
         all.extend(words.map(OsString::from));
+        if let Some(dir) = &self.declared {
+            all.extend(["--path".into(), dir.clone().into()]);
+        }
         all.push("--".into());
         all
     }

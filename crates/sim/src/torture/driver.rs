@@ -29,10 +29,10 @@ const ENDLESS: u64 = 60_000;
 pub fn run(options: &Options) -> Result<Summary, Defeat> {
     fs::create_dir_all(&options.dir)
         .map_err(|error| Defeat::Setup(format!("{}: {error}", options.dir.display())))?;
-    let adit = options
-        .adit
-        .as_ref()
-        .map(|(command, mode)| Adit::new(command, mode));
+    let adit = options.adit.as_ref().map(|(command, mode)| {
+        let declared = options.declared.then(|| options.dir.clone());
+        Adit::new(command, mode, declared)
+    });
     let adit = adit
         .transpose()
         .map_err(|error| Defeat::Setup(format!("no runtime directory: {error}")))?;
@@ -122,14 +122,20 @@ impl Run<'_> {
                 .map_err(|error| Defeat::Setup(format!("{}: {error}", file.display())))?;
         }
         self.abandoned = false;
-        let mut outside = Outside::new(self.adit.is_some(), pattern, &mut rng);
+        let declared = self.adit.as_ref().is_some_and(Adit::is_declared);
+        let mut outside = Outside::new(self.adit.is_some(), declared, pattern, &mut rng);
         let ended = self.writers(pattern, jobs, all_die, &mut outside, &mut rng, &lost)?;
         self.recover(&mut rng)?;
         for ended in ended.iter().filter(|_| pattern == Pattern::Staged) {
             trouble::tidy(&ended.job.file);
         }
-        let verdict = verify(pattern, &ended, &outside.appended);
-        verdict.map_err(|what| {
+        let verdict = || verify(pattern, &ended, &outside.appended);
+        // What others see of a declared file may be a second old.
+        let until = Instant::now() + Duration::from_secs(2);
+        while declared && verdict().is_err() && Instant::now() < until {
+            sleep(Duration::from_millis(50));
+        }
+        verdict().map_err(|what| {
             lost(self.explain(what, &outside, || {
                 verify(pattern, &ended, &outside.appended)
             }))
@@ -489,9 +495,12 @@ struct Outside {
 }
 
 impl Outside {
-    fn new(adit: bool, pattern: Pattern, rng: &mut Rng) -> Self {
+    fn new(adit: bool, declared: bool, pattern: Pattern, rng: &mut Rng) -> Self {
         let trouble = Trouble::choose(rng);
         let fits = match pattern {
+            // Nobody looks at such files who is not told of them.
+            Pattern::Staged if declared => matches!(trouble, Trouble::KillMonitor),
+            _ if declared => matches!(trouble, Trouble::KillMonitor | Trouble::ReplaceMonitor),
             Pattern::Staged => true,
             // Without a monitor others wait for a file until its writer lets go of it.
             Pattern::Mixed | Pattern::Group => {

@@ -47,6 +47,8 @@ pub struct Options {
     /// The `adit` command, and the mode of its `run --mode` that is put in front of the writers, under
     /// a monitor of their own that is stopped and killed as well. `each`: all modes in turn.
     pub adit: Option<(PathBuf, String)>,
+    /// The directory is declared (`adit run --path`): writers share their files, and nobody else comes near them.
+    pub declared: bool,
     /// Command started beside the writers, killed at random as well and started again.
     pub monitor: Vec<OsString>,
     /// A process killed once, at a random instant.
@@ -71,6 +73,7 @@ impl Options {
             preload: None,
             wrap: Vec::new(),
             adit: None,
+            declared: false,
             monitor: Vec::new(),
             monitor_pid: None,
             recover: Vec::new(),

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use adit_pmem::Medium as _;
-use adit_pool::{FileMedium, FileRef, PoolFile};
+use adit_pool::{FileMedium, FileName, FileRef, PoolFile};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{self, OFlags};
 use rustix::io::Errno;
 
@@ -17,7 +17,7 @@ use super::open::{self, OpenFiles, has_locks, is_open_elsewhere};
 use crate::recovery::walkers;
 use crate::registry::sys::Fd;
 use crate::registry::wire::{self, Answer};
-use crate::staged::{Error, KernelFile, Mode, Relink, Result, Scope, Stage, StagedFile};
+use crate::staged::{Error, KernelFile, Mode, Relink, Result, Scope, Stage, StagedFile, handle_of};
 
 /// A pool that the monitor publishes from.
 pub(super) struct OpenPool {
@@ -451,6 +451,37 @@ impl Drop for Held {
         if let Some(connection) = self.release.get() {
             wire::answer(connection, &Answer::yes());
         }
+    }
+}
+
+/// Ends the staging of a file of which this monitor knows nothing: another one did, and was killed.
+pub(super) fn end_unknown(pool: &OpenPool, fd: BorrowedFd<'_>) -> Result<()> {
+    let (handle_type, handle) = handle_of(fd)?;
+    let name = FileName {
+        handle_type,
+        handle,
+        path: Vec::new(),
+        device: fs::fstat(fd)?.st_dev,
+    };
+    let table = pool.file.pool();
+    // Another file system's files may have the same handles.
+    let is_it = |file: &FileRef| {
+        let known = table.file_name(*file);
+        known.is_ok_and(|known| known.device == name.device)
+    };
+    let Some(file) = table.find_file(&name)?.filter(is_it) else {
+        return Ok(());
+    };
+    // Its description may be one that only reads.
+    let path = format!("/proc/thread-self/fd/{}", fd.as_raw_fd());
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let base = fs::open(path.as_str(), flags, fs::Mode::empty())?;
+    let base = KernelFile::new(Duplicate::from(base))?;
+    let ended = StagedFile::open_unread(&pool.stage, file, base, Mode::Sync)
+        .and_then(|staged| staged.take_away(|| {}));
+    match ended {
+        Err(error) if !is_gone(&error) => Err(error),
+        _ => Ok(()),
     }
 }
 

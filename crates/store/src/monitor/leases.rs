@@ -79,7 +79,7 @@ const BEFORE_GIVING_WAY: Duration = Duration::from_secs(5);
 const POOL_IDLE: Duration = Duration::from_secs(2);
 
 pub(super) struct Leases {
-    places: Places,
+    pub(super) places: Places,
     records: Rc<Records>,
     pub(super) standby: Standby,
     pub(super) signals: Signals,
@@ -408,18 +408,21 @@ impl Leases {
         (entry.owner.pid == owner).then(|| Arc::clone(&entry.held))
     }
 
-    /// Everything that is staged of a file, to be taken away by a worker that reports it.
-    pub(super) fn take_all_of(&mut self, id: (u64, u64)) -> Vec<(u64, Arc<Held>)> {
-        let mut all = Vec::new();
-        for (number, entry) in &mut self.held {
-            if entry.held.id == id && entry.held.is_staged() && !entry.breaking {
+    /// Everything that is staged of a file, to be taken away by a worker, and the numbers of what that is to report. Of
+    /// what another worker is just sharing, or taking away, that one will.
+    pub(super) fn take_all_of(&mut self, id: (u64, u64)) -> (Vec<u64>, Vec<Arc<Held>>) {
+        let (mut numbers, mut all) = (Vec::new(), Vec::new());
+        let its = |(_, entry): &(&u64, &mut Entry)| entry.held.id == id && entry.held.is_staged();
+        for (number, entry) in self.held.iter_mut().filter(its) {
+            all.push(Arc::clone(&entry.held));
+            if !entry.breaking {
                 entry.again_at = None;
                 entry.breaking = true;
                 self.breaks += 1;
-                all.push((*number, Arc::clone(&entry.held)));
+                numbers.push(*number);
             }
         }
-        all
+        (numbers, all)
     }
 
     fn is_bereft(&mut self, pool: &Arc<OpenPool>) {
@@ -656,7 +659,6 @@ impl Leases {
         let beside = |other: &&Entry| {
             staged.declared
                 && other.held.is_shared()
-                && !other.breaking
                 && other.held.terms.file == FileRef::from_id(staged.file)
         };
         // The kernel would grant a second lease on the same description, and then take both at once.

@@ -11,7 +11,8 @@
 //! until somebody gets the lease.
 //!
 //! A monitor that took over, or comes after one that was killed, does not know which files are barred. Then
-//! a lease is the only way in for those that nobody has staged.
+//! a lease is the only way in for those that nobody has staged. Nor does it know what programs have staged
+//! whose monitor was killed with its standby: a file that is barred is looked for in the pools, too.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,11 +20,13 @@ use std::sync::Arc;
 use rustix::fd::AsFd as _;
 
 use super::client::Refused;
-use super::held::Held;
+use super::held::{self, Held, OpenPool};
 use super::leases::{Leases, Report};
 use super::workers::Haste;
+use crate::pools::Places;
 use crate::registry::sys::Fd;
 use crate::registry::wire::{self, Answer};
+use crate::staged;
 
 /// Files that are remembered as barred. Beyond, all are that nobody has staged.
 const MOST: usize = 1 << 16;
@@ -64,6 +67,18 @@ impl Barred {
     }
 }
 
+/// Ends what programs have staged whose monitor was killed with its standby: nobody has told us of them.
+fn end_unknown(places: &Places, fd: &Fd) -> staged::Result<()> {
+    for pool in places.pools() {
+        if let Ok(pool) = OpenPool::open(&pool.path) {
+            let ended = held::end_unknown(&pool, fd.as_fd());
+            pool.close();
+            ended?;
+        }
+    }
+    Ok(())
+}
+
 impl Leases {
     /// Shares a leased file, because its own program opens it again. The answer comes when that is done.
     pub(super) fn share(&mut self, connection: Fd, number: u64) {
@@ -98,21 +113,26 @@ impl Leases {
     /// Takes a file away from all who have it staged, and lets nobody stage it who is not alone. The answer
     /// comes when everything is in the file.
     pub(super) fn bar(&mut self, connection: Fd, along: Option<Fd>) {
-        let stat = along.and_then(|fd| rustix::fs::fstat(fd.as_fd()).ok());
-        let Some(id) = stat.map(|stat| (stat.st_dev, stat.st_ino)) else {
+        let file = along.and_then(|fd| Some((rustix::fs::fstat(fd.as_fd()).ok()?, fd)));
+        let Some((stat, fd)) = file else {
             wire::answer(&connection, &Refused::NotUnderstood.answer());
             return;
         };
+        let id = (stat.st_dev, stat.st_ino);
         self.barred.add(id);
-        let theirs = self.take_all_of(id);
-        if theirs.is_empty() {
+        let (numbers, files) = self.take_all_of(id);
+        let unknown = self.barred.unsure.then(|| self.places.clone());
+        if files.is_empty() && unknown.is_none() {
             wire::answer(&connection, &Answer::yes());
             return;
         }
         self.workers.start(Haste::Awaited, move || {
-            let (numbers, files): (Vec<u64>, Vec<Arc<Held>>) = theirs.into_iter().unzip();
-            let ended = files.iter().try_for_each(|held| held.take_away());
+            let mut ended = files.iter().try_for_each(|held| held.take_away());
             drop(files);
+            if let Some(places) = unknown.filter(|_| ended.is_ok()) {
+                ended = end_unknown(&places, &fd);
+            }
+            drop(fd);
             let answer = match &ended {
                 Ok(()) => Answer::yes(),
                 Err(error) => Refused::Pool(error.errno()).answer(),

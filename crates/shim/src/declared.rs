@@ -1,0 +1,142 @@
+//! Files in directories that the user has declared (`adit run --path`): no program outside Adit writes
+//! there, or reads there between two syncs (PROTOCOLS A1).
+//!
+//! Several programs may have such a file staged at once. So every description of one is a
+//! [`crate::writer::Writer`], also one that only reads: before it asks the kernel for bytes or a size, it
+//! looks whether anybody has the file staged, and joins. Where a description goes to the kernel instead, for
+//! good or for a while, the file is *barred* first: everything staged of it is published, and nobody stages
+//! it again who is not alone with it. `store/src/monitor/shared.rs` has the other side.
+//!
+//! # Safety
+//! Paths are the program's, and are passed to the kernel alone.
+#![allow(unsafe_code)]
+
+use crate::stat::Logical;
+use crate::{descriptors, init, stage, sys};
+use adit_store::monitor::client::{self, Refused};
+use core::ffi::{c_char, c_int};
+use rustix::fd::BorrowedFd;
+use std::io::Write as _;
+
+/// The longest path that the kernel takes, with its end.
+const LONGEST: usize = 4096;
+
+/// Whether the file of a descriptor lies in a declared directory.
+pub(crate) fn is_declared(fd: c_int) -> bool {
+    let dirs = init::declared();
+    if dirs.is_empty() {
+        return false;
+    }
+    let mut link = [0u8; 40];
+    let mut path = [0u8; LONGEST];
+    if write!(&mut link[..39], "/proc/thread-self/fd/{fd}").is_err() {
+        return false;
+    }
+    let read = sys::readlink(
+        link.as_ptr() as usize,
+        path.as_mut_ptr() as usize,
+        path.len(),
+    );
+    let path = read.map_or(&[][..], |len| &path[..len]);
+    dirs.iter().any(|dir| lies_in(path, dir))
+}
+
+/// Whether a path leads below a directory; both are absolute, without links.
+fn lies_in(path: &[u8], dir: &[u8]) -> bool {
+    let dir = dir.strip_suffix(b"/").unwrap_or(dir);
+    path.strip_prefix(dir)
+        .is_some_and(|rest| rest.first() == Some(&b'/'))
+}
+
+/// Whether what may be there under this name is a regular file in a declared directory.
+pub(crate) fn is_declared_name(dir: c_int, path: *const c_char) -> bool {
+    if init::declared().is_empty() {
+        return false;
+    }
+    with_path(dir, path, 0, |fd| {
+        is_declared(fd) && descriptors::regular_file(fd).is_some()
+    })
+    .unwrap_or(false)
+}
+
+/// Does `work` with a descriptor that names the file and opens it for nothing: it takes no lease away, and
+/// closing it drops no locks.
+pub(crate) fn with_path<T>(
+    dir: c_int,
+    path: *const c_char,
+    flags: c_int,
+    work: impl FnOnce(c_int) -> T,
+) -> Option<T> {
+    let flags = libc::O_PATH | libc::O_CLOEXEC | flags;
+    let fd = sys::openat(dir as usize, path as usize, flags as usize, 0).ok()?;
+    let done = work(fd as c_int);
+    let _ = sys::close(fd);
+    Some(done)
+}
+
+/// The file of a descriptor is about to be the kernel's, for this process or somebody that it shares the
+/// description with. An error is that of publishing: what is staged of the file stays so. Without a monitor
+/// nobody is told; then nobody joins either.
+pub(crate) fn bar(fd: c_int) -> Result<(), c_int> {
+    let Some(dir) = init::runtime_dir() else {
+        return Ok(());
+    };
+    // SAFETY: a number of the program's, borrowed for the call.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    match client::bar(dir, file) {
+        Err(Refused::Pool(errno)) => Err(errno.raw_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// What others have staged of a file that `stat` and its kind were asked about.
+pub(crate) fn logical(asked: Asked, device: u64) -> Option<Logical> {
+    if init::declared().is_empty() {
+        return None;
+    }
+    let of = |fd| stage::staged_anywhere(fd, device);
+    match asked {
+        Asked::Fd(fd) => of(fd),
+        Asked::Path(dir, path, flags) => {
+            // SAFETY: the kernel has just read the path.
+            let empty = path.is_null() || unsafe { path.read_volatile() } == 0;
+            if empty {
+                return of(dir);
+            }
+            let nofollow = if flags & libc::AT_SYMLINK_NOFOLLOW != 0 {
+                libc::O_NOFOLLOW
+            } else {
+                0
+            };
+            with_path(dir, path, nofollow, of)?
+        }
+    }
+}
+
+/// What a call was asked about.
+#[derive(Clone, Copy)]
+pub(crate) enum Asked {
+    Fd(c_int),
+    Path(c_int, *const c_char, c_int),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lies_in;
+
+    #[test]
+    fn below_a_directory() {
+        for (path, dir, is) in [
+            ("/a/b", "/a", true),
+            ("/a/b/c", "/a", true),
+            ("/a/b", "/a/", true),
+            ("/a", "/a", false),
+            ("/ab/c", "/a", false),
+            ("/x", "/", true),
+            ("pipe:[1]", "/", false),
+            ("", "/a", false),
+        ] {
+            assert_eq!(lies_in(path.as_bytes(), dir.as_bytes()), is, "{path} {dir}");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+/* Does to files what it is told, line by line, and says what came of it: an errno, and what was read.
+ * The first character is the call, the second the place of a descriptor. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int fds[10];
+
+static void say(long result, const char *text)
+{
+	printf("%d %s\n", result < 0 ? errno : 0, text);
+	fflush(stdout);
+}
+
+static void say_number(long result)
+{
+	char text[32];
+	snprintf(text, sizeof text, "%ld", result);
+	say(result, result < 0 ? "-" : text);
+}
+
+/* What is after the first word of a line. */
+static char *after(char *line)
+{
+	char *space = strchr(line, ' ');
+	return space ? space + 1 : line + strlen(line);
+}
+
+/* Of the letters up to the first space. */
+static int flags_of(const char *letters)
+{
+	int reads = 0, writes = 0, flags = 0;
+	for (; *letters && *letters != ' '; letters++) {
+		reads |= *letters == 'r';
+		writes |= *letters == 'w';
+		flags |= *letters == 'a' ? O_APPEND : *letters == 't' ? O_TRUNC : 0;
+	}
+	return flags | (writes ? reads ? O_RDWR : O_WRONLY : O_RDONLY);
+}
+
+int main(void)
+{
+	static char line[1 << 16], text[1 << 16];
+	while (fgets(line, sizeof line, stdin)) {
+		line[strcspn(line, "\n")] = 0;
+		char call = line[0];
+		int *fd = &fds[line[1] - '0'];
+		char *rest = after(line);
+		struct stat stat_;
+		memset(text, 0, sizeof text);
+		switch (call) {
+		case 'o': /* open: letters, path */
+			*fd = open(after(rest), flags_of(rest), 0644);
+			say(*fd, "-");
+			break;
+		case 'w': /* write */
+			say(write(*fd, rest, strlen(rest)), "-");
+			break;
+		case 'p': /* pwrite: offset, text */
+			say(pwrite(*fd, after(rest), strlen(after(rest)), atol(rest)), "-");
+			break;
+		case 'r': /* pread from the start */
+			say(pread(*fd, text, sizeof text - 1, 0), text);
+			break;
+		case 'n': /* read what is next */
+			say(read(*fd, text, sizeof text - 1), text);
+			break;
+		case 's': /* fstat */
+			say_number(fstat(*fd, &stat_) ? -1 : stat_.st_size);
+			break;
+		case 'S': /* stat: path */
+			say_number(stat(rest, &stat_) ? -1 : stat_.st_size);
+			break;
+		case 'e': /* seek to the end */
+			say_number(lseek(*fd, 0, SEEK_END));
+			break;
+		case 'f': /* fsync */
+			say(fsync(*fd), "-");
+			break;
+		case 't': /* ftruncate: size */
+			say(ftruncate(*fd, atol(rest)), "-");
+			break;
+		case 'T': /* truncate: size, path */
+			say(truncate(after(rest), atol(rest)), "-");
+			break;
+		case 'c': /* close */
+			say(close(*fd), "-");
+			break;
+		case 'm': { /* what a mapping shows */
+			char *map = mmap(NULL, 4096, PROT_READ, MAP_SHARED, *fd, 0);
+			if (map != MAP_FAILED) {
+				strncpy(text, map, 4000);
+				munmap(map, 4096);
+			}
+			say(map == MAP_FAILED ? -1 : 0, text);
+			break;
+		}
+		case 'k': { /* what a child reads and appends: text */
+			fflush(stdout);
+			pid_t child = fork();
+			if (child == 0) {
+				say(pread(*fd, text, sizeof text - 1, 0), text);
+				if (*rest && write(*fd, rest, strlen(rest)) < 0)
+					_exit(1);
+				_exit(0);
+			}
+			int status = 1;
+			waitpid(child, &status, 0);
+			say(status == 0 ? 0 : -1, "-");
+			break;
+		}
+		case 'F': { /* what a stream reads: path */
+			FILE *stream = fopen(rest, "r");
+			if (stream) {
+				fread(text, 1, sizeof text - 1, stream);
+				fclose(stream);
+			}
+			say(stream ? 0 : -1, text);
+			break;
+		}
+		default:
+			return 2;
+		}
+	}
+	return 0;
+}
