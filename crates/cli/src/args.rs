@@ -185,8 +185,8 @@ pub(crate) struct RunArgs {
     /// monitor does it for all programs alike: whoever starts it decides
     #[arg(long, env = PUBLISH_AFTER, value_name = "SECONDS", value_parser = parse_publish_after)]
     pub(crate) publish_after: Option<Duration>,
-    /// Declare that no outsider writes under this directory, or reads there between fsyncs. It is passed
-    /// on and has no effect yet: a file is staged only while nobody else has it open
+    /// Declare that no program writes under this directory, or reads there between fsyncs, that is not started with
+    /// the same declaration: these stage its files at the same time, and see each other at once
     #[arg(
         long = "path",
         env = "ADIT_PATH",
