@@ -78,7 +78,7 @@ pub(crate) struct Writer {
     writable: bool,
     /// Whether others may stage the file at the same time, and where they would have it.
     declared: bool,
-    place: OnceLock<Option<Place>>,
+    place: OnceLock<Option<Box<Place>>>,
     /// Whether the program opened it with `O_APPEND`.
     appends: bool,
     /// Whether the file can get a name when it has none.
@@ -520,7 +520,7 @@ impl Writer {
 
     /// Whether others have a declared file staged.
     fn is_staged_by_others(&self, fd: i32) -> bool {
-        let place = self.place.get_or_init(|| Place::of(fd));
+        let place = self.place.get_or_init(|| Place::of(fd).map(Box::new));
         place.as_ref().is_some_and(|place| place.is_staged(fd))
     }
 

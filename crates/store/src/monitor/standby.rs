@@ -34,6 +34,7 @@ use rustix::process::{
 use super::Ready;
 use super::records::{Records, keep_through_exec};
 use crate::registry::sys::Fd;
+use crate::registry::wire;
 
 /// Tells the next monitor the descriptor of what is written down.
 pub const STATE: &str = "ADIT_MONITOR_STATE";
@@ -184,6 +185,11 @@ fn start(successor: &Successor, records: &Records) -> Result<Process, Errno> {
     }
 }
 
+/// Waits a moment. The standard library ends a process whose wait fails in any other way than by a signal.
+fn rest() {
+    let _ = rustix::thread::nanosleep(&wire::timespec(REST));
+}
+
 /// The standby: waits for the monitor's end and becomes it.
 fn stand_by(
     monitor: &Fd,
@@ -199,18 +205,18 @@ fn stand_by(
         match poll(&mut wait, None) {
             Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => break,
-            Err(_) => std::thread::sleep(REST),
+            Err(_) => rest(),
         }
     }
     if since.elapsed() < BRIEF {
-        std::thread::sleep(REST);
+        rest();
     }
     for _ in 0..TRIES {
         if keep_through_exec(records) {
             // SAFETY: the path and both arrays end with a zero and live until the call replaces us.
             unsafe { libc::execve(program.as_ptr(), arguments.as_ptr(), variables.as_ptr()) };
         }
-        std::thread::sleep(REST);
+        rest();
     }
     exit()
 }

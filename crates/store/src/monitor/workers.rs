@@ -140,11 +140,16 @@ impl<T> Drop for Workers<T> {
     }
 }
 
+/// How often a report is announced when the kernel does not take the word.
+const WAKES: usize = 8;
+
 impl<T> Shared<T> {
     fn run(&self, job: Job<T>) {
         // The main thread is there as long as the process is.
         let _ = self.sender.send(job());
-        let _ = rustix::io::write(self.wake.as_fd(), &1u64.to_ne_bytes());
+        // Nothing else would tell the main thread, which may sleep for an hour.
+        let told = || rustix::io::write(self.wake.as_fd(), &1u64.to_ne_bytes()).is_ok();
+        let _ = (0..WAKES).any(|_| told());
     }
 
     /// Does what waits.

@@ -493,3 +493,68 @@ fn count_marked(bytes: &[u8], writers: u64) -> Vec<u64> {
     assert!(rest.is_empty());
     counts
 }
+
+/// One dies at any instant of what it does; the other sees all that was acknowledged, each operation whole or not
+/// at all, goes on, and ends the staging.
+#[test]
+fn one_dies_at_any_instant_and_the_other_goes_on() {
+    for mode in MODES {
+        let mut instants = 0;
+        while dies_after(instants, mode) {
+            instants += 1;
+        }
+        assert!(instants > 40, "{mode:?}: {instants}");
+    }
+}
+
+/// Whether the one died at that instant: it had not come to its end.
+fn dies_after(events: u64, mode: Mode) -> bool {
+    let steps = [
+        Append(100),
+        Write(50, 5000),
+        Fsync,
+        Truncate(4000),
+        Append(9000),
+        Publish,
+    ];
+    let states = states(&steps);
+    let world = World::new(tiny_size(24));
+    let Crowd {
+        mut stages,
+        modes,
+        file,
+    } = Crowd::of(&world, boot(1), &[mode; 2], &first_bytes());
+    let open = |stage: &Arc<Stage<SimMedium>>| {
+        let staged = StagedFile::open(stage, &name_of(&file), file.clone(), modes[0]);
+        let staged = staged.expect("stage");
+        staged.share().expect("share");
+        staged
+    };
+    let (victim, survivor) = (open(&stages[0]), open(&stages[1]));
+    assert_eq!(read_all(&survivor), states[0]);
+    let done = std::cell::Cell::new(0);
+    let ended = world.kill_after(events, || {
+        for (nth, step) in steps.iter().enumerate() {
+            step.run(nth + 1, &victim).expect("step");
+            done.set(nth + 1);
+        }
+    });
+    drop(victim);
+    drop(stages.remove(0));
+    let seen = read_all(&survivor);
+    let allowed = &states[done.get()..=(done.get() + 1).min(steps.len())];
+    assert!(
+        allowed.contains(&seen),
+        "{mode:?}, dead after {events}: {} bytes after {} steps",
+        seen.len(),
+        done.get()
+    );
+    let mut model = seen;
+    survivor.append(b"goes on").expect("append");
+    model.extend(b"goes on");
+    assert_eq!(read_all(&survivor), model, "{mode:?}, dead after {events}");
+    survivor.close().expect("close");
+    let found = contents(&file).expect("read");
+    assert_eq!(found, model, "{mode:?}, dead after {events}");
+    ended.is_none()
+}
