@@ -14,7 +14,7 @@
 //! - **nothing is relinked**: a program that may only read the file could not finish what another has
 //!   died over.
 //!
-//! What is new is mostly found at the ends of the logs ([`Tail`]), and by a walk where that does not do.
+//! What is new is mostly found at the ends of the logs ([`adit_pool::Tail`]), and by a walk where that does not do.
 
 use std::sync::atomic::Ordering;
 

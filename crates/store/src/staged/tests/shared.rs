@@ -541,6 +541,8 @@ fn dies_after(events: u64, mode: Mode) -> bool {
     });
     drop(victim);
     drop(stages.remove(0));
+    // Who takes the lock of the dead ends what they had begun: until then it may be seen or not.
+    survivor.fsync().expect("fsync");
     let seen = read_all(&survivor);
     let allowed = &states[done.get()..=(done.get() + 1).min(steps.len())];
     assert!(
