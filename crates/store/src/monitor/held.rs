@@ -310,7 +310,11 @@ impl Held {
         match self.end_staging() {
             // Who has ended it may not have made that durable.
             Err(error) if is_gone(&error) && self.is_over() => {}
-            ended => ended?,
+            ended => {
+                #[cfg(test)]
+                planted::is_tried_again(ended.is_err());
+                ended?;
+            }
         }
         *self.cell() = None;
         self.unlock();
@@ -568,6 +572,12 @@ pub(super) mod planted {
         };
         let taken = LEFT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
         taken == Err(0)
+    }
+
+    /// A file that could not be taken away is none of those that were.
+    pub(super) fn is_tried_again(failed: bool) {
+        let more = |left: u32| (failed && left < u32::MAX).then(|| left + 1);
+        let _ = LEFT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
     }
 
     pub(in crate::monitor) fn lease_first() {

@@ -96,6 +96,14 @@ fn helper_monitor() {
         },
         None => options,
     };
+    let options = match std::env::var_os("T_ENDS_AFTER") {
+        // Files that are published for their age are taken away from nobody, and not counted.
+        Some(_) => Options {
+            publish_after: Duration::from_secs(3600),
+            ..options
+        },
+        None => options,
+    };
     if let Some(limit) = std::env::var_os("T_DESCRIPTORS") {
         let limit = limit.to_str().and_then(|limit| limit.parse().ok());
         let limit = rustix::process::Rlimit {

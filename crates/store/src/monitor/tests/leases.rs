@@ -523,10 +523,10 @@ fn has_what_was_written(published: u32, monitor_arguments: &[(&str, &Path)]) -> 
     program.wait_for("appended");
     program.kill();
     let is_longer = |path: &&PathBuf| len(path) == before + WRITTEN.len();
-    eventually("so many are published", || {
-        paths.iter().filter(is_longer).count() == published as usize
-    });
+    let longer = || paths.iter().filter(is_longer).count();
+    eventually("so many are published", || longer() >= published as usize);
     monitor.kill();
+    assert_eq!(longer(), published as usize, "published before the loss");
     let file = PoolFile::open(&scratch.path("run/pool")).expect("the pool");
     let medium = file.pool().medium().clone();
     let locks = Box::new(adit_pool::LocalLocks::default());
