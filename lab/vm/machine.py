@@ -32,6 +32,17 @@ STAMP = re.compile(r"^\[ *([0-9.]+)\]")
 TROUBLE = re.compile(r"BUG:|Oops|general protection fault|WARNING: CPU|Kernel panic|Call Trace")
 
 
+# The machines that run; none goes on, or is started, once all have to end.
+machines, over = set(), threading.Event()
+
+
+def end_all():
+    """Whoever waits for one of the machines is told that it has failed."""
+    over.set()
+    for one in list(machines):
+        one.process.kill()
+
+
 class Failed(Exception):
     """The machine did not do what it was told; the message shows its last lines."""
 
@@ -96,6 +107,9 @@ class Machine:
                         "-device", "vhost-user-fs-pci,chardev=files,tag=files"]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        machines.add(self)
+        if over.is_set():
+            self.process.kill()
         self.queue = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -114,6 +128,7 @@ class Machine:
         """The power cut: nothing in the machine gets another instruction."""
         self.process.kill()
         self.process.wait()
+        machines.discard(self)
         if self.line:
             self.line.close()
 
