@@ -48,22 +48,20 @@ impl<'a, M: Medium, B: BaseFile> Fold<'a, M, B> {
         modified: u64,
         relink: Option<&Relink<B>>,
     ) -> Result<Option<Linking<B>>> {
-        let found = self.base.size()?;
+        let mut found = self.base.size()?;
         // Bytes that no operation cut off are not ours to cut. What an interrupted relink has brought
         // here came after the cut.
         if plan.is_cut() && plan.base_end() < found {
             self.base.set_size(plan.base_end())?;
+            found = plan.base_end();
         }
         let shortest = relink.and_then(Relink::shortest);
         let mut runs = Vec::new();
         for piece in plan.staged() {
             self.piece(piece, shortest, &mut runs)?;
         }
-        let all = runs.iter().map(|run: &Run| run.len).sum();
-        if relink.is_some_and(|relink| !relink.is_worth(all)) {
-            for run in runs.drain(..) {
-                self.copy_run(run)?;
-            }
+        for run in relink.map_or_else(Vec::new, |relink| relink.not_worth(&mut runs, found)) {
+            self.copy_run(run)?;
         }
         self.write_block()?;
         let now = self.base.size()?;

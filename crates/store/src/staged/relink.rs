@@ -36,10 +36,10 @@ use super::publish::{Published, Target};
 /// Shorter runs are copied.
 const RUN: u64 = 128 << 10;
 
-/// From how many bytes on, in all runs of a publication, an exchange costs less than a copy, and a clone
-/// does: each needs two syncs more (`docs/performance.md`).
-const LEAST_EXCHANGED: u64 = 8 << 20;
-const LEAST_CLONED: u64 = 8 << 20;
+/// From how many appended bytes on, in all runs of a publication, an exchange costs less than a copy, and a clone
+/// does: each needs two syncs more. What overwrites is copied: there neither wins (`docs/performance.md`).
+const LEAST_EXCHANGED: u64 = 24 << 20;
+const LEAST_CLONED: u64 = 16 << 20;
 
 /// Bytes that the file system must have left over when the pool is to get blocks for what was cloned.
 const SPARE: u64 = 64 << 20;
@@ -81,12 +81,6 @@ impl Relinks {
         }
     }
 
-    /// The best way that was not refused.
-    fn way(&self) -> Option<Way> {
-        let ways = [Way::Exchange, Way::Clone];
-        ways.into_iter().find(|way| !self.is_refused(*way))
-    }
-
     /// Remembers a refusal, if it is one of the file system and not of the file.
     fn refused(&self, way: Way, errno: Errno) {
         let for_good = [
@@ -109,6 +103,18 @@ impl Relinks {
 enum Way {
     Exchange,
     Clone,
+}
+
+/// The better one first.
+const WAYS: [Way; 2] = [Way::Exchange, Way::Clone];
+
+impl Way {
+    fn least(self) -> u64 {
+        match self {
+            Self::Exchange => LEAST_EXCHANGED,
+            Self::Clone => LEAST_CLONED,
+        }
+    }
 }
 
 /// How a publisher gets at the pool's own file, to relink from it.
@@ -176,19 +182,27 @@ impl<B> Relink<B> {
 
     /// The shortest run that is worth it; `None` where nothing can be relinked.
     pub(super) fn shortest(&self) -> Option<u64> {
-        self.relinks.way()?;
-        Some(self.run.unwrap_or(RUN))
+        let possible = WAYS.iter().any(|way| !self.relinks.is_refused(*way));
+        possible.then(|| self.run.unwrap_or(RUN))
     }
 
-    /// Whether so many bytes are worth it, all together.
-    pub(super) fn is_worth(&self, bytes: u64) -> bool {
-        let least = match self.relinks.way() {
-            _ if self.run.is_some() => 0,
-            Some(Way::Exchange) => LEAST_EXCHANGED,
-            Some(Way::Clone) => LEAST_CLONED,
-            None => return false,
-        };
-        bytes >= least
+    /// Takes out those runs that had better be copied, of a file that ends at `end` so far.
+    pub(super) fn not_worth(&self, runs: &mut Vec<Run>, end: u64) -> Vec<Run> {
+        if self.run.is_some() {
+            return Vec::new();
+        }
+        let overwrites = |run: &mut Run| run.file_offset < end;
+        let mut copied: Vec<Run> = runs.extract_if(.., overwrites).collect();
+        let appended = length_of(runs);
+        if !WAYS.iter().any(|way| self.may_go(*way, appended)) {
+            copied.append(runs);
+        }
+        copied
+    }
+
+    /// Whether so many bytes, all together, may go this way.
+    fn may_go(&self, way: Way, bytes: u64) -> bool {
+        !self.relinks.is_refused(way) && (self.run.is_some() || bytes >= way.least())
     }
 
     #[cfg(test)]
@@ -198,7 +212,7 @@ impl<B> Relink<B> {
 }
 
 /// Staged bytes to be relinked: whole pages, in one chunk of the pool.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) file_offset: u64,
     pub(super) pool_offset: u64,
@@ -213,6 +227,10 @@ impl Run {
             len: u64::from(intent.len),
         }
     }
+}
+
+fn length_of(runs: &[Run]) -> u64 {
+    runs.iter().map(|run| run.len).sum()
 }
 
 /// What is to be relinked when the file's lock is held.
@@ -230,13 +248,14 @@ impl<B: BaseFile> Relink<B> {
         runs: Vec<Run>,
     ) -> Result<Option<Linking<B>>> {
         let pool = (self.open)().ok();
+        let bytes = length_of(&runs);
         let mut intents = Vec::with_capacity(runs.len());
         let mut way = None;
         for run in runs {
             // Its bytes are read first: trying an exchange throws them out of the page cache.
             let intent = intent_of(fold, run)?;
             let ready = match &pool {
-                Some(pool) => self.make_ready(fold, pool, run, &mut way)?,
+                Some(pool) => self.make_ready(fold, pool, run, bytes, &mut way)?,
                 None => false,
             };
             if ready {
@@ -252,19 +271,20 @@ impl<B: BaseFile> Relink<B> {
     }
 
     /// Whether a run can be relinked, and is ready to be: it has blocks, or it is cloned. All runs of a
-    /// publication go the same way.
+    /// publication, of so many bytes, go the same way.
     fn make_ready<M: Medium>(
         &self,
         fold: &Fold<'_, M, B>,
         pool: &B,
         run: Run,
+        bytes: u64,
         way: &mut Option<Way>,
     ) -> Result<bool> {
         let decided = *way;
-        for wanted in [Way::Exchange, Way::Clone] {
+        for wanted in WAYS {
             let possible = match decided {
                 Some(decided) => decided == wanted,
-                None => !self.relinks.is_refused(wanted),
+                None => self.may_go(wanted, bytes),
             };
             if !possible {
                 continue;
@@ -445,5 +465,56 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             self.stage.retired(gone as usize);
         }
         Ok(guard.set_version(relinked(guard.version()?))?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: u64 = 1 << 20;
+
+    /// Which megabytes of a publication are relinked, of a file that had so many before.
+    fn relinked(relink: &Relink<()>, before: u64, published: core::ops::Range<u64>) -> Vec<u64> {
+        let run = |mb| Run {
+            file_offset: mb * MB,
+            pool_offset: mb * MB,
+            len: MB,
+        };
+        let mut runs: Vec<Run> = published.clone().map(run).collect();
+        let copied = relink.not_worth(&mut runs, before * MB);
+        assert_eq!(runs.len() + copied.len(), published.count());
+        runs.iter().map(|run| run.file_offset / MB).collect()
+    }
+
+    fn relink() -> Relink<()> {
+        Relink::new(Arc::default(), || Err(Errno::NOSYS))
+    }
+
+    #[test]
+    fn each_way_begins_where_it_wins_over_a_copy() {
+        let relink = relink();
+        let ways = |mb| WAYS.map(|way| relink.may_go(way, mb * MB));
+        assert_eq!(
+            [15, 16, 23, 24].map(ways),
+            [[false; 2], [false, true], [false, true], [true; 2]]
+        );
+        assert!(relinked(&relink, 1, 1..16).is_empty());
+        assert_eq!(relinked(&relink, 1, 1..17).len(), 16);
+        relink.relinks.refused(Way::Clone, Errno::OPNOTSUPP);
+        assert!(relinked(&relink, 1, 1..24).is_empty());
+        assert_eq!(relinked(&relink, 1, 1..25).len(), 24);
+        relink.relinks.never_exchange();
+        assert!(relinked(&relink, 1, 1..100).is_empty());
+    }
+
+    #[test]
+    fn what_overwrites_is_copied() {
+        let relink = relink();
+        assert!(relinked(&relink, 100, 0..100).is_empty());
+        assert!(relinked(&relink, 8, 0..23).is_empty());
+        assert_eq!(relinked(&relink, 8, 0..24), Vec::from_iter(8..24));
+        let all = relink.from_length(4096);
+        assert_eq!(relinked(&all, 100, 0..2), [0, 1]);
     }
 }
