@@ -22,8 +22,9 @@ class Run:
 
     tag: str
     place: str
-    count: int
+    last: int
     plant: str = ""
+    first: int = 1
 
     def mode(self, options):
         """A sync that is left out loses nothing where calls are durable by themselves."""
@@ -33,11 +34,12 @@ class Run:
         mode = self.mode(options)
         run = f"{EAGER} {adit(mode)}"
         return (f"{run} /adit/powercut sequences {mode} /mnt/{self.place}/{self.tag} {options.seed} "
-                f"{self.count} /dev/ttyS1 {self.tag} {self.plant}")
+                f"{self.first}-{self.last} /dev/ttyS1 {self.tag} {self.plant}")
 
     def check(self, options, number, events):
+        back = 0 if self.plant else min(BACK, number - self.first)
         command = (f"/adit/powercut check-sequences {self.mode(options)} /mnt/{self.place}/{self.tag} {options.seed} "
-                   f"{number} {events} {0 if self.plant else BACK}")
+                   f"{number} {events} {back}")
         return RECOVER + f"task sequence 60 {quote(command)}\n"
 
 
@@ -71,7 +73,8 @@ class Line:
 
 def runs(options):
     found = [Run(f"{place}.plant", place, PLANTED, "no-fsync") for place in PLACES if not options.no_plants]
-    return found + [Run(place, place, options.sequences) for place in PLACES]
+    last = options.first_sequence + options.sequences - 1
+    return found + [Run(place, place, last, first=options.first_sequence) for place in PLACES]
 
 
 def job(all_runs, options):
@@ -125,13 +128,13 @@ def take(lab, inspector, machine, by_tag, line, options, report):
     now = Line()
     now.read(cut.acks)
     run = by_tag.get(now.tag)
-    if run is None or run.place != place or now.number > run.count:
+    if run is None or run.place != place or now.number > run.last:
         cut.drop()
         return
     report.cuts += 1
     report.exact += now.last
     if not run.plant:
-        report.reached[place] = now.number
+        report.reached[place] = now.number - run.first + 1
 
     def judge(results):
         said = {name: (status, output) for name, status, _, output in results}
