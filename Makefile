@@ -149,7 +149,7 @@ lab-sequences: release
 # Of the crates' own tests and the cases of real programs what an emulated processor does in some minutes; `make lab-dax`
 # runs them all.
 WHOLE := --whole 420 --whole-quick --whole-media ext4-dax --whole-tests shim-staged,cli-pool \
-	--whole-programs bash,children,sqlite,tail
+	--whole-programs bash,children,shared,sqlite,tail
 
 # A stock kernel on emulated NVDIMMs: DAX file systems and power cuts. (What goes through a page cache is cut in
 # modes posix, atomic and strict by `make lab-sequences`, too, so one of them is enough here.) Where the machine

@@ -92,9 +92,11 @@ fn served(name: &str, who: Who, inject: Option<&str>) -> Option<Vec<String>> {
         std::thread::sleep(Duration::from_millis(300));
         tracer = None;
     }
-    // What fails in its start the standby's loader alone can know of; then the next monitor looks for the lease.
-    if who == Who::Standby {
+    // What fails in its start the standby's loader alone can know of; then the next monitor looks for the lease. As long
+    // as the standby tries, there is none.
+    while who == Who::Standby && !opener.is_finished() {
         let _ = begins_another(&place);
+        std::thread::sleep(Duration::from_millis(300));
     }
     let found = let_in(opener, &case);
     judge(&found, before, ticks.acknowledged() + 1, &case);

@@ -659,6 +659,7 @@ impl Leases {
         let beside = |other: &&Entry| {
             staged.declared
                 && other.held.is_shared()
+                && other.held.pool.path.as_os_str().as_bytes() == staged.pool
                 && other.held.terms.file == FileRef::from_id(staged.file)
         };
         // The kernel would grant a second lease on the same description, and then take both at once.
