@@ -100,7 +100,7 @@ test-oracle:
 .PHONY: test-torture
 test-torture:
 	$(call limit,900) $(CARGO) build --locked --workspace
-	$(call limit,240) tests/torture $(DEBUG)
+	$(call limit,300) tests/torture $(DEBUG)
 
 .PHONY: test-deny
 test-deny:
