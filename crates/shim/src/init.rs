@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use crate::appends::Appends;
-use crate::{alloc, data, names, process, signal, stage, stdio, sys, times};
+use crate::{alloc, data, declared, names, process, signal, stage, stdio, sys, times};
 use adit_pmem::MediumKind;
 use adit_store::direct::Adoption;
 use adit_store::pools::AskedPool;
@@ -272,6 +272,7 @@ extern "C" fn start() {
     if limit(libc::RLIMIT_FSIZE).is_some() {
         data::KERNEL_WRITES.store(true, Ordering::Relaxed);
     }
+    declared::bar_inherited();
     ASKED.store(true, Ordering::Relaxed);
     PROMOTING.store(true, Ordering::SeqCst);
 }

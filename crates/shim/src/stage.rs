@@ -375,13 +375,16 @@ impl Place {
 
 /// Size and time of a file that anybody has staged, on a device of which this process knows the pool.
 pub(crate) fn staged_anywhere(fd: i32, device: u64) -> Option<Logical> {
+    if !are_ours() {
+        return None;
+    }
     let pool = {
         let seats = seats();
         let seat = seats.iter().find(|seat| seat.device == device)?;
         seat.pool.clone().ok()?
     };
     let table = pool.file.pool();
-    if !table.anything_staged() || !are_ours() {
+    if !table.anything_staged() {
         return None;
     }
     let (handle_type, handle) = staged::handle_of(borrow(fd)).ok()?;
@@ -673,7 +676,9 @@ impl Staged {
         match self.publish() {
             Ok(()) => {
                 // From here on its times are the file's own, also for those who have it staged still.
-                let _ = self.file.times_were_set();
+                if self.file.is_clean() {
+                    let _ = self.file.times_were_set();
+                }
                 ofd.give_append_back(fd, self.appends);
                 if let Some(dir) = init::runtime_dir() {
                     let _ = client::release(dir, lease);

@@ -237,6 +237,8 @@ enum Unstaged {
     Lent,
     /// As [`stage::take`] says it; from then on the kernel has it for good, unless it must be staged.
     Refused(Refusal),
+    /// It cannot be the kernel's either: what others have staged of it could not be published.
+    Failed(i32),
 }
 
 /// What became of a call.
@@ -656,7 +658,7 @@ impl Writer {
     pub(crate) fn stage(&self, ofd: &Ofd, fd: i32) -> Result<(), Refusal> {
         self.stage_now(ofd, fd).map_err(|why| match why {
             Unstaged::Lent => libc::EOPNOTSUPP,
-            Unstaged::Refused(refusal) => refusal,
+            Unstaged::Refused(refusal) | Unstaged::Failed(refusal) => refusal,
         })
     }
 
@@ -687,7 +689,7 @@ impl Writer {
                 }
                 Err(stage::NAMELESS) => {
                     self.look_for_a_name(fd);
-                    let _ = self.bar(fd);
+                    self.bar(fd).map_err(Unstaged::Failed)?;
                     ofd.hand_over_offset(fd);
                     *state = State::Kernel;
                 }
@@ -699,8 +701,7 @@ impl Writer {
                 Err(refusal) if self.must_stage() => return Err(Unstaged::Refused(refusal)),
                 Err(stage::NO_MONITOR) => self.put_off(&mut state, ofd, fd),
                 Err(refusal) => {
-                    // What others could not publish stays theirs.
-                    let _ = self.bar(fd);
+                    self.bar(fd).map_err(Unstaged::Failed)?;
                     ofd.hand_over_offset(fd);
                     self.account().because(stage::reason(refusal));
                     *state = State::Kernel;
@@ -1016,6 +1017,7 @@ impl Writer {
     /// A read, at a position of its own or at the description's.
     pub(crate) fn read(&self, ofd: &Ofd, fd: i32, into: Buffers, at: Option<i64>) -> sys::Result {
         if self.declared {
+            self.be_told(ofd);
             let _inside = engine::enter();
             self.join(ofd, fd);
         }
@@ -1216,6 +1218,7 @@ impl Writer {
                 }
                 match self.stage_now(ofd, fd) {
                     Ok(()) | Err(Unstaged::Lent) => {}
+                    Err(Unstaged::Failed(errno)) => return Err(errno),
                     Err(Unstaged::Refused(refusal)) if self.must_stage() => return Err(refusal),
                     Err(Unstaged::Refused(_)) => break,
                 }
@@ -1426,6 +1429,7 @@ impl Writer {
                 }
                 Answer::NotStaged => match self.stage_now(ofd, fd) {
                     Ok(()) | Err(Unstaged::Lent) => {}
+                    Err(Unstaged::Failed(errno)) => return Err(errno),
                     Err(Unstaged::Refused(refusal)) if self.must_stage() => return Err(refusal),
                     Err(Unstaged::Refused(_)) => break,
                 },
@@ -1475,6 +1479,10 @@ impl Writer {
     pub(crate) fn sync(&self, ofd: &Ofd, fd: i32) -> Option<sys::Result> {
         self.bypassed.store(false, Ordering::Relaxed);
         if let Some(done) = together::sync(ofd) {
+            if self.declared && done.is_ok() {
+                // Others see it from here on.
+                let _ = self.ask(ofd, fd, |staged| Ok(staged.fsync()?));
+            }
             return Some(done);
         }
         match self.ask(ofd, fd, |staged| Ok(staged.fsync()?)) {

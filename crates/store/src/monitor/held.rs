@@ -1,6 +1,7 @@
 //! One leased file: publishing what its program stages, and taking it away.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::time::Duration;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -97,6 +98,10 @@ impl AsFd for Duplicate {
         self.0.as_fd()
     }
 }
+
+/// How long, and how often, another publisher is waited for before a file is shared.
+const PAUSE: Duration = Duration::from_millis(1);
+const PATIENCE: u32 = 5000;
 
 /// Looks that have to find no descriptor of a file.
 const TWICE: u32 = 2;
@@ -229,7 +234,16 @@ impl Held {
 
     /// Whether the file is staged by this program, as far as anybody has said.
     pub(super) fn is_staged(&self) -> bool {
-        self.is_leased() || self.is_shared() && !self.is_over()
+        let live = || {
+            let pool = self.pool.file.pool();
+            pool.ensure_live(self.terms.file).is_ok()
+        };
+        self.is_leased() || self.is_shared() && live()
+    }
+
+    /// Whether its program has given it back, and waits for the end of it.
+    pub(super) fn is_given_back(&self) -> bool {
+        self.release.get().is_some()
     }
 
     /// Lets others in who may stage the file as well, with everything published that may be.
@@ -237,11 +251,13 @@ impl Held {
         let staged = self.staged()?;
         staged.share()?;
         self.shared.store(true, Ordering::Release);
-        match staged.publish(self.scope()) {
-            // What is being published just now is there in a moment, and who reads it has been told to wait for that.
-            Ok(_) | Err(Error::Publishing { .. }) => {}
-            Err(error) if is_gone(&error) => {}
-            Err(error) => return Err(error),
+        // Who publishes just now may have begun before the last sync.
+        for _ in 0..PATIENCE {
+            match staged.publish(self.scope()) {
+                Err(Error::Publishing { .. } | Error::Contended) => std::thread::sleep(PAUSE),
+                Err(error) if !is_gone(&error) => return Err(error),
+                _ => break,
+            }
         }
         self.give_up();
         Ok(())
@@ -273,9 +289,11 @@ impl Held {
         let _ = self.release.set(connection);
     }
 
-    /// What may be published while the program goes on: in `atomic` mode what is committed, else everything.
+    /// What may be published while the program goes on: in `atomic` mode what is committed, else everything. Of a shared
+    /// file others may be in that mode; what a program in another one writes is committed when its call returns.
     fn scope(&self) -> Scope {
-        if self.terms.mode == Mode::Atomic && !self.is_orphaned() {
+        let waits = self.terms.mode == Mode::Atomic || self.is_shared();
+        if waits && !self.is_orphaned() {
             Scope::Committed
         } else {
             Scope::Everything

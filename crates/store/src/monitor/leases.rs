@@ -335,6 +335,10 @@ impl Leases {
                 self.breaks -= 1;
                 if let Some(entry) = self.held.get_mut(&number) {
                     entry.breaking = false;
+                    // Its program did not wait for that.
+                    if entry.held.is_given_back() {
+                        self.give_seat_back(number);
+                    }
                 }
             }
             Report::Shared { number, .. } => self.was_taken(number, false),
@@ -973,12 +977,23 @@ impl Leases {
         let Some(entry) = self.held.get_mut(&number) else {
             return;
         };
-        let held = Arc::clone(&entry.held);
-        held.answer_when_released(connection);
-        if entry.breaking {
-            // It goes when that has come to its end.
+        entry.held.answer_when_released(connection);
+        // A worker that has to do with it reports first.
+        if !entry.breaking {
+            self.give_seat_back(number);
+        }
+    }
+
+    /// The last seat ends the staging, any other one just goes.
+    fn give_seat_back(&mut self, number: u64) {
+        if !self.is_last_of_shared(number) {
+            self.held.remove(&number);
             return;
         }
+        let Some(entry) = self.held.get_mut(&number) else {
+            return;
+        };
+        let held = Arc::clone(&entry.held);
         entry.again_at = None;
         entry.breaking = true;
         self.breaks += 1;

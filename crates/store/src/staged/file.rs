@@ -334,8 +334,8 @@ impl View {
     /// Shows operations up to `seq`, which are durable and count at once.
     pub(super) fn reveal(&mut self, seq: u64) {
         let nothing_before = !self.has_uncommitted();
-        while let Some((_, op)) = self.waiting.pop_front_if(|(waiting, _)| *waiting <= seq) {
-            self.record(seq, op);
+        while let Some((own, op)) = self.waiting.pop_front_if(|(waiting, _)| *waiting <= seq) {
+            self.record(own, op);
         }
         self.durable = self.durable.max(seq);
         self.is_committed(seq, nothing_before);

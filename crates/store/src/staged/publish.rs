@@ -303,7 +303,9 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             // A commit that somebody is just making durable counts: who waits for room waits for it.
             Scope::Committed => {
                 let view = self.look();
-                Ok(view.ops.front().is_some_and(|(seq, _)| *seq <= view.commit))
+                // In other modes a record commits itself.
+                let last = view.commit.max(view.committed);
+                Ok(view.ops.front().is_some_and(|(seq, _)| *seq <= last))
             }
             Scope::Everything | Scope::Alone => Ok(!self.look().ops.is_empty()),
         }

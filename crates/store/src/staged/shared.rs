@@ -118,11 +118,15 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             pool.settle()?;
         }
         let mut view = self.change();
-        if durable {
-            view.reveal(next_seq - 1);
+        // What this process waits with comes before all of it.
+        if let Some(last) = view.last_waiting().filter(|_| durable) {
+            view.reveal(last);
         }
         for news in news {
             view.learn(news);
+        }
+        if durable {
+            view.durable = view.durable.max(next_seq - 1);
         }
         self.known_seq.store(next_seq, Ordering::Release);
         Ok(true)

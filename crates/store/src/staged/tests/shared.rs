@@ -560,3 +560,28 @@ fn dies_after(events: u64, mode: Mode) -> bool {
     assert_eq!(found, model, "{mode:?}, dead after {events}");
     ended.is_none()
 }
+
+/// Who learns of a commit and of a write behind it at once knows which of them is committed.
+#[test]
+fn what_is_written_behind_a_commit_is_not_committed() {
+    for cached in [false, true] {
+        let world = World::new(tiny_size(24));
+        if cached {
+            world.put_behind_page_cache(TINY.header_len());
+        }
+        let crowd = Crowd::of(&world, boot(1), &[Mode::Strict, Mode::Atomic], &[]);
+        let files = crowd.open();
+        for round in 0..3 {
+            files[1].append(b"committed").expect("append");
+            files[1].fsync().expect("fsync");
+            files[1].append(b"not yet").expect("append");
+            let before = contents(&crowd.file).expect("read").len();
+            files[0].publish(Scope::Committed).expect("publish");
+            let found = contents(&crowd.file).expect("read");
+            assert!(found.ends_with(b"committed"), "round {round}, {cached}");
+            assert!(found.len() > before, "round {round}, {cached}");
+            assert!(files[0].has_uncommitted(), "round {round}, {cached}");
+            files[1].fsync().expect("fsync");
+        }
+    }
+}
