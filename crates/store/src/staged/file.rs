@@ -532,11 +532,14 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         }
         let next_seq = guard.next_seq()?;
         let version = guard.version()?;
-        let mark = self.mark()?;
+        // Of a file that is not shared the publishing word says all.
+        let shared = version & SHARED != 0;
+        let followed_mark = self.followed_mark.load(Ordering::Relaxed);
+        let mark = if shared { self.mark()? } else { followed_mark };
         let is_new = self.known_seq.load(Ordering::Relaxed) != next_seq;
-        let is_published = self.followed.load(Ordering::Relaxed) != version
-            || self.followed_mark.load(Ordering::Relaxed) != mark;
-        if is_new && !self.follow_news(guard, next_seq)? {
+        let is_published =
+            self.followed.load(Ordering::Relaxed) != version || followed_mark != mark;
+        if is_new && !(shared && self.follow_news(guard, next_seq)?) {
             self.rebuild_by(guard, next_seq, walk)?;
         } else if is_published {
             // What is new may be retired already.
@@ -546,7 +549,9 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             guard.set_end(self.look().overlay.size())?;
         }
         self.followed.store(version, Ordering::Relaxed);
-        self.followed_mark.store(mark, Ordering::Release);
+        if followed_mark != mark {
+            self.followed_mark.store(mark, Ordering::Release);
+        }
         Ok(())
     }
 

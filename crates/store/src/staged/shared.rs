@@ -101,10 +101,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 
     /// Brings the overlay up to record `next_seq` by what is new at the ends of the logs; false where that
     /// does not tell, and somebody has to walk.
-    pub(super) fn follow_news(&self, guard: &FileGuard<'_, M>, next_seq: u64) -> Result<bool> {
-        if guard.version()? & SHARED == 0 {
-            return Ok(false);
-        }
+    pub(super) fn follow_news(&self, _guard: &FileGuard<'_, M>, next_seq: u64) -> Result<bool> {
         let known = self.known_seq.load(Ordering::Relaxed);
         let pool = self.stage.attachment().pool();
         let news = lock(&self.tail).news(pool, self.file, known, next_seq)?;
