@@ -320,12 +320,12 @@ fn may_stage() -> Result<(), Refusal> {
 }
 
 /// A declared file: its device, and what its entry in the pool is found by.
-pub(crate) struct Place {
+pub(crate) struct Entry {
     device: u64,
     name: FileName,
 }
 
-impl Place {
+impl Entry {
     /// Where others would have the file of `fd` staged.
     pub(crate) fn of(fd: i32) -> Option<Self> {
         let stat = rustix::fs::fstat(borrow(fd)).ok()?;
@@ -337,7 +337,7 @@ impl Place {
     }
 
     /// The entry of the file, if anybody has it staged.
-    fn entry(&self, fd: i32) -> Option<(Pool, FileRef)> {
+    fn found(&self, fd: i32) -> Option<(Pool, FileRef)> {
         let pool = pool_of(borrow(fd), self.device).ok()?;
         let table = pool.file.pool();
         let entry = table.anything_staged().then(|| table.find_file(&self.name));
@@ -347,13 +347,13 @@ impl Place {
 
     /// Whether anybody has the file staged.
     pub(crate) fn is_staged(&self, fd: i32) -> bool {
-        self.entry(fd).is_some()
+        self.found(fd).is_some()
     }
 
     /// Reads with what others have staged of the file; `None` when nobody has.
     pub(crate) fn watch(&self, fd: i32, mode: Mode) -> Result<Option<Staged>, Refusal> {
         may_stage()?;
-        let Some((pool, entry)) = self.entry(fd) else {
+        let Some((pool, entry)) = self.found(fd) else {
             return Ok(None);
         };
         let stat = rustix::fs::fstat(borrow(fd)).map_err(Errno::raw_os_error)?;

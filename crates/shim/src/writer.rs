@@ -47,12 +47,12 @@ use crate::data::{self, Vector};
 use crate::fresh::Fresh;
 use crate::ofd::{Ofd, Offset};
 use crate::signal::engine;
-use crate::stage::{self, Place, Refusal, Staged};
+use crate::stage::{self, Entry, Refusal, Staged};
 use crate::stat::Logical;
 use crate::{appends, children, copies, declared, descriptors, init, process, sys, together};
 use adit_pmem::MediumKind;
 use adit_store::registry::Reason;
-use adit_store::staged::{AppendsOnly, Error, Mode, Place as At, Scope, Where};
+use adit_store::staged::{AppendsOnly, Error, Mode, Place, Scope, Where};
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem;
@@ -78,7 +78,7 @@ pub(crate) struct Writer {
     writable: bool,
     /// Whether others may stage the file at the same time, and where they would have it.
     declared: bool,
-    place: OnceLock<Option<Box<Place>>>,
+    entry: OnceLock<Option<Box<Entry>>>,
     /// Whether the program opened it with `O_APPEND`.
     appends: bool,
     /// Whether the file can get a name when it has none.
@@ -274,7 +274,7 @@ impl Writer {
             readable: flags & libc::O_ACCMODE != libc::O_WRONLY,
             writable: flags & libc::O_ACCMODE != libc::O_RDONLY,
             declared: false,
-            place: OnceLock::new(),
+            entry: OnceLock::new(),
             appends: flags & libc::O_APPEND != 0,
             linkable: is_linkable(flags),
             nameless: AtomicBool::new(false),
@@ -522,8 +522,8 @@ impl Writer {
 
     /// Whether others have a declared file staged.
     fn is_staged_by_others(&self, fd: i32) -> bool {
-        let place = self.place.get_or_init(|| Place::of(fd).map(Box::new));
-        place.as_ref().is_some_and(|place| place.is_staged(fd))
+        let entry = self.entry.get_or_init(|| Entry::of(fd).map(Box::new));
+        entry.as_ref().is_some_and(|entry| entry.is_staged(fd))
     }
 
     /// Of a declared file that is fresh here: if others have it staged, it is staged here as well, or watched.
@@ -537,13 +537,13 @@ impl Writer {
             return;
         }
         let mut state = self.change();
-        let Some(place) = self.place.get().and_then(Option::as_ref) else {
+        let Some(entry) = self.entry.get().and_then(Option::as_ref) else {
             return;
         };
         if !is_fresh(&state) {
             return;
         }
-        match place.watch(fd, self.mode) {
+        match entry.watch(fd, self.mode) {
             Ok(None) => {}
             Ok(Some(staged)) => {
                 self.mapped.store(false, Ordering::Relaxed);
@@ -1293,7 +1293,7 @@ impl Writer {
                 return Err(Doubt::Unserved);
             };
             if self.appends {
-                let start = write_from(staged, At::End, parts, len)?;
+                let start = write_from(staged, Place::End, parts, len)?;
                 if at.is_none() {
                     ofd.follow(here, start + len as u64);
                 }
@@ -1312,7 +1312,7 @@ impl Writer {
                     Where::Divided => return Err(Doubt::Whole),
                 }
             }
-            write_from(staged, At::At(start), parts, len)?;
+            write_from(staged, Place::At(start), parts, len)?;
             Ok(len)
         })
     }
@@ -1533,11 +1533,11 @@ fn claim(ofd: &Ofd, len: u64) -> Result<(u64, u64), Doubt> {
 /// One call is one write, which happens entirely or not at all.
 fn write_from(
     staged: &Staged,
-    place: At,
+    place: Place,
     parts: &[(*const u8, usize)],
     len: usize,
 ) -> Result<u64, Doubt> {
-    if matches!(place, At::At(at) if at.saturating_add(len as u64) > FARTHEST) {
+    if matches!(place, Place::At(at) if at.saturating_add(len as u64) > FARTHEST) {
         return Err(Doubt::Unserved);
     }
     // SAFETY: the buffers are the program's; a fault in them is an error.

@@ -128,7 +128,10 @@ fn set(options: &mut Options, flag: &str, value: OsString) -> Result<(), String>
             let command = options.adit.take().map_or(beside, |(command, _)| command);
             options.adit = Some((command, mode.to_owned()));
         }
-        "--declare" => options.declared = text()? == "yes",
+        "--declare" => match text()? {
+            "yes" => options.declared = true,
+            other => return Err(format!("{flag} yes, or not at all: not {other}")),
+        },
         "--adit" => {
             let path = std::path::absolute(&value).map_err(|error| format!("{flag}: {error}"))?;
             let mode = options.adit.take().map(|(_, mode)| mode);

@@ -163,11 +163,6 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// A file whose lease was just taken.
-    pub(super) fn leased(fd: Fd, pool: Arc<OpenPool>, terms: Terms, id: (u64, u64)) -> Self {
-        Self::of(fd, pool, terms, id)
-    }
-
     /// A seat beside others, or where others have the file open who are nobody's business: without a lease.
     pub(super) fn beside(fd: Fd, pool: Arc<OpenPool>, terms: Terms, id: (u64, u64)) -> Self {
         let held = Self::of(fd, pool, terms, id);
@@ -188,7 +183,8 @@ impl Held {
         Ok(Self::of(fd, pool, terms, id))
     }
 
-    fn of(fd: Fd, pool: Arc<OpenPool>, terms: Terms, id: (u64, u64)) -> Self {
+    /// A file whose lease was taken.
+    pub(super) fn of(fd: Fd, pool: Arc<OpenPool>, terms: Terms, id: (u64, u64)) -> Self {
         Self {
             declared: AtomicBool::new(terms.declared),
             shared: AtomicBool::new(false),

@@ -128,14 +128,6 @@ impl Signals {
     }
 }
 
-/// Takes the write lease if it is `wanted`; whether it was.
-pub(super) fn take_if(wanted: bool, fd: BorrowedFd<'_>, owner: libc::pid_t) -> Result<bool, Errno> {
-    if wanted {
-        take(fd, owner)?;
-    }
-    Ok(wanted)
-}
-
 /// Takes the write lease; breaks of it are announced to thread `owner`.
 pub(super) fn take(fd: BorrowedFd<'_>, owner: libc::pid_t) -> Result<(), Errno> {
     tell(fd, owner)?;

@@ -685,12 +685,17 @@ impl Leases {
         self.standby.ensure(&self.records);
         let may_join = joins || staged.declared && self.barred.allows(id);
         let thread = self.signals.owner();
-        let held = match lease::take_if(!joins, fd.as_fd(), thread) {
-            Ok(true) => {
+        let taken = if joins {
+            // What the kernel says of a file that others have open.
+            Err(Errno::AGAIN)
+        } else {
+            lease::take(fd.as_fd(), thread)
+        };
+        let held = match taken {
+            Ok(()) => {
                 self.barred.clear(id);
-                Held::leased(fd, pool, terms, id)
+                Held::of(fd, pool, terms, id)
             }
-            Ok(false) => Held::beside(fd, pool, terms, id),
             Err(Errno::AGAIN) if may_join => Held::beside(fd, pool, terms, id),
             Err(errno) => return Err(Refused::Lease(errno)),
         };

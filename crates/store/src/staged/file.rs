@@ -539,7 +539,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let is_new = self.known_seq.load(Ordering::Relaxed) != next_seq;
         let is_published =
             self.followed.load(Ordering::Relaxed) != version || followed_mark != mark;
-        if is_new && !(shared && self.follow_news(guard, next_seq)?) {
+        if is_new && !(shared && self.follow_news(next_seq)?) {
             self.rebuild_by(guard, next_seq, walk)?;
         } else if is_published {
             // What is new may be retired already.

@@ -19,7 +19,7 @@
 use std::sync::atomic::Ordering;
 
 use adit_pmem::{BaseFile, Medium};
-use adit_pool::{FileGuard, SHARED};
+use adit_pool::SHARED;
 
 use super::error::Result;
 use super::file::{StagedFile, View, lock};
@@ -99,9 +99,9 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         Ok(mark == Mark::NONE || self.mark()? == mark.0)
     }
 
-    /// Brings the overlay up to record `next_seq` by what is new at the ends of the logs; false where that
+    /// Brings the overlay up to record `next_seq` by what is new at the ends of the logs, under the file's lock; false where that
     /// does not tell, and somebody has to walk.
-    pub(super) fn follow_news(&self, _guard: &FileGuard<'_, M>, next_seq: u64) -> Result<bool> {
+    pub(super) fn follow_news(&self, next_seq: u64) -> Result<bool> {
         let known = self.known_seq.load(Ordering::Relaxed);
         let pool = self.stage.attachment().pool();
         let news = lock(&self.tail).news(pool, self.file, known, next_seq)?;

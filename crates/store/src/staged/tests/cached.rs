@@ -249,6 +249,8 @@ struct Scene {
     staged: Arc<Staged>,
     /// Another attachment: of the monitor, say.
     other: Arc<Stage<Watched>>,
+    /// That attachment's view of the file, where the file is shared.
+    watcher: Option<Staged>,
     file: SimFile,
     flight: Flight,
 }
@@ -303,13 +305,13 @@ fn fly(
     forgotten: u64,
     meanwhile: impl Fn(&World, &Scene) + Clone + Send + Sync + 'static,
 ) -> std::result::Result<Report, Box<Failure>> {
-    fly_with(FLIGHT, name, mode, forgotten, meanwhile)
+    fly_with(FLIGHT, name, (mode, false), forgotten, meanwhile)
 }
 
 fn fly_with(
     flight: Flight,
     name: &str,
-    mode: Mode,
+    (mode, shared): (Mode, bool),
     forgotten: u64,
     meanwhile: impl Fn(&World, &Scene) + Clone + Send + Sync + 'static,
 ) -> std::result::Result<Report, Box<Failure>> {
@@ -352,9 +354,18 @@ fn fly_with(
             staged.append(b"x").expect("append");
             staged.truncate(first_bytes().len() as u64).expect("cut");
             staged.publish(Scope::Everything).expect("publish");
+            let watcher = shared.then(|| {
+                let entry = staged.file();
+                let theirs = StagedFile::open_entry(&other, entry, file.clone(), mode);
+                let theirs = theirs.expect("stage");
+                theirs.share().expect("share");
+                assert_eq!(read_all(&theirs), first_bytes());
+                theirs
+            });
             Arc::new(Scene {
                 staged,
                 other,
+                watcher,
                 file,
                 flight,
             })
@@ -444,10 +455,34 @@ const LONG: usize = 40_000;
 fn whatever_follows_a_write_that_waits_for_the_device_is_chained_to_it() {
     for (name, flight) in OTHER_FLIGHTS {
         let second = |world: &World, scene: &Scene| scene.second_write(world);
-        match fly_with(flight, &format!("chained-{name}"), Mode::Strict, 0, second) {
+        match fly_with(
+            flight,
+            &format!("chained-{name}"),
+            (Mode::Strict, false),
+            0,
+            second,
+        ) {
             Ok(report) => println!("{name}: {report}"),
             Err(failure) => panic!("{name}: {failure}"),
         }
+    }
+}
+
+/// Whoever shares the file sees at once what a write has logged that waits for the device, and may act on it: the bytes
+/// are there for good before he does.
+#[test]
+fn what_another_program_sees_of_a_shared_file_stays() {
+    for (name, mode) in [("sync", Mode::Sync), ("strict", Mode::Strict)] {
+        let name = format!("shared-{name}");
+        let seen = |world: &World, scene: &Scene| {
+            let watcher = scene.watcher.as_ref().expect("shared");
+            assert_eq!(scene.see(world, &read_all(watcher)), 1);
+        };
+        let found = fly_with(FLIGHT, &name, (mode, true), 0, seen);
+        let report = found.unwrap_or_else(|failure| panic!("{name}: {failure}"));
+        assert!(report.states > 50, "{report}");
+        // Planted: the sync of the one who follows is none.
+        fly_with(FLIGHT, &format!("{name}-early"), (mode, true), 1, seen).expect_err("not synced");
     }
 }
 
@@ -514,7 +549,8 @@ fn a_write_that_forgets_the_one_before_is_found() {
     fly("unchained", Mode::Strict, 0, alone).expect_err("the second write without the first");
     for (name, flight) in OTHER_FLIGHTS {
         let name = format!("unchained-{name}");
-        fly_with(flight, &name, Mode::Strict, 0, alone).expect_err("the second without the first");
+        fly_with(flight, &name, (Mode::Strict, false), 0, alone)
+            .expect_err("the second without the first");
     }
 }
 
