@@ -8,6 +8,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
+use told::Told;
+
 #[path = "staged/children.rs"]
 mod children;
 #[path = "../../../tests/compiled.rs"]
@@ -36,6 +38,8 @@ mod stopped;
 mod strangers;
 #[path = "staged/successors.rs"]
 mod successors;
+#[path = "staged/told.rs"]
+mod told;
 #[path = "staged/torn.rs"]
 mod torn;
 #[path = "staged/tunables.rs"]
@@ -437,52 +441,30 @@ fn wait_for(what: &str, mut came: impl FnMut() -> bool) {
 }
 
 /// A program that writes batches of lines when it is told to.
-struct Lines {
-    child: Child,
-    told: ChildStdin,
-    said: BufReader<ChildStdout>,
-}
+struct Lines(Told);
 
 impl Lines {
     fn start(place: &Place, mode: &str, flags: &str, who: &str, batches: &[&str]) -> Self {
-        let mut child = place
-            .command(&place.dir.join("lines"), Some(mode))
-            .arg(place.file())
-            .args([flags, who])
-            .args(batches)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("timeout(1)");
-        let told = child.stdin.take().expect("a pipe");
-        let said = BufReader::new(child.stdout.take().expect("a pipe"));
-        Self { child, told, said }
+        let mut command = place.command(&place.dir.join("lines"), Some(mode));
+        command.arg(place.file()).args([flags, who]).args(batches);
+        Self(Told::of(&mut command))
     }
 
     /// Waits for the end of a batch; how many lines were acknowledged so far.
     fn batch(&mut self) -> usize {
-        let mut line = String::new();
-        self.said.read_line(&mut line).expect("its output");
-        line.trim().parse().expect("a number of lines")
+        self.0.hear().parse().expect("a number of lines")
     }
 
     fn go_on(&mut self) {
-        self.told.write_all(b"\n").expect("its input");
+        self.0.say("");
     }
 
-    fn end(mut self) {
-        drop(self.told);
-        assert!(self.child.wait().expect("wait").success());
+    fn end(self) {
+        self.0.end();
     }
 
-    /// The process that runs the program: `timeout` has started it.
-    fn pid(&self) -> String {
-        started_by(self.child.id())
-    }
-
-    fn kill(mut self) {
-        signal("-KILL", &self.pid());
-        self.child.wait().expect("wait");
+    fn kill(self) {
+        self.0.kill();
     }
 }
 

@@ -2,56 +2,14 @@
 
 use super::*;
 
-/// A program that does what it is told.
-struct Sharer {
-    child: Child,
-    told: ChildStdin,
-    said: BufReader<ChildStdout>,
+/// A program that declares the directory of the file.
+fn sharer(place: &Place, program: &Path, mode: &str) -> Told {
+    let declared = place.file().with_file_name("");
+    let mode = format!("{mode} ADIT_PATH={}", declared.display());
+    Told::of(&mut place.command(program, Some(&mode)))
 }
 
-impl Sharer {
-    /// One that declares the directory of the file.
-    fn new(place: &Place, program: &Path, mode: &str) -> Self {
-        let declared = place.file().with_file_name("");
-        Self::start(
-            place,
-            program,
-            &format!("{mode} ADIT_PATH={}", declared.display()),
-        )
-    }
-
-    fn start(place: &Place, program: &Path, mode: &str) -> Self {
-        let mut child = place
-            .command(program, Some(mode))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("timeout(1)");
-        let told = child.stdin.take().expect("a pipe");
-        let said = BufReader::new(child.stdout.take().expect("a pipe"));
-        Self { child, told, said }
-    }
-
-    fn hear(&mut self) -> String {
-        let mut line = String::new();
-        self.said.read_line(&mut line).expect("its output");
-        line.trim_end_matches('\n').to_owned()
-    }
-
-    fn tell(&mut self, what: &str) -> String {
-        self.told
-            .write_all(format!("{what}\n").as_bytes())
-            .expect("its input");
-        self.hear()
-    }
-
-    #[track_caller]
-    fn all_well(&mut self, what: &[&str]) {
-        for what in what {
-            assert_eq!(self.tell(what), "0 -", "{what}");
-        }
-    }
-
+impl Told {
     /// Everything that shows what is in the file, through descriptor 0 and by its name.
     #[track_caller]
     fn sees(&mut self, file: &Path, content: &str) {
@@ -62,19 +20,6 @@ impl Sharer {
             assert_eq!(self.tell(&size), format!("0 {len}"), "{size}");
         }
         assert_eq!(self.tell(&format!("F {file}")), format!("0 {content}"));
-    }
-
-    fn kill(mut self) {
-        signal("-KILL", &started_by(self.child.id()));
-        self.child.wait().expect("wait");
-    }
-
-    fn end(self) {
-        let Self {
-            mut child, told, ..
-        } = self;
-        drop(told);
-        assert!(child.wait().expect("wait").success());
     }
 }
 
@@ -99,7 +44,7 @@ fn programs_see_each_other_at_once() {
         };
         let file = place.file();
         let named = file.display();
-        let sharer = |mode: &str| Sharer::new(&place, &program, mode);
+        let sharer = |mode: &str| sharer(&place, &program, mode);
         let (mut one, mut other) = (sharer(mode), sharer("strict ADIT_REQUIRE=1"));
         let (mut reader, mut plain) = (sharer(mode), sharer("posix"));
         one.all_well(&[&format!("o0 rw {named}"), "w0 first "]);
@@ -142,7 +87,7 @@ fn descriptions_of_one_program_see_each_other() {
         };
         let file = place.file();
         let named = file.display();
-        let mut sharer = Sharer::new(&place, &program, mode);
+        let mut sharer = sharer(&place, &program, mode);
         sharer.all_well(&[
             &format!("o1 rw {named}"),
             "w1 one ",
@@ -170,7 +115,7 @@ fn what_is_cut_by_name_is_cut_for_all() {
         };
         let file = place.file();
         let named = file.display();
-        let sharer = |mode: &str| Sharer::new(&place, &program, mode);
+        let sharer = |mode: &str| sharer(&place, &program, mode);
         let (mut one, mut other) = (sharer("strict"), sharer(mode));
         one.all_well(&[&format!("o0 rwa {named}"), "w0 long text"]);
         other.all_well(&[&format!("T 4 {named}")]);
@@ -195,8 +140,8 @@ fn outsiders_see_what_was_synced_and_closed() {
             return;
         };
         let named = place.file().display().to_string();
-        let mut one = Sharer::new(&place, &program, mode);
-        let mut other = Sharer::new(&place, &program, mode);
+        let mut one = sharer(&place, &program, mode);
+        let mut other = sharer(&place, &program, mode);
         let outsider = fs::File::open(place.file()).expect("open");
         one.all_well(&[&format!("o0 rw {named}"), "w0 one "]);
         other.all_well(&[&format!("o0 rwa {named}"), "w0 two ", "f0"]);
@@ -223,8 +168,8 @@ fn what_the_kernel_needs_is_taken_from_all() {
             };
             let file = place.file();
             let named = file.display();
-            let mut one = Sharer::new(&place, &program, mode);
-            let mut other = Sharer::new(&place, &program, mode);
+            let mut one = sharer(&place, &program, mode);
+            let mut other = sharer(&place, &program, mode);
             one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
             other.all_well(&[&format!("o0 rwa {named}"), "w0 two "]);
             assert_eq!(other.tell(act), "0 one two ", "{mode}");
@@ -241,7 +186,7 @@ fn what_the_kernel_needs_is_taken_from_all() {
             if act == "m0" {
                 assert_eq!(place.content(), "one two 121212", "{mode}");
             }
-            let mut third = Sharer::new(&place, &program, mode);
+            let mut third = sharer(&place, &program, mode);
             third.all_well(&[&format!("o0 rwa {named}"), "w0 3"]);
             one.sees(&file, "one two 1212123");
             for sharer in [one, other, third] {
@@ -260,7 +205,7 @@ fn a_child_asks_its_parent_for_a_declared_file() {
             return;
         };
         let file = place.file();
-        let mut sharer = Sharer::new(&place, &program, mode);
+        let mut sharer = sharer(&place, &program, mode);
         sharer.all_well(&[&format!("o0 rwa {}", file.display()), "w0 one "]);
         assert_eq!(sharer.tell("k0 two "), "0 one ", "{mode}");
         assert_eq!(sharer.hear(), "0 -");
@@ -281,8 +226,8 @@ fn who_is_killed_takes_nothing_from_the_others() {
             };
             let file = place.file();
             let named = file.display();
-            let mut one = Sharer::new(&place, &program, mode);
-            let mut other = Sharer::new(&place, &program, mode);
+            let mut one = sharer(&place, &program, mode);
+            let mut other = sharer(&place, &program, mode);
             one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
             other.all_well(&[&format!("o0 rwa {named}"), "w0 two "]);
             if monitor_dies {
@@ -309,8 +254,8 @@ fn what_is_not_declared_is_not_shared() {
     let elsewhere = place.dir.join("elsewhere");
     fs::create_dir_all(&elsewhere).expect("a directory");
     let mode = format!("strict ADIT_REQUIRE=1 ADIT_PATH={}", elsewhere.display());
-    let mut one = Sharer::start(&place, &program, &mode);
-    let mut other = Sharer::start(&place, &program, &mode);
+    let mut one = Told::of(&mut place.command(&program, Some(&mode)));
+    let mut other = Told::of(&mut place.command(&program, Some(&mode)));
     let open = format!("o0 rwa {named}");
     one.all_well(&[&open, "w0 one "]);
     let refused = format!("{} -", libc::EBUSY);

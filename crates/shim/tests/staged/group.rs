@@ -11,48 +11,10 @@ use adit_pool::{BootId, LocalLocks, Pool, PoolFile};
 use adit_store::staged;
 
 /// The program, with the two files and the pool in the place.
-struct Group {
-    child: Child,
-    told: ChildStdin,
-    said: BufReader<ChildStdout>,
-}
-
-impl Group {
-    fn start(place: &Place, program: &Path, mode: &str, commit: &str) -> Self {
-        let mut child = place
-            .command(program, Some(mode))
-            .args([place.dir.join("A"), place.dir.join("B")])
-            .env("ADIT_COMMIT", commit)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("timeout(1)");
-        let told = child.stdin.take().expect("a pipe");
-        let said = BufReader::new(child.stdout.take().expect("a pipe"));
-        Self { child, told, said }
-    }
-
-    fn tell(&mut self, what: &str) -> String {
-        self.told
-            .write_all(format!("{what}\n").as_bytes())
-            .expect("its input");
-        let mut line = String::new();
-        self.said.read_line(&mut line).expect("its output");
-        line.trim().to_owned()
-    }
-
-    #[track_caller]
-    fn all_well(&mut self, what: &[&str]) {
-        for what in what {
-            assert_eq!(self.tell(what), "0 -", "{what}");
-        }
-    }
-
-    /// Kills the program that `timeout` runs.
-    fn kill(mut self) {
-        signal("-KILL", &started_by(self.child.id()));
-        self.child.wait().expect("wait");
-    }
+fn start(place: &Place, program: &Path, mode: &str, commit: &str) -> Told {
+    let mut command = place.command(program, Some(mode));
+    command.args([place.dir.join("A"), place.dir.join("B")]);
+    Told::of(command.env("ADIT_COMMIT", commit))
 }
 
 /// Kills the monitor and whoever would take over from it: from now on nobody publishes.
@@ -89,7 +51,7 @@ fn after_a_loss_of_power(place: &Place) -> [String; 2] {
 fn left(name: &str, mode: &str, commit: &str, told: &[&str]) -> Option<[String; 2]> {
     let mut place = Place::new(name)?;
     let program = place.compile("group");
-    let mut group = Group::start(&place, &program, mode, commit);
+    let mut group = start(&place, &program, mode, commit);
     group.all_well(&["wA 1", "wB 1"]);
     // From now on nothing is published by age.
     end_the_watch(&mut place);
@@ -111,7 +73,7 @@ fn a_lease_that_no_monitor_knows_goes_with_the_staging() {
         return;
     };
     let program = place.compile("group");
-    let mut group = Group::start(&place, &program, "strict", "each");
+    let mut group = start(&place, &program, "strict", "each");
     group.all_well(&["wA 1"]);
     end_the_watch(&mut place);
     let path = place.dir.join("A");
@@ -141,7 +103,7 @@ fn a_monitor_that_comes_later_takes_the_leases_over() {
 
 fn taken_over_later(mut place: Place, next: &[&str]) {
     let program = place.compile("group");
-    let mut group = Group::start(&place, &program, "atomic", "each");
+    let mut group = start(&place, &program, "atomic", "each");
     group.all_well(&["wA 1", "wB 1"]);
     end_the_watch(&mut place);
     group.all_well(&["wA 2"]);
@@ -179,7 +141,7 @@ fn a_monitor_that_comes_later_leaves_leases_to_one_that_lives() {
         return;
     };
     let program = place.compile("group");
-    let mut group = Group::start(&place, &program, "atomic", "each");
+    let mut group = start(&place, &program, "atomic", "each");
     group.all_well(&["wA 1", "wB 1"]);
     let other = place.dir.join("other");
     fs::create_dir(&other).expect("a directory");
@@ -252,7 +214,7 @@ fn a_group_that_cannot_be_committed_is_refused() {
         return;
     };
     let program = place.compile("group");
-    let mut group = Group::start(&place, &program, "atomic", "each");
+    let mut group = start(&place, &program, "atomic", "each");
     group.all_well(&["wA 1", "wB 1", "g"]);
     end_the_watch(&mut place);
     group.all_well(&["wA 2", "wB 2"]);
@@ -262,7 +224,7 @@ fn a_group_that_cannot_be_committed_is_refused() {
     assert_eq!(Some(after_a_loss_of_power(&place)), texts("1", "1"));
     // Elsewhere it is what fsync of each is, and says what fsync says.
     for mode in ["posix", "sync", "strict"] {
-        let mut group = Group::start(&place, &program, mode, "each");
+        let mut group = start(&place, &program, mode, "each");
         group.all_well(&["wA 3", "wB 3", "g"]);
         assert_eq!(
             group.tell("r"),
@@ -282,7 +244,7 @@ fn a_group_is_refused_until_what_the_kernel_got_is_synced() {
         return;
     };
     let program = place.compile("group");
-    let mut group = Group::start(&place, &program, "atomic", "each");
+    let mut group = start(&place, &program, "atomic", "each");
     // A child that has them and does not use them changes nothing.
     group.all_well(&["wA 1", "wB 1", "g", "k", "g", "q", "u"]);
     assert_eq!(group.tell("g"), "-1 EINVAL", "a child uses them, too");
@@ -298,7 +260,7 @@ fn a_group_is_refused_until_what_the_kernel_got_is_synced() {
     group.kill();
     end_the_watch(&mut place);
     // Without a monitor nothing is staged for now.
-    let mut group = Group::start(&place, &program, "atomic", "each");
+    let mut group = start(&place, &program, "atomic", "each");
     assert_eq!(group.tell("g"), "0 -", "nothing was written");
     group.all_well(&["wA 4", "wB 4"]);
     assert_eq!(group.tell("g"), "-1 EINVAL");

@@ -5,13 +5,6 @@ use super::*;
 
 const ATOMIC: [&str; 2] = ["atomic", "strict"];
 
-/// The program, which does what it is told.
-struct Told {
-    child: Child,
-    told: Option<ChildStdin>,
-    said: BufReader<ChildStdout>,
-}
-
 impl Told {
     fn start(place: &Place, mode: &str, file: &Path) -> Self {
         Self::within(place, mode, file, &[])
@@ -42,41 +35,7 @@ impl Told {
         let mut command = Command::new(words.first().copied().unwrap_or("env"));
         command.args(words.iter().skip(1));
         command.arg(inner.get_program()).args(inner.get_args());
-        let mut child = command
-            .arg(file)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("env(1)");
-        let said = BufReader::new(child.stdout.take().expect("a pipe"));
-        Self {
-            told: child.stdin.take(),
-            child,
-            said,
-        }
-    }
-
-    fn tell(&mut self, what: &str) -> String {
-        let told = self.told.as_mut().expect("its input");
-        told.write_all(format!("{what}\n").as_bytes())
-            .expect("its input");
-        let mut line = String::new();
-        self.said.read_line(&mut line).expect("its output");
-        line.trim().to_owned()
-    }
-
-    #[track_caller]
-    fn answers(&mut self, dialogue: &[(&str, &str)]) {
-        for (what, answer) in dialogue {
-            assert_eq!(self.tell(what), *answer, "{what}");
-        }
-    }
-}
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        drop(self.told.take());
-        let _ = self.child.wait();
+        Self::of(command.arg(file))
     }
 }
 
