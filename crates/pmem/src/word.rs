@@ -24,10 +24,9 @@ use crate::copy::outcome;
 pub unsafe fn load(at: *const u64) -> Result<u64, Fault> {
     #[cfg(target_arch = "x86_64")]
     {
-        let mut value = 0;
         // SAFETY: the caller vouches for `at`; every load of x86-64 acquires.
-        outcome(unsafe { arch::adit_pmem_load(at, &raw mut value) })?;
-        Ok(value)
+        let (value, fault) = unsafe { arch::load(at) };
+        outcome(fault).map(|()| value)
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
@@ -47,7 +46,7 @@ pub unsafe fn store(at: *mut u64, value: u64) -> Result<(), Fault> {
     #[cfg(target_arch = "x86_64")]
     {
         // SAFETY: the caller vouches for `at`; every store of x86-64 releases.
-        outcome(unsafe { arch::adit_pmem_store(at, value) })
+        outcome(unsafe { arch::store(at, value) })
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
@@ -71,9 +70,9 @@ pub unsafe fn compare_exchange(
 ) -> Result<Result<u64, u64>, Fault> {
     #[cfg(target_arch = "x86_64")]
     {
-        let mut seen = current;
         // SAFETY: the caller vouches for `at`; a locked instruction is a full fence.
-        outcome(unsafe { arch::adit_pmem_compare_exchange(at, &raw mut seen, new) })?;
+        let (seen, fault) = unsafe { arch::compare_exchange(at, current, new) };
+        outcome(fault)?;
         Ok(if seen == current { Ok(seen) } else { Err(seen) })
     }
     #[cfg(not(target_arch = "x86_64"))]

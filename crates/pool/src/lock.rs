@@ -143,10 +143,13 @@ impl<M: Medium> Pool<M> {
         }
     }
 
-    /// Releases the lock, unless it is no longer this thread's.
+    /// Releases the lock, unless it is no longer this thread's. As long as it is, nobody else changes the word, so this
+    /// takes no locked instruction.
     pub(crate) fn unlock_word(&self, offset: u64, owner: Owner) {
         // An error means that the offset is outside the medium, and then it was never locked.
-        let _ = self.cas(offset, owner.word(), 0);
+        if self.load(offset).is_ok_and(|word| word == owner.word()) {
+            let _ = self.store(offset, 0);
+        }
     }
 }
 

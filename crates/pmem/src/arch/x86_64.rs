@@ -7,6 +7,10 @@
 //! others must not execute it, because the processor may lack it. The AVX-512 routines use registers
 //! 16 to 31 only, whose upper halves slow nobody down, and so need no `vzeroupper` either.
 //!
+//! Accesses to single words are so many, and so short, that they stand in the middle of Rust code. Each
+//! copy of such an instruction has an item in a table that the linker puts together, as the kernel's
+//! exception table has.
+//!
 //! The copies are assembly not for speed alone: the bytes may change under the copy (another process
 //! stores to them, another thread of the program reuses its buffer), which no Rust or compiler
 //! builtin copy is allowed to meet.
@@ -15,7 +19,7 @@
 //!
 //! The unsafe code declares the assembly below with the C calling convention it is written for
 //! (arguments in `rdi`, `rsi`, `rdx`, result in `eax`, only caller-saved registers changed) and the
-//! labels that bound it.
+//! labels that bound it, and reads the table between the marks that the linker sets.
 #![allow(unsafe_code)]
 
 use core::arch::global_asm;
@@ -599,25 +603,6 @@ global_asm!(concat!(
     write_back!("adit_pmem_clflushopt", "clflushopt"),
     write_back!("adit_pmem_clwb", "clwb"),
 
-    routine!("adit_pmem_load"),
-    "mov rax, qword ptr [rdi]\n",
-    "mov qword ptr [rsi], rax\n",
-    "xor eax, eax\n",
-    "ret\n",
-
-    routine!("adit_pmem_store"),
-    "mov qword ptr [rdi], rsi\n",
-    "xor eax, eax\n",
-    "ret\n",
-
-    // rsi points to the expected value and receives the one that was there.
-    routine!("adit_pmem_compare_exchange"),
-    "mov rax, qword ptr [rsi]\n",
-    "lock cmpxchg qword ptr [rdi], rdx\n",
-    "mov qword ptr [rsi], rax\n",
-    "xor eax, eax\n",
-    "ret\n",
-
     routine!("adit_pmem_copy_line"),
     words_of_a_line!("mov"),
     "xor eax, eax\n",
@@ -677,6 +662,14 @@ global_asm!(concat!(
     "mov eax, -1\n",
     "ret\n",
     ".popsection\n",
+
+    // An item that no instruction is at: in a program that has no other the linker would set no marks. These are ours
+    // alone: another library may have such a table, too.
+    ".hidden __start_adit_pmem_words\n",
+    ".hidden __stop_adit_pmem_words\n",
+    ".pushsection adit_pmem_words,\"aR\",@progbits\n",
+    ".long 0, 0\n",
+    ".popsection\n",
 ));
 
 unsafe extern "C" {
@@ -691,9 +684,6 @@ unsafe extern "C" {
     pub(crate) fn adit_pmem_clflush(line: *const u8, lines: usize) -> u32;
     pub(crate) fn adit_pmem_clflushopt(line: *const u8, lines: usize) -> u32;
     pub(crate) fn adit_pmem_clwb(line: *const u8, lines: usize) -> u32;
-    pub(crate) fn adit_pmem_load(at: *const u64, into: *mut u64) -> u32;
-    pub(crate) fn adit_pmem_store(at: *mut u64, value: u64) -> u32;
-    pub(crate) fn adit_pmem_compare_exchange(at: *mut u64, value: *mut u64, new: u64) -> u32;
     pub(crate) fn adit_pmem_copy_line(dst: *mut u8, src: *const u8) -> u32;
     pub(crate) fn adit_pmem_stream_line(dst: *mut u8, src: *const u8) -> u32;
     pub(crate) fn adit_pmem_probe(at: *const u8) -> u32;
@@ -704,6 +694,99 @@ unsafe extern "C" {
     static adit_pmem_avx_start: u8;
     static adit_pmem_avx_end: u8;
     static adit_pmem_avx_fixup: u8;
+
+    // Of a section with such a name the linker says where it begins and where it stops.
+    static __start_adit_pmem_words: [i32; 2];
+    static __stop_adit_pmem_words: [i32; 2];
+}
+
+/// One guarded instruction in the middle of Rust code, as an item of the table `adit_pmem_words`: the distances from
+/// each number of the item to the instruction and to where it goes on when that faults. There `fault`, which is zero
+/// before, gets another value, and the code behind the instruction runs. `retained`, because a linker that throws away what
+/// nobody refers to sees no reference to an item.
+macro_rules! guarded_instruction {
+    ($instruction:literal) => {
+        concat!(
+            "xor {fault:e}, {fault:e}\n",
+            "2:\n",
+            $instruction,
+            "\n",
+            "3:\n",
+            ".pushsection .text.adit_pmem_words_fixup,\"ax\",@progbits\n",
+            "4:\n",
+            "inc {fault:e}\n",
+            "jmp 3b\n",
+            ".popsection\n",
+            ".pushsection adit_pmem_words,\"aR\",@progbits\n",
+            ".long 2b - .\n",
+            ".long 4b - .\n",
+            ".popsection\n",
+        )
+    };
+}
+
+/// Loads a word: the word, and whether that faulted.
+///
+/// # Safety
+///
+/// `at` is aligned to 8, and memory of the caller or an address that faults.
+#[inline(always)]
+pub(crate) unsafe fn load(at: *const u64) -> (u64, u32) {
+    let (value, fault);
+    // SAFETY: the caller vouches for the address; a fault is in the table.
+    unsafe {
+        core::arch::asm!(
+            guarded_instruction!("mov {value}, qword ptr [{at}]"),
+            at = in(reg) at,
+            value = out(reg) value,
+            fault = out(reg) fault,
+            options(nostack),
+        );
+    }
+    (value, fault)
+}
+
+/// Stores a word; whether that faulted.
+///
+/// # Safety
+///
+/// As for [`load`].
+#[inline(always)]
+pub(crate) unsafe fn store(at: *mut u64, value: u64) -> u32 {
+    let fault;
+    // SAFETY: the caller vouches for the address; a fault is in the table.
+    unsafe {
+        core::arch::asm!(
+            guarded_instruction!("mov qword ptr [{at}], {value}"),
+            at = in(reg) at,
+            value = in(reg) value,
+            fault = out(reg) fault,
+            options(nostack),
+        );
+    }
+    fault
+}
+
+/// Stores `new` if the word is `current`: the word that was there, and whether that faulted.
+///
+/// # Safety
+///
+/// As for [`load`].
+#[inline(always)]
+pub(crate) unsafe fn compare_exchange(at: *mut u64, current: u64, new: u64) -> (u64, u32) {
+    let (seen, fault);
+    // SAFETY: the caller vouches for the address; a fault is in the table.
+    unsafe {
+        core::arch::asm!(
+            guarded_instruction!("lock cmpxchg qword ptr [{at}], {new}"),
+            at = in(reg) at,
+            new = in(reg) new,
+            fault = out(reg) fault,
+            inout("rax") current => seen,
+            options(nostack),
+        );
+    }
+    (seen, fault)
 }
 
 /// One guarded instruction range and where to continue when it faults.
@@ -729,12 +812,31 @@ static TABLE: [Guarded; 2] = [
     },
 ];
 
-/// Looks an instruction address up in the fault table.
+/// Looks an instruction address up in the fault tables.
 pub(crate) fn fixup_for(ip: usize) -> Option<usize> {
-    TABLE
+    let range = TABLE
         .iter()
-        .find(|range| (range.start.addr()..range.end.addr()).contains(&ip))
-        .map(|range| range.fixup.addr())
+        .find(|range| (range.start.addr()..range.end.addr()).contains(&ip));
+    match range {
+        Some(range) => Some(range.fixup.addr()),
+        None => fixup_of_word(ip),
+    }
+}
+
+fn fixup_of_word(ip: usize) -> Option<usize> {
+    let (start, end) = (
+        &raw const __start_adit_pmem_words,
+        &raw const __stop_adit_pmem_words,
+    );
+    let count = (end.addr() - start.addr()) / size_of::<[i32; 2]>();
+    (0..count).find_map(|nth| {
+        let item = start.wrapping_add(nth);
+        // SAFETY: the item lies between the marks that the linker made, and never changes.
+        let [instruction, fixup] = unsafe { item.read() };
+        let target = |at: usize, distance: i32| at.wrapping_add_signed(distance as isize);
+        let ours = target(item.addr(), instruction) == ip;
+        ours.then(|| target(item.addr() + size_of::<i32>(), fixup))
+    })
 }
 
 /// Orders every streaming store and write-back before the stores that follow.

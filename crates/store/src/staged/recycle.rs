@@ -127,6 +127,8 @@ impl CoveredPages {
 #[derive(Debug, Default)]
 pub(super) struct Recycled {
     lists: [Apart<Mutex<Vec<Covered>>>; LISTS],
+    /// Whether there may be any: a file that only grows never has one, and need not look at every list.
+    any: AtomicBool,
     /// Whether they are of so many that none of them is in a cache.
     cold: AtomicBool,
 }
@@ -138,11 +140,20 @@ impl Recycled {
             lock(&self.lists[list].0).extend_from_slice(part);
             list = (list + 1) % LISTS;
         }
+        self.any.store(true, Ordering::Release);
     }
 
     fn take(&self) -> Option<Covered> {
+        if !self.any.load(Ordering::Acquire) {
+            return None;
+        }
         let mine = list_of_thread();
-        (0..LISTS).find_map(|nth| lock(&self.lists[(mine + nth) % LISTS].0).pop())
+        let taken = (0..LISTS).find_map(|nth| lock(&self.lists[(mine + nth) % LISTS].0).pop());
+        if taken.is_none() {
+            // What somebody puts there just now waits for the next who does.
+            self.any.store(false, Ordering::Release);
+        }
+        taken
     }
 
     /// The pages are of a file that looks like this.
