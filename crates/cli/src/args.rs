@@ -168,7 +168,8 @@ pub(crate) struct RunArgs {
     /// The pool file to use
     #[arg(long, env = "ADIT_POOL", value_name = "FILE")]
     pub(crate) pool: Option<PathBuf>,
-    /// How large a pool is made where there is none, 16M at least: what a program may stage before it is published
+    /// How large a pool is made where there is none, 16M at least: what a program may stage before it is published, four
+    /// times as much in memory and on DAX
     /// [default: by medium and free space, 16M to 256M]
     #[arg(long, env = "ADIT_POOL_SIZE", value_name = "SIZE", value_parser = parse_made_pool_size)]
     pub(crate) pool_size: Option<u64>,

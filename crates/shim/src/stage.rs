@@ -237,7 +237,7 @@ fn attach(path: PoolPath) -> Option<Pool> {
     }
     let file = Arc::new(file);
     let grown = Arc::clone(&file);
-    let grow = move |attachment: &_| pools::grow(&grown, attachment);
+    let grow = move |attachment: &_, growth| pools::grow(&grown, attachment, growth);
     Some(Pool {
         file,
         stage: Stage::growing(attachment, Box::new(grow)),

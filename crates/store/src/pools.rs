@@ -14,13 +14,15 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use adit_pmem::MediumKind;
 use adit_pmem::detect::{medium_of, mount_of_fd};
+use adit_pmem::{Medium as _, MediumKind};
 use adit_pool::layout::Geometry;
 use adit_pool::{Attachment, FileMedium, PoolFile};
 use rustix::fd::{AsFd as _, BorrowedFd};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
+
+use crate::staged::Growth;
 
 pub use found::Found;
 use found::usual_places;
@@ -315,22 +317,42 @@ fn geometry(size: u64) -> Geometry {
     }
 }
 
-/// Makes a pool larger that a program has filled with what cannot be published yet: to twice its size, or
-/// by a quarter of what is free when that is less. What is staged needs its place in the base file as
-/// well, so a file system that fills up this way holds the largest transaction that it can.
-pub fn grow(pool: &PoolFile, attachment: &Attachment<FileMedium>) -> bool {
-    let Ok(chunks) = pool.pool().chunk_count() else {
+/// A pool grows to so many times what it was made with before anybody has to publish for want of space: pages that are
+/// written over and over are then never published for that, and what is written in a burst is published when it is over.
+const AHEAD: u64 = 4;
+
+/// Makes a full pool larger; whether it did.
+///
+/// When that is needed, because what fills it cannot be published yet, to twice its size, or by a quarter of what is
+/// free when that is less. What is staged needs its place in the base file as well, so a file system that fills up this
+/// way holds the largest transaction that it can.
+///
+/// Ahead of that only where new space costs nothing until it is used, and not where little is free: on a disk its blocks
+/// would be written first, which takes longer than to publish.
+pub fn grow(pool: &PoolFile, attachment: &Attachment<FileMedium>, growth: Growth) -> bool {
+    let (Ok(chunks), Ok(superblock)) = (pool.pool().chunk_count(), pool.pool().superblock()) else {
         return false;
     };
     let geometry = pool.pool().geometry();
     let size = geometry.chunk(chunks);
-    let more = larger_by(size, free_beside(pool.path()), geometry.chunk_size());
+    let free = free_beside(pool.path());
+    let more = match growth {
+        Growth::Needed => larger_by(size, free / 4, geometry.chunk_size()),
+        Growth::Ahead if pool.pool().medium().fence_is_slow() => 0,
+        Growth::Ahead => {
+            let most = geometry
+                .chunk(superblock.first_chunks)
+                .saturating_mul(AHEAD);
+            let more = size.min(most.saturating_sub(size));
+            larger_by(more, free / 16, geometry.chunk_size())
+        }
+    };
     more > 0 && matches!(pool.grow(attachment, size + more), Ok(now) if now > chunks)
 }
 
-/// Bytes that a pool of `size` becomes larger by, in whole chunks.
-fn larger_by(size: u64, free: u64, chunk: u64) -> u64 {
-    let more = size.min(free / 4);
+/// The lesser of the two, in whole chunks.
+fn larger_by(more: u64, most: u64, chunk: u64) -> u64 {
+    let more = more.min(most);
     more - more % chunk
 }
 

@@ -95,17 +95,26 @@ pub struct Stage<M: Medium> {
 /// files open, each of which is published by itself, all of them would be looked at each time.
 const WORTH: u64 = 8;
 
+/// Why a full pool is to be made larger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Growth {
+    /// So that nobody has to wait until something is published, as far as that is worth the space.
+    Ahead,
+    /// Nothing that can be published makes room.
+    Needed,
+}
+
 /// How a full pool is made larger; whether it was.
-pub type Grow<M> = Box<dyn Fn(&Attachment<M>) -> bool + Send + Sync>;
+pub type Grow<M> = Box<dyn Fn(&Attachment<M>, Growth) -> bool + Send + Sync>;
 
 impl<M: Medium> Stage<M> {
     /// A stage for the files of one attachment, whose pool keeps its size.
     #[must_use]
     pub fn new(attachment: Attachment<M>) -> Arc<Self> {
-        Self::growing(attachment, Box::new(|_| false))
+        Self::growing(attachment, Box::new(|_, _| false))
     }
 
-    /// A stage whose pool may become larger when nothing that can be published makes room.
+    /// A stage whose pool may become larger, before something is published or when that makes no room.
     #[must_use]
     pub fn growing(attachment: Attachment<M>, grow: Grow<M>) -> Arc<Self> {
         Arc::new(Self {
@@ -142,9 +151,9 @@ impl<M: Medium> Stage<M> {
     }
 
     /// Makes the pool larger, one thread at a time.
-    fn grow(&self) -> bool {
+    fn grow(&self, growth: Growth) -> bool {
         let _one = lock(&self.making_room);
-        (self.grow)(&self.attachment)
+        (self.grow)(&self.attachment, growth)
     }
 
     /// Fresh space for `len` bytes, at most a chunk.
@@ -624,6 +633,11 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
                     return result;
                 }
             };
+            // The logs have a limit of their own.
+            let growing_helps = matches!(full, adit_pool::Error::Full { .. });
+            if growing_helps && self.stage.grow(Growth::Ahead) {
+                continue;
+            }
             let relief = self.relieve()?;
             rooms += usize::from(relief != Relief::Busy);
             // Nothing found may mean that another thread has just made the room.
@@ -636,9 +650,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             if in_vain < 3 && rooms % SHARED_ROOMS != SHARED_ROOMS - 1 {
                 continue;
             }
-            // The logs have a limit of their own.
-            let growing_helps = matches!(full, adit_pool::Error::Full { .. });
-            if growing_helps && self.stage.grow() {
+            if growing_helps && self.stage.grow(Growth::Needed) {
                 in_vain = 0;
             } else if relief == Relief::Busy && waited < WAITS {
                 // What the other one publishes may be all the room that can be had.

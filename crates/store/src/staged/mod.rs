@@ -65,7 +65,7 @@ mod together;
 pub use append::Place;
 pub use appends::{AppendsOnly, Where};
 pub use error::{Error, Result};
-pub use file::{Grow, Mode, Stage, StagedFile};
+pub use file::{Grow, Growth, Mode, Stage, StagedFile};
 pub use kernel::KernelFile;
 pub use names::{handle_of, open_by_name, open_on};
 pub use overlay::{Overlay, Piece, Source};

@@ -12,7 +12,7 @@ use super::super::client::{self, AcquireRequest, Lease, Refused};
 use super::*;
 use crate::pools::AskedPool;
 use crate::registry::RuntimeDir;
-use crate::staged::{Error, KernelFile, Mode, Stage, StagedFile, handle_of};
+use crate::staged::{Error, Growth, KernelFile, Mode, Stage, StagedFile, handle_of};
 use crate::testing::{
     self, alone, argument, eventually, is_helper, listen, open_rw, runtime_at, say, spawn,
 };
@@ -1083,11 +1083,12 @@ fn a_pool_that_has_grown_is_small_again_when_nobody_uses_it() {
     let program = Program::new(&scratch, &file);
     let pool_size = || len(&scratch.path("run/pool"));
     let made = pool_size();
-    assert!(crate::pools::grow(
-        &program._file,
-        program.stage.attachment()
-    ));
-    assert!(pool_size() > made);
+    let growing = |growth| crate::pools::grow(&program._file, program.stage.attachment(), growth);
+    // Ahead of need it grows to a few times its size, and no further.
+    while growing(Growth::Ahead) {}
+    assert_eq!(pool_size(), made * 4);
+    assert!(growing(Growth::Needed));
+    assert!(pool_size() > made * 4);
     // The monitor attaches, and stays when the program leaves.
     let entry = program.enter(&file);
     let lease = program.acquire(&file, entry, Mode::Sync).expect("lease");
@@ -1105,7 +1106,7 @@ fn a_pool_that_has_grown_is_small_again_when_nobody_uses_it() {
     assert!(pool.pool().check().expect("check").is_sound());
     // It may grow again.
     let attachment = pool.attach().expect("attach");
-    assert!(crate::pools::grow(&pool, &attachment));
+    assert!(crate::pools::grow(&pool, &attachment, Growth::Needed));
     assert!(pool_size() > made);
     pool.detach(attachment).expect("detach");
     assert_eq!(pool_size(), made);

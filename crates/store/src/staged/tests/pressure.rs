@@ -180,16 +180,18 @@ fn a_full_pool_of_a_dead_program_can_be_committed() {
     }
 }
 
-/// A stage whose pool becomes larger once: `hog` has most of it, and leaves.
-fn growing(pool: &Arc<Pool<SimMedium>>, hog: SimFile) -> Arc<Stage<SimMedium>> {
+/// A stage whose pool becomes larger once, for this reason: `hog` has most of it, and leaves.
+fn growing(pool: &Arc<Pool<SimMedium>>, hog: SimFile, reason: Growth) -> Arc<Stage<SimMedium>> {
     let other = Stage::new(pool.attach().expect("attach"));
     let hogging = StagedFile::open(&other, &name_of(&hog), hog, Mode::Atomic).expect("stage");
     while pool.free_chunks().expect("chunks") > 6 {
         hogging.append(&[1; 8192]).expect("append");
     }
     let hogging = std::sync::Mutex::new(Some((hogging, other)));
-    let grow = move |_: &_| {
-        let Some((staged, stage)) = hogging.lock().expect("lock").take() else {
+    let grow = move |_: &_, growth| {
+        let leaves = growth == reason;
+        let left = leaves.then(|| hogging.lock().expect("lock").take());
+        let Some((staged, stage)) = left.flatten() else {
             return false;
         };
         staged.close().expect("close");
@@ -205,7 +207,8 @@ fn growing(pool: &Arc<Pool<SimMedium>>, hog: SimFile) -> Arc<Stage<SimMedium>> {
 #[test]
 fn a_pool_grows_while_somebody_publishes() {
     let Setup { world, file, pool } = set_up(40);
-    let stage = growing(&pool, world.create("dir/hog").expect("create"));
+    let hog = world.create("dir/hog").expect("create");
+    let stage = growing(&pool, hog, Growth::Needed);
     let staged = StagedFile::open(&stage, &name_of(&file), file.clone(), Mode::Atomic);
     let staged = staged.expect("stage");
     let other = pool.attach().expect("attach");
@@ -222,6 +225,26 @@ fn a_pool_grows_while_somebody_publishes() {
     drop(claim);
     staged.close().expect("close");
     assert_eq!(contents(&file).expect("read"), model);
+}
+
+/// What fills a pool that can be made larger is not published for that.
+#[test]
+fn a_pool_grows_before_it_is_published() {
+    let Setup { world, file, pool } = set_up(40);
+    let hog = world.create("dir/hog").expect("create");
+    let stage = growing(&pool, hog, Growth::Ahead);
+    let staged = StagedFile::open(&stage, &name_of(&file), file.clone(), Mode::Strict);
+    let staged = staged.expect("stage");
+    let mut model = first_bytes();
+    append_all(&staged, &mut model, [10_000; 20]);
+    let published = || contents(&file).expect("read") != first_bytes();
+    assert!(!published());
+    assert!(read_all(&staged) == model);
+    // What is too much for it then is.
+    append_all(&staged, &mut model, [10_000; 60]);
+    assert!(published());
+    staged.close().expect("close");
+    assert!(contents(&file).expect("read") == model);
 }
 
 /// Where a pool cannot grow, somebody else's publication is waited for: it is all the room there will be.
