@@ -10,7 +10,8 @@
 //!
 //! So a file's first blocks are the kernel's, and it is staged when a write is none, or when there are more of them
 //! than staging costs. In mode `sync` nothing has to be whole, and any write will do. In mode `atomic` it would be a
-//! promise broken: what is not committed must not be in the file.
+//! promise broken, as what is not committed must not be in the file after a crash; but in memory, of which a crash leaves
+//! nothing.
 
 use crate::{descriptors, init};
 use adit_pmem::MediumKind;
@@ -63,8 +64,9 @@ impl Blocks {
     /// Of a file on this medium; none where nothing is to be left to the kernel.
     pub(crate) fn new(mode: Mode, kind: MediumKind) -> Self {
         let most = match (mode, kind) {
-            (Mode::Posix | Mode::Atomic, _) | (_, MediumKind::Other) => 0,
+            (Mode::Posix, _) | (_, MediumKind::Other) => 0,
             (_, MediumKind::Ram) => IN_MEMORY,
+            (Mode::Atomic, _) => 0,
             (_, MediumKind::Dax) => ON_DAX,
             (_, MediumKind::Cached) => ON_DISK,
         };

@@ -233,7 +233,13 @@ fn the_first_blocks_are_the_kernels() {
     place.compile("required");
     let file = place.file();
     let within = scratch::is_memory();
-    for mode in ["sync", "strict"] {
+    // Of what is in memory nothing is left by a crash that the kernel has and that is not committed.
+    let modes: &[_] = if within {
+        &["sync", "strict", "atomic"]
+    } else {
+        &["sync", "strict"]
+    };
+    for mode in modes.iter().copied() {
         let _ = fs::remove_file(&file);
         let words = format!("{mode} ADIT_KERNEL_BLOCKS=2");
         let mut program = Told::willing(&place, &words, &file);
@@ -252,7 +258,7 @@ fn the_first_blocks_are_the_kernels() {
         program.answers(&[("c0", "done")]);
         assert_eq!(place.content(), "one\ntwo\nsix\nend\n", "mode {mode}");
         // An overwrite is no append, and a cut no write.
-        for (what, leased) in [("w0 new", mode == "strict"), ("t0", true)] {
+        for (what, leased) in [("w0 new", mode != "sync"), ("t0", true)] {
             fs::write(&file, "old\nold\n").expect("the file");
             let mut program = Told::willing(&place, &words, &file);
             program.answers(&[("o0", "done"), (what, "done")]);
@@ -261,10 +267,9 @@ fn the_first_blocks_are_the_kernels() {
         }
     }
     // What is not committed must not be in the file; and what is required begins with the open.
-    for words in [
-        "atomic ADIT_KERNEL_BLOCKS=2",
-        "strict ADIT_KERNEL_BLOCKS=2 ADIT_REQUIRE=1",
-    ] {
+    let required = "strict ADIT_KERNEL_BLOCKS=2 ADIT_REQUIRE=1";
+    let atomic = (!within).then_some("atomic ADIT_KERNEL_BLOCKS=2");
+    for words in atomic.into_iter().chain([required]) {
         let _ = fs::remove_file(&file);
         let mut program = Told::willing(&place, words, &file);
         program.answers(&[("o0", "done"), ("w0 one", "done")]);
