@@ -6,6 +6,8 @@
 //! the error that the kernel gave.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
 
+#[path = "../../../tests/built.rs"]
+mod built;
 #[path = "../../../tests/compiled.rs"]
 mod compiled;
 #[path = "../../../tests/scratch.rs"]
@@ -17,26 +19,6 @@ use std::{env, fs};
 
 fn installed(program: &str) -> bool {
     Command::new(program).arg("-V").output().is_ok()
-}
-
-/// Where cargo puts what it builds for this test run.
-fn artifacts() -> PathBuf {
-    let test = env::current_exe().expect("own path");
-    test.ancestors()
-        .nth(2)
-        .expect("target directory")
-        .to_path_buf()
-}
-
-fn library() -> PathBuf {
-    let path =
-        env::var_os("ADIT_LIB").map_or_else(|| artifacts().join("libadit.so"), PathBuf::from);
-    assert!(
-        path.exists(),
-        "{} is not built: cargo build -p adit-shim",
-        path.display()
-    );
-    path
 }
 
 struct Scratch(PathBuf);
@@ -73,7 +55,7 @@ fn run(scratch: &Scratch, program: &Path, injection: Option<&str>) -> Output {
     }
     command
         .arg("-E")
-        .arg(format!("LD_PRELOAD={}", library().display()));
+        .arg(format!("LD_PRELOAD={}", built::library().display()));
     command.args(["-E", "ADIT_MODE=posix", "-E", "ADIT_ADOPT_BYTES=0"]);
     command.args(["-E", "ADIT_ADOPT_PERCENT=0"]);
     command.arg("-E").arg(format!(

@@ -6,6 +6,8 @@
     reason = "tests run outside the library"
 )]
 
+#[path = "../../../tests/built.rs"]
+mod built;
 #[path = "../../../tests/scratch.rs"]
 mod scratch;
 
@@ -19,32 +21,6 @@ use std::time::Duration;
 
 /// The longest one run may take, in seconds.
 const LIMIT: u32 = 30;
-
-/// The built library. Cargo does not build a crate's C library for its tests, so the first test that
-/// asks has it built, unless `ADIT_LIB` names one.
-fn library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        if let Some(library) = std::env::var_os("ADIT_LIB") {
-            return library.into();
-        }
-        let test = std::env::current_exe().unwrap();
-        let profile = test.parent().unwrap().parent().unwrap();
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "-p", "adit-shim", "-p", "adit-cli"]);
-        cargo.arg("--manifest-path");
-        cargo.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
-        cargo.arg("--target-dir").arg(profile.parent().unwrap());
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        let built = cargo.status().expect("cargo starts").success();
-        assert!(built, "the library does not build");
-        let library = profile.join("libadit.so");
-        assert!(library.is_file(), "{} was not built", library.display());
-        library
-    })
-}
 
 /// A directory of a test's own, on a medium that is served.
 struct Scratch(PathBuf);
@@ -110,7 +86,7 @@ struct Monitor(Child);
 
 impl Monitor {
     fn start(scratch: &Scratch) -> Self {
-        let monitor = Command::new(library().with_file_name("adit"))
+        let monitor = Command::new(built::command())
             .arg("monitor")
             .arg("--runtime-dir")
             .arg(&scratch.0)
@@ -139,7 +115,7 @@ impl Drop for Monitor {
 /// Puts a command under the library, which promotes and maps at first use.
 fn preloaded(command: &mut Command, scratch: &Scratch) {
     command
-        .env("LD_PRELOAD", library())
+        .env("LD_PRELOAD", built::library())
         .env("ADIT_MODE", "posix")
         .env("ADIT_ADOPT_BYTES", "0")
         .env("ADIT_ADOPT_PERCENT", "0")

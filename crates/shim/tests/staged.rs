@@ -10,6 +10,8 @@ use std::{env, fs};
 
 use told::Told;
 
+#[path = "../../../tests/built.rs"]
+mod built;
 #[path = "staged/children.rs"]
 mod children;
 #[path = "../../../tests/compiled.rs"]
@@ -64,30 +66,13 @@ fn waits_too_often(case: &str, mode: &str) -> bool {
     writes_often && ["sync", "strict"].contains(&mode) && !scratch::is_memory()
 }
 
-/// Where cargo puts what it builds for this test run.
-fn artifacts() -> PathBuf {
-    let test = env::current_exe().expect("own path");
-    let target = test.ancestors().nth(2).expect("target directory");
-    target.to_path_buf()
-}
-
 /// The library and the command, unless something is missing to run these tests with.
 fn built() -> Option<(PathBuf, PathBuf)> {
-    let library =
-        env::var_os("ADIT_LIB").map_or_else(|| artifacts().join("libadit.so"), PathBuf::from);
-    let command = env::var_os("ADIT_BIN").map_or_else(|| artifacts().join("adit"), PathBuf::from);
-    for path in [&library, &command] {
-        assert!(
-            path.exists(),
-            "{} is not built: cargo build --workspace",
-            path.display()
-        );
-    }
     let compiler = Command::new("gcc").arg("--version").output().is_ok();
     if !compiler {
         println!("skipped: gcc is not installed");
     }
-    compiler.then_some((library, command))
+    compiler.then(|| (built::library(), built::command()))
 }
 
 /// A directory with a monitor; both go at the end.

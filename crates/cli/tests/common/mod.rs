@@ -11,46 +11,23 @@
     reason = "tests run outside the library"
 )]
 
+#[path = "../../../../tests/built.rs"]
+mod built;
 pub mod dead;
 #[path = "../../../../tests/scratch.rs"]
 pub(crate) mod scratch;
 
+pub(crate) use built::library;
+
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// The longest any command in these tests may take.
 pub fn limit() -> Duration {
     scratch::limit(30)
-}
-
-/// The built library. Cargo does not build one crate's library for another's tests, so the first
-/// test that asks has it built, unless `ADIT_LIB` names one.
-pub fn library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        if let Some(library) = std::env::var_os("ADIT_LIB") {
-            return library.into();
-        }
-        let target = Path::new(env!("CARGO_BIN_EXE_adit")).parent().unwrap();
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "-p", "adit-shim", "--manifest-path"]);
-        cargo.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml"));
-        cargo.arg("--target-dir").arg(target.parent().unwrap());
-        if target.ends_with("release") {
-            cargo.arg("--release");
-        }
-        assert!(
-            cargo.status().expect("cargo starts").success(),
-            "the library does not build"
-        );
-        let library = target.join("libadit.so");
-        assert!(library.is_file(), "{} was not built", library.display());
-        library
-    })
 }
 
 /// A directory of a test's own, removed when the test ends.
