@@ -260,7 +260,8 @@ fn stat_shows_which_files_have_a_weaker_promise() {
             .env("ADIT_RUNTIME_DIR", name("runtime"));
         command
     };
-    std::fs::write(name("shared"), b"").unwrap();
+    // Not empty: the first blocks of a file are the kernel's for another reason.
+    std::fs::write(name("shared"), [b'-'; 1000]).unwrap();
     let second_user = std::fs::File::open(name("shared")).unwrap();
     let program = "import os, sys\n\
                    own, shared = (os.open(p, os.O_WRONLY | os.O_CREAT) for p in sys.argv[1:3])\n\
