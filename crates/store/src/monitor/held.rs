@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use super::lease;
 use super::open::{self, OpenFiles, has_locks, is_open_elsewhere};
 use crate::recovery::walkers;
-use crate::registry::sys::Fd;
+use crate::registry::sys::{Fd, insist};
 use crate::registry::wire::{self, Answer};
 use crate::staged::{Error, KernelFile, Mode, Relink, Result, Scope, Stage, StagedFile, handle_of};
 
@@ -179,7 +179,8 @@ impl Held {
         id: (u64, u64),
         owner: i32,
     ) -> core::result::Result<Self, Errno> {
-        lease::tell(fd.as_fd(), owner)?;
+        // Nobody else would be told of whoever opens the file.
+        insist(|| lease::tell(fd.as_fd(), owner))?;
         Ok(Self::of(fd, pool, terms, id))
     }
 

@@ -45,7 +45,7 @@ use super::standby::Standby;
 use super::workers::{Haste, Workers};
 use super::{Means, Ready, has_room_for};
 use crate::pools::{AskedPool, NoPool, Places};
-use crate::registry::sys::Fd;
+use crate::registry::sys::{Fd, insist};
 use crate::registry::wire::{self, Answer, Staged};
 use crate::staged::Mode;
 use crate::{recovery, staged};
@@ -129,7 +129,7 @@ struct Left {
 
 impl Left {
     fn id(&self) -> Option<(u64, u64)> {
-        let stat = rustix::fs::fstat(self.fd.as_fd()).ok()?;
+        let stat = insist(|| rustix::fs::fstat(self.fd.as_fd())).ok()?;
         Some((stat.st_dev, stat.st_ino))
     }
 }

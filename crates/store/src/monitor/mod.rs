@@ -211,11 +211,13 @@ fn begin(dir: &Fd, lock: Fd) -> Result<Beginning, MonitorError> {
 
 /// Goes on from what a dead monitor has written down.
 fn inherit(number: i32) -> Result<Beginning, MonitorError> {
-    let nothing = || failed("take over from another")(Errno::INVAL);
+    let refused = failed("take over from another");
+    let nothing = || refused(Errno::INVAL);
     // SAFETY: the caller has just become this process, and only this descriptor and those that it names
     // were left open; each is named once.
     let inherited = |number| unsafe { Fd::inherited(number) }.ok_or_else(nothing);
-    let heritage = Records::inherit(inherited(number)?).ok_or_else(nothing)?;
+    let heritage = Records::inherit(inherited(number)?);
+    let heritage = heritage.map_err(&refused)?.ok_or_else(nothing)?;
     Ok(Beginning {
         lock: inherited(heritage.base.lock)?,
         listener: inherited(heritage.base.listener)?,

@@ -15,7 +15,8 @@ use rustix::fd::AsFd as _;
 use rustix::fs::MemfdFlags;
 use rustix::io::{Errno, FdFlags};
 
-use crate::registry::sys::{self, Fd};
+use super::standby::patiently;
+use crate::registry::sys::{self, Fd, insist};
 use crate::registry::wire::LONGEST;
 
 /// First word of the memory. A successor of another build starts with nothing.
@@ -157,19 +158,13 @@ impl Records {
         &self.fd
     }
 
-    /// Those of a dead monitor. `None` when they are not such.
-    pub(super) fn inherit(fd: Fd) -> Option<Heritage> {
-        let base = base_of(&fd)?;
-        let mut found = Vec::new();
-        let mut state = State::default();
-        each(&fd, |place, bytes| {
-            state.used = place + 1;
-            match decode(&fd, bytes) {
-                Some(record) => found.push((place, record)),
-                None => state.free.push(place),
-            }
-        });
-        state.pools = (0..MOST_POOLS).map_while(|at| pool_name(&fd, at)).collect();
+    /// Those of a dead monitor. `None` when they are not such. What cannot be read is not taken for nothing: a lease
+    /// that is forgotten keeps whoever opens its file waiting for as long as the kernel has patience.
+    pub(super) fn inherit(fd: Fd) -> Result<Option<Heritage>, Errno> {
+        let Some(recalled) = patiently(|| recall(&fd))? else {
+            return Ok(None);
+        };
+        let Recalled { base, found, state } = recalled;
         let records = Rc::new(Self {
             fd,
             state: RefCell::new(state),
@@ -182,11 +177,11 @@ impl Records {
             .into_iter()
             .map(|(place, record)| (listed(place), record))
             .collect();
-        Some(Heritage {
+        Ok(Some(Heritage {
             records,
             base,
             found,
-        })
+        }))
     }
 
     /// Writes a record down.
@@ -265,91 +260,163 @@ impl Records {
     }
 }
 
-fn base_of(fd: &Fd) -> Option<Base> {
-    let mut head = [0; 16];
-    let read = sys::read_full(fd, &mut head, 0).ok()?;
-    if read != head.len() || long(&head, 0)? != MAGIC {
-        return None;
+/// What the memory says.
+struct Recalled {
+    base: Base,
+    found: Vec<(u32, Record)>,
+    state: State,
+}
+
+fn recall(fd: &Fd) -> Result<Option<Recalled>, Errno> {
+    let Some(base) = base_of(fd)? else {
+        return Ok(None);
+    };
+    let mut found = Vec::new();
+    let mut state = State::default();
+    each(fd, |place, bytes| {
+        state.used = place + 1;
+        match decode(fd, bytes)? {
+            Some(record) => found.push((place, record)),
+            None => state.free.push(place),
+        }
+        Ok(())
+    })?;
+    for at in 0..MOST_POOLS {
+        match pool_name(fd, at)? {
+            Some(name) => state.pools.push(name),
+            None => break,
+        }
     }
-    Some(Base {
-        lock: word(&head, 8)? as i32,
-        listener: word(&head, 12)? as i32,
+    Ok(Some(Recalled { base, found, state }))
+}
+
+/// Reads what is written down. What the kernel refuses once is asked for again at once.
+fn read(fd: &Fd, into: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    insist(|| {
+        #[cfg(test)]
+        planted::may_be_read()?;
+        sys::read_full(fd, into, offset)
     })
 }
 
+fn base_of(fd: &Fd) -> Result<Option<Base>, Errno> {
+    let mut head = [0; 16];
+    let len = read(fd, &mut head, 0)?;
+    if len != head.len() || long(&head, 0) != Some(MAGIC) {
+        return Ok(None);
+    }
+    let number = |at| word(&head, at).map(|number| number as i32);
+    Ok(number(8)
+        .zip(number(12))
+        .map(|(lock, listener)| Base { lock, listener }))
+}
+
 /// Goes over all places that were ever used. Allocates nothing: the standby calls it after a fork.
-fn each(fd: &Fd, mut visit: impl FnMut(u32, &[u8])) {
+fn each(fd: &Fd, mut visit: impl FnMut(u32, &[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
     let mut some = [0; RECORD * 64];
     let mut place = 0;
     while place < MOST {
-        let len = sys::read_full(fd, &mut some, offset_of(place)).unwrap_or(0);
+        let len = read(fd, &mut some, offset_of(place))?;
         for record in some.get(..len).unwrap_or_default().chunks_exact(RECORD) {
-            visit(place, record);
+            visit(place, record)?;
             place += 1;
         }
         if len < some.len() {
-            return;
+            break;
         }
     }
+    Ok(())
 }
 
-fn decode(fd: &Fd, bytes: &[u8]) -> Option<Record> {
-    match word(bytes, 0)? {
-        LIFE => Some(Record::Life(word(bytes, 4)? as i32)),
-        LEASE => Some(Record::Lease(LeaseRecord {
-            fd: word(bytes, 4)? as i32,
-            life: word(bytes, 8)? as i32,
-            pid: word(bytes, 12)? as i32,
-            slot: word(bytes, 16)?,
-            mode: word(bytes, 20)?,
-            restore_append: word(bytes, 24)? & 1 != 0,
-            declared: word(bytes, 24)? & 2 != 0,
-            pool: pool_name(fd, word(bytes, 28)? as usize)?,
-            number: long(bytes, 32)?,
-            file: long(bytes, 40)?,
-        })),
-        _ => None,
+fn decode(fd: &Fd, bytes: &[u8]) -> Result<Option<Record>, Errno> {
+    let number = |at| word(bytes, at).unwrap_or(0);
+    match number(0) {
+        LIFE => Ok(Some(Record::Life(number(4) as i32))),
+        LEASE => {
+            let pool = pool_name(fd, number(28) as usize)?;
+            let lease = pool.map(|pool| LeaseRecord {
+                fd: number(4) as i32,
+                life: number(8) as i32,
+                pid: number(12) as i32,
+                slot: number(16),
+                mode: number(20),
+                restore_append: number(24) & 1 != 0,
+                declared: number(24) & 2 != 0,
+                pool,
+                number: long(bytes, 32).unwrap_or(0),
+                file: long(bytes, 40).unwrap_or(0),
+            });
+            Ok(lease.map(Record::Lease))
+        }
+        _ => Ok(None),
     }
 }
 
-fn pool_name(fd: &Fd, number: usize) -> Option<PathBuf> {
+fn pool_name(fd: &Fd, number: usize) -> Result<Option<PathBuf>, Errno> {
     if number >= MOST_POOLS {
-        return None;
+        return Ok(None);
     }
     let mut name = [0; LONGEST];
-    let len = sys::read_full(fd, &mut name, (NAMES + number * LONGEST) as u64).ok()?;
-    let name = name.get(..len)?;
-    let end = name.iter().position(|byte| *byte == 0)?;
-    let name = name.get(..end).filter(|name| !name.is_empty())?;
-    Some(Path::new(OsStr::from_bytes(name)).to_owned())
+    let len = read(fd, &mut name, (NAMES + number * LONGEST) as u64)?;
+    let name = name.get(..len).unwrap_or_default();
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(0);
+    let name = name.get(..end).filter(|name| !name.is_empty());
+    Ok(name.map(|name| Path::new(OsStr::from_bytes(name)).to_owned()))
 }
 
 /// Lets all descriptors that are written down, and the memory's own, live through `exec`. For the
-/// standby: it allocates nothing.
-pub(super) fn keep_through_exec(fd: &Fd) -> bool {
+/// standby: it allocates nothing. Where one of them would not, all are the caller's to try again: with the last
+/// descriptor that its monitor had, a lease is nobody's who would let an opener in.
+pub(super) fn keep_through_exec(fd: &Fd) -> Result<(), Errno> {
     let keep = |raw: i32| {
-        if let Some(fd) = sys::borrow(raw) {
-            let _ = rustix::io::fcntl_setfd(fd, FdFlags::empty());
+        let Some(fd) = sys::borrow(raw) else {
+            return Ok(());
+        };
+        match insist(|| rustix::io::fcntl_setfd(fd, FdFlags::empty())) {
+            // It was closed, and its record was about to be taken back.
+            Err(Errno::BADF) => Ok(()),
+            kept => kept,
         }
     };
-    let Some(base) = base_of(fd) else {
-        return false;
-    };
+    let base = base_of(fd)?.ok_or(Errno::INVAL)?;
     for raw in [base.lock, base.listener, fd.raw()] {
-        keep(raw);
+        keep(raw)?;
     }
     each(fd, |_, bytes| {
         let number = |at| word(bytes, at).map_or(-1, |number| number as i32);
         match word(bytes, 0) {
             Some(LIFE) => keep(number(4)),
-            Some(LEASE) => {
-                keep(number(4));
-                keep(number(8));
-            }
-            _ => {}
+            Some(LEASE) => keep(number(4)).and_then(|()| keep(number(8))),
+            _ => Ok(()),
         }
-    });
-    true
+    })
+}
+
+/// Reads that the kernel refuses.
+#[cfg(test)]
+mod planted {
+    use super::*;
+    use std::cell::Cell;
+
+    /// Whether it refuses the read of a number, counted from one.
+    pub(super) type Refuses = fn(u32) -> bool;
+
+    std::thread_local! {
+        static READS: Cell<(u32, Refuses)> = const { Cell::new((0, |_| false)) };
+    }
+
+    pub(super) fn refuse(refuses: Refuses) {
+        READS.set((0, refuses));
+    }
+
+    pub(super) fn may_be_read() -> Result<(), Errno> {
+        let (before, refuses) = READS.get();
+        READS.set((before + 1, refuses));
+        match refuses(before + 1) {
+            true => Err(Errno::NOSPC),
+            false => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -373,7 +440,8 @@ mod tests {
 
     fn again(records: &Records) -> (Base, Vec<Record>) {
         let fd = rustix::io::fcntl_dupfd_cloexec(records.fd.as_fd(), 0).expect("dup");
-        let heritage = Records::inherit(Fd::new(fd)).expect("inherit");
+        let heritage = Records::inherit(Fd::new(fd)).expect("read");
+        let heritage = heritage.expect("inherit");
         let found = heritage.found.into_iter();
         let all = found.map(|(listed, record)| {
             // It is the first's, who still uses it.
@@ -390,7 +458,7 @@ mod tests {
             lock: 3,
             listener: 4,
         };
-        assert!(base_of(&records.fd).is_none(), "nothing has begun");
+        assert_eq!(base_of(&records.fd), Ok(None), "nothing has begun");
         records.begin(base).expect("begin");
         let mut listed: Vec<Listed> = (0..300).map(|n| records.list(&lease(n))).collect();
         let life = records.list(&Record::Life(9));
@@ -427,5 +495,49 @@ mod tests {
         let listed = records.list(&long);
         assert_eq!(again(&records).1, []);
         drop(listed);
+    }
+
+    fn closes_on_exec(fd: &Fd) -> bool {
+        let flags = rustix::io::fcntl_getfd(fd.as_fd()).expect("it is open");
+        flags.contains(FdFlags::CLOEXEC)
+    }
+
+    /// A read that fails is not an end: a standby that took it for one would go on without a lease of the monitor, and
+    /// close the last descriptor by which an opener of its file could be let in.
+    #[test]
+    fn what_cannot_be_read_is_not_taken_for_nothing() {
+        let memory = || Records::new().expect("memory");
+        let (lock, listener, life, held) = (memory(), memory(), memory(), memory());
+        let fds = || [&lock, &listener, &life, &held].map(|memory| &memory.fd);
+        let records = memory();
+        let base = Base {
+            lock: lock.fd.raw(),
+            listener: listener.fd.raw(),
+        };
+        records.begin(base).expect("begin");
+        let Record::Lease(lease) = lease(1) else {
+            unreachable!()
+        };
+        let lease = Record::Lease(LeaseRecord {
+            fd: held.fd.raw(),
+            life: life.fd.raw(),
+            ..lease
+        });
+        let _listed = records.list(&lease);
+
+        planted::refuse(|nth| nth > 1);
+        assert_eq!(keep_through_exec(&records.fd), Err(Errno::NOSPC));
+        assert!(closes_on_exec(&held.fd));
+        planted::refuse(|nth| nth > 1);
+        assert!(recall(&records.fd).is_err());
+
+        // Every second one, as strace has them fail.
+        planted::refuse(|nth| nth % 2 == 1);
+        assert_eq!(keep_through_exec(&records.fd), Ok(()));
+        assert!(fds().into_iter().all(|fd| !closes_on_exec(fd)));
+        assert!(!closes_on_exec(&records.fd));
+        let recalled = recall(&records.fd).expect("read").expect("it has begun");
+        assert_eq!(recalled.found, [(0, lease)]);
+        planted::refuse(|_| false);
     }
 }

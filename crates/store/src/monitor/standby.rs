@@ -50,7 +50,7 @@ const SHORT: Duration = Duration::from_millis(50);
 const BRIEF: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_millis(300);
 
-/// How often a standby tries to become the monitor, where the kernel lacks something for it: for longer the kernel lets
+/// How often a standby tries to become the monitor, and the monitor to begin, where the kernel lacks something for it: for longer the kernel lets
 /// nobody wait for a lease either.
 const TRIES: u32 = 150;
 
@@ -190,6 +190,17 @@ fn rest() {
     let _ = rustix::thread::nanosleep(&wire::timespec(REST));
 }
 
+/// Tries until it is done, or nobody waits any more.
+pub(super) fn patiently<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    for _ in 1..TRIES {
+        if let Ok(done) = call() {
+            return Ok(done);
+        }
+        rest();
+    }
+    call()
+}
+
 /// The standby: waits for the monitor's end and becomes it.
 fn stand_by(
     monitor: &Fd,
@@ -212,7 +223,7 @@ fn stand_by(
         rest();
     }
     for _ in 0..TRIES {
-        if keep_through_exec(records) {
+        if keep_through_exec(records).is_ok() {
             // SAFETY: the path and both arrays end with a zero and live until the call replaces us.
             unsafe { libc::execve(program.as_ptr(), arguments.as_ptr(), variables.as_ptr()) };
         }

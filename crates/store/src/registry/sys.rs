@@ -33,8 +33,12 @@ impl Fd {
     ///
     /// Nobody else in the process has it, or will.
     pub(crate) unsafe fn inherited(number: RawFd) -> Option<Self> {
-        rustix::io::fcntl_setfd(borrow(number)?, rustix::io::FdFlags::CLOEXEC).ok()?;
-        Some(Self(number))
+        let fd = borrow(number)?;
+        match insist(|| rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::CLOEXEC)) {
+            Err(Errno::BADF) => None,
+            // It is there, whatever the kernel says: at worst it stays open for longer than it is needed.
+            _ => Some(Self(number)),
+        }
     }
 
     /// The descriptor's number.
@@ -93,6 +97,19 @@ pub(crate) fn try_lock(fd: &Fd, operation: FlockOperation) -> Result<bool, Errno
         Err(Errno::WOULDBLOCK) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// Makes a call that the kernel may refuse for want of something a few times. For calls without which somebody who
+/// relies on this process would wait in vain.
+pub(crate) fn insist<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    for _ in 0..3 {
+        match call() {
+            Err(Errno::BADF) => return Err(Errno::BADF),
+            Err(_) => {}
+            done => return done,
+        }
+    }
+    call()
 }
 
 /// Reads until `into` is full or the file ends; the number of bytes read.
