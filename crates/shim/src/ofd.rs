@@ -22,8 +22,9 @@
 use crate::children::Common;
 use crate::process::With;
 use crate::signal::engine;
+use crate::times::{self, ONE_SETTLES, STORED};
 use crate::writer::Writer;
-use crate::{fds, stage, sys, times};
+use crate::{fds, stage, sys};
 use adit_store::direct::DirectFile;
 use adit_store::registry::FileSlot;
 use core::cell::UnsafeCell;
@@ -64,7 +65,8 @@ pub(crate) struct Ofd {
     common: AtomicPtr<Common>,
     /// Descriptors of this process that name it.
     names: AtomicU32,
-    /// Set while mapped stores have not reached the file's times.
+    /// Whether mapped stores have not reached the file's times ([`times::STORED`]), and how many threads are just
+    /// settling them.
     stored: AtomicU32,
     /// Set once another process may have the description, and change its flags.
     shared: AtomicU32,
@@ -393,20 +395,49 @@ impl Ofd {
     /// Notes that the file was changed by stores, which no kernel has seen.
     #[inline]
     pub(crate) fn note_store(&self, slot: &FileSlot) {
-        if self.stored.load(Ordering::Relaxed) == 0 && self.stored.swap(1, Ordering::AcqRel) == 0 {
-            times::one_more_pending();
+        if self.stored.load(Ordering::Relaxed) & STORED == 0 {
+            self.note_first_store();
         }
-        slot.stored_now();
+        if slot.stored_now() {
+            self.note_mark();
+        }
     }
 
-    /// Brings the file's times up to its stores, unless the monitor has done so.
+    #[cold]
+    fn note_first_store(&self) {
+        if self.stored.fetch_or(STORED, Ordering::SeqCst) & STORED == 0 {
+            times::one_more_pending();
+        }
+    }
+
+    /// The mark was just set: a settlement that saw no mark may have taken what was noted here before, and nobody would
+    /// settle this store.
+    #[cold]
+    fn note_mark(&self) {
+        fence(Ordering::SeqCst);
+        if self.stored.load(Ordering::SeqCst) & STORED == 0 {
+            self.note_first_store();
+        }
+    }
+
+    /// Brings the file's times up to its stores, unless the monitor has done so. What other threads have begun of that
+    /// is over when it returns: the program may be about to set the times itself.
     pub(crate) fn settle(&self, fd: i32) {
-        if self.stored.swap(0, Ordering::AcqRel) != 0 {
+        if self.stored.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        self.stored.fetch_add(ONE_SETTLES, Ordering::SeqCst);
+        if self.stored.fetch_and(!STORED, Ordering::SeqCst) & STORED != 0 {
             if let Some(slot) = self.slot() {
                 slot.settle(fd);
             }
             times::one_less_pending();
         }
+        let less = |stored: u32| stored.checked_sub(ONE_SETTLES);
+        let _ = self
+            .stored
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+        times::wait_for_others(&self.stored);
     }
 
     /// Counts one more descriptor that names this description.
@@ -475,6 +506,7 @@ impl Ofd {
         for shard in &self.users {
             shard.0.store(0, Ordering::SeqCst);
         }
+        self.stored.fetch_and(STORED, Ordering::SeqCst);
         // SAFETY: this is the only thread of the process.
         unsafe { *self.slot.get() = None };
         if let Some(writer) = self.writer() {

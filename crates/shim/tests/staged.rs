@@ -34,6 +34,8 @@ mod monitors;
 mod required;
 #[path = "../../../tests/scratch.rs"]
 mod scratch;
+#[path = "staged/settled.rs"]
+mod settled;
 #[path = "staged/stopped.rs"]
 mod stopped;
 #[path = "staged/strangers.rs"]

@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 mod declared;
 mod leases;
 mod open;
+mod times;
 
 use super::*;
 use crate::registry::{FileSlot, Listing, Registry, layout, list};
@@ -224,6 +225,8 @@ fn living_processes_are_settled_again_and_again() {
     eventually("the time is advanced again", || is_recent(&path));
 }
 
+/// A monitor and a program that settles a file and sets its times itself, over and over again. What can happen between
+/// the steps of both is in `times`.
 #[test]
 fn times_the_program_sets_win_against_a_settlement_under_way() {
     let scratch = Scratch::new();
@@ -239,33 +242,31 @@ fn times_the_program_sets_win_against_a_settlement_under_way() {
     std::thread::scope(|scope| {
         let _evict = Evict(&scratch);
         let monitor = scope.spawn(|| run(&dir, &options).expect("run"));
-        // First so short that the program waits for the monitor, then longer than it waits.
-        for (dawdle, rounds, pause) in [(300, 100, 20), (40_000, 5, 2_000)] {
-            times::dawdle::MICROSECONDS.store(dawdle, Ordering::Relaxed);
+        let settled = || super::times::planted::SETTLED.load(Ordering::Relaxed);
+        for (takes, rounds, pause) in [(300, 100, 20), (40_000, 5, 2_000)] {
+            super::times::planted::MICROSECONDS.store(takes, Ordering::Relaxed);
             // And as often as it takes until the two have met.
-            let settled_at = || listing(&scratch).processes[0].files[0].settled_at;
-            let (mut met, mut last, mut round) = (0, settled_at(), 0);
+            let (mut met, mut round) = (0, 0);
             let begun = Instant::now();
             while round < rounds || met < 5 {
                 assert!(
                     begun.elapsed() < limit(60),
                     "the two hardly met: {met} times"
                 );
+                let before = settled();
                 slot.stored_now();
                 // Any point of the monitor's round.
                 std::thread::sleep(Duration::from_micros(round % 50 * pause));
-                registry.program_sets_times(id_of(&file), Some((1_000_000_000, 0)));
+                slot.settle(file.as_raw_fd());
                 file.set_modified(old()).expect("set time");
                 let settling = || listing(&scratch).processes[0].files[0].pending;
                 eventually("the monitor is through", || !settling());
-                assert_eq!(modified(&path), old(), "{dawdle}, round {round}");
-                let now = settled_at();
-                met += u32::from(now != last);
-                last = now;
+                assert_eq!(modified(&path), old(), "{takes}, round {round}");
+                met += u32::from(settled() != before);
                 round += 1;
             }
         }
-        times::dawdle::MICROSECONDS.store(0, Ordering::Relaxed);
+        super::times::planted::MICROSECONDS.store(0, Ordering::Relaxed);
         registry.detach();
         monitor.join().expect("monitor");
     });

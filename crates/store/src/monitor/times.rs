@@ -2,6 +2,7 @@
 //! descriptor tables, of dead ones by path.
 
 use core::mem::offset_of;
+use std::time::Instant;
 
 use rustix::fd::AsFd as _;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
@@ -9,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::clock;
 use crate::registry::layout::{Header, Slot, slot_offset};
-use crate::registry::settle::times;
+use crate::registry::settle::{PROMPT, times};
 use crate::registry::snapshot::{SlotCopy, Snapshot};
 use crate::registry::sys::{self, Fd};
 use crate::registry::text::Text;
@@ -31,73 +32,71 @@ pub(super) enum Settled {
 
 /// Settles one slot of a living process.
 ///
-/// The order is the protocol of [`crate::registry`]: show ourselves, look at the mark again, clear
-/// it, take the time. A program that clears the mark itself either sees us in between and waits, or
-/// we see that the mark is gone.
+/// The order is the protocol of [`crate::registry::settle`]: note the count, look at the mark, show ourselves, look
+/// at the count again, and only then take the mark and the time.
 pub(super) fn of_living(snapshot: &Snapshot, index: usize) -> Settled {
     let marks = Marks { snapshot, index };
-    let was_interrupted = marks.settling();
     let Some(slot) = snapshot.slot(index) else {
         return Settled::Nothing;
     };
-    marks.set_settling(1);
-    let result = if marks.pending() || was_interrupted {
-        settle_shown(snapshot, &marks, &slot)
-    } else {
-        Settled::Nothing
-    };
-    marks.set_settling(0);
-    result
-}
-
-fn settle_shown(snapshot: &Snapshot, marks: &Marks<'_>, slot: &SlotCopy) -> Settled {
-    let pin = pin_through_process(snapshot.pid(), slot).or_else(|| pin_by_path(slot));
-    let Some(pin) = pin else {
-        // An open descriptor may be reachable again (a process that is not dumpable for now); a
-        // closed one will not come back.
-        marks.set_pending(u32::from(slot.is_open()));
-        return if slot.is_open() {
-            Settled::Later
-        } else {
-            Settled::Nothing
-        };
-    };
-    marks.set_pending(0);
-    // The slot may have been given to another file since it was copied; its mark is not ours.
-    let same = |now: &SlotCopy| now.state() == slot.state();
-    if !snapshot.slot(marks.index).is_some_and(|now| same(&now)) {
-        marks.set_pending(1);
-        return Settled::Later;
+    let left = marks.settling();
+    if !left && !marks.pending() {
+        return Settled::Nothing;
+    }
+    let pin = pin_through_process(snapshot.pid(), &slot).or_else(|| pin_by_path(&slot));
+    if pin.is_none() && !slot.is_open() {
+        // It will not come back, and until both marks are gone nobody uses the slot for anything else.
+        marks.set_pending(0);
+        marks.set_settling(0);
+        return Settled::Nothing;
     }
     #[cfg(test)]
-    dawdle::here();
-    let advanced = advance(
-        &pin,
-        Timespec {
-            tv_sec: 0,
-            tv_nsec: UTIME_NOW,
-        },
-    );
-    give_back_explicit_time(snapshot, marks.index, slot, &pin);
-    match advanced {
+    planted::at(planted::Point::Looked);
+    let begun = Instant::now();
+    marks.set_settling(1);
+    #[cfg(test)]
+    planted::at(planted::Point::Shown);
+    // Or the process has settled the file itself, or taken over what a dead monitor left; or the slot is another
+    // file's, whose mark is not ours.
+    let ours = snapshot
+        .slot(index)
+        .is_some_and(|now| now.generation() == slot.generation() && now.taken() == slot.taken());
+    let settled = match pin.filter(|_| ours) {
+        Some(pin) => settle_shown(&marks, &pin, begun),
+        None => {
+            if ours && left {
+                // An open descriptor may be reachable again (a process that is not dumpable for now).
+                marks.set_pending(1);
+            }
+            Settled::Later
+        }
+    };
+    marks.set_settling(0);
+    settled
+}
+
+fn settle_shown(marks: &Marks<'_>, pin: &Fd, begun: Instant) -> Settled {
+    marks.set_pending(0);
+    #[cfg(test)]
+    planted::at(planted::Point::Taken);
+    if begun.elapsed() > PROMPT {
+        // The process may lose patience at any moment, and set the times itself. If it has done so, it has seen to
+        // what was stored before.
+        if marks.settling() {
+            marks.set_pending(1);
+        }
+        return Settled::Later;
+    }
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: UTIME_NOW,
+    };
+    match advance(pin, now) {
         Ok(()) => {
             marks.note(offset_of!(Slot, settled_at), clock::now());
             Settled::Advanced
         }
         Err(_) => Settled::Nothing,
-    }
-}
-
-/// If the program set the times while we were at it, its word is the last one.
-fn give_back_explicit_time(snapshot: &Snapshot, index: usize, before: &SlotCopy, pin: &Fd) {
-    let Some(now) = snapshot.slot(index) else {
-        return;
-    };
-    if now.state() == before.state() && now.times_set() != before.times_set() {
-        let (tv_sec, tv_nsec) = now.explicit();
-        if (0..1_000_000_000).contains(&tv_nsec) {
-            let _ = advance(pin, Timespec { tv_sec, tv_nsec });
-        }
     }
 }
 
@@ -241,15 +240,49 @@ fn set_times(pin: &Fd, times: &Timestamps) -> Result<(), Errno> {
     }
 }
 
-/// Lets a test stretch the moment between taking the mark and advancing the time.
+/// What a test does between the steps of a settlement.
 #[cfg(test)]
-pub(super) mod dawdle {
+pub(super) mod planted {
     use core::sync::atomic::{AtomicU64, Ordering};
+    use std::cell::RefCell;
 
+    /// Where the settlement is.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(in crate::monitor) enum Point {
+        /// The mark was seen.
+        Looked,
+        /// The process can see that the monitor is settling.
+        Shown,
+        /// The mark was taken, and the time is about to be.
+        Taken,
+    }
+
+    type Act = Box<dyn FnMut(Point)>;
+
+    std::thread_local! {
+        static ACT: RefCell<Option<Act>> = const { RefCell::new(None) };
+    }
+
+    /// How long the monitors of this process take for a settlement.
     pub(in crate::monitor) static MICROSECONDS: AtomicU64 = AtomicU64::new(0);
+    /// Settlements that they have come to.
+    pub(in crate::monitor) static SETTLED: AtomicU64 = AtomicU64::new(0);
 
-    pub(super) fn here() {
-        let time = MICROSECONDS.load(Ordering::Relaxed);
-        std::thread::sleep(core::time::Duration::from_micros(time));
+    /// Has settlements of this thread do something in between.
+    pub(in crate::monitor) fn act(act: impl FnMut(Point) + 'static) {
+        ACT.set(Some(Box::new(act)));
+    }
+
+    pub(super) fn at(point: Point) {
+        ACT.with_borrow_mut(|act| {
+            if let Some(act) = act {
+                act(point);
+            }
+        });
+        if point == Point::Taken {
+            SETTLED.fetch_add(1, Ordering::Relaxed);
+            let time = MICROSECONDS.load(Ordering::Relaxed);
+            std::thread::sleep(core::time::Duration::from_micros(time));
+        }
     }
 }

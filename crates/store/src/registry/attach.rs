@@ -140,7 +140,7 @@ impl Registry {
     /// Settles every file of the process whose times are behind: before `exec` and at exit.
     pub fn settle_all(&self) {
         self.each_open(|handle| {
-            if handle.pending() {
+            if handle.behind() {
                 settle::by_recorded_descriptor(handle);
             }
         });
@@ -151,7 +151,7 @@ impl Registry {
     pub fn settle_file(&self, id: FileId) -> bool {
         let mut advanced = false;
         self.each_open(|handle| {
-            if handle.pending() && FileId::recorded(handle.slot) == id {
+            if handle.behind() && FileId::recorded(handle.slot) == id {
                 advanced |= settle::by_recorded_descriptor(handle);
             }
         });
@@ -164,18 +164,6 @@ impl Registry {
         let mut any = false;
         self.each_open(|handle| any |= handle.pending());
         any
-    }
-
-    /// The program is about to set the times of the file `id` itself (`utimens` and its kin): its
-    /// word is the last one, so stores before it no longer count. `modified` is the modification
-    /// time it sets, `None` for the current time or when it leaves that time alone; in the latter
-    /// case settle first instead of calling this.
-    pub fn program_sets_times(&self, id: FileId, modified: Option<(i64, i64)>) {
-        self.each_open(|handle| {
-            if FileId::recorded(handle.slot) == id {
-                settle::give_way(handle, modified);
-            }
-        });
     }
 
     /// The child of a fork attaches anew when it next registers a file. Until then its copies of
@@ -454,7 +442,7 @@ fn fill(slot: &Slot, id: FileId, fd: RawFd, stat: &Statx) {
     slot.window_at.store(0, Ordering::Relaxed);
     slot.windows.store(0, Ordering::Relaxed);
     slot.reserving.store(0, Ordering::Relaxed);
-    slot.times_set.store(0, Ordering::Relaxed);
+    slot.taken.store(0, Ordering::Relaxed);
     slot.promise.store(Promise::Kept as u32, Ordering::Relaxed);
     let mut buffer = [0u8; PATH];
     let len = path_of(fd, &mut buffer).unwrap_or(0);

@@ -6,7 +6,7 @@
 //! the layout depends on and a file with another word is left alone while its owner lives.
 
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 /// First word of a registry file.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"ADITREG\0");
@@ -31,7 +31,7 @@ pub const SLOT: usize = 2048;
 pub const SIZE: usize = HEADER + SLOTS * SLOT;
 
 /// Version of the meaning of the fields.
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 
 /// Second word of a registry file: meaning, geometry and byte order.
 pub const ABI: u64 = VERSION
@@ -75,8 +75,8 @@ pub struct Header {
     /// together, so that the monitor reads them with one call; written seldom, so that sharing
     /// lines costs the writers nothing.
     pub pending: [AtomicU32; SLOTS],
-    /// Per slot: 1 while the monitor is between taking the pending mark and having advanced the
-    /// time. A monitor that finds it set at its start knows that its predecessor died there.
+    /// Per slot: 1 while the monitor takes the pending mark and advances the time; the process waits
+    /// for that. A monitor that finds it set knows that its predecessor died there.
     pub settling: [AtomicU32; SLOTS],
 }
 
@@ -114,18 +114,15 @@ pub struct Slot {
     pub opened_at: AtomicU64,
     /// Length of the path in [`path`](Self::path), zero when unknown.
     pub path_len: AtomicU32,
-    /// Grows each time the program sets the file's times itself.
-    pub times_set: AtomicU32,
-    /// The modification time that the program set: seconds.
-    pub explicit_seconds: AtomicI64,
-    /// The modification time that the program set: nanoseconds.
-    pub explicit_nanoseconds: AtomicI64,
+    /// Grows each time the process takes the mark in [`Header::pending`] itself, or what a monitor left
+    /// in [`Header::settling`]: a settlement that began before is no longer anybody's to make.
+    pub taken: AtomicU32,
     /// When the kernel's modification time was last advanced, nanoseconds since 1970.
     pub settled_at: AtomicU64,
     /// A [`Promise`](super::Promise).
     pub promise: AtomicU32,
     _pad00: AtomicU32,
-    _pad0: [AtomicU64; 6],
+    _pad0: [AtomicU64; 8],
     /// Bytes appended through this descriptor (128 bytes in, a line of its own).
     pub appended: AtomicU64,
     /// File position after the last append.

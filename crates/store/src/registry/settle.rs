@@ -1,12 +1,22 @@
 //! Advancing a file's modification time after stores through a mapping.
 //!
-//! On tmpfs such stores never advance it, and tools that compare times would miss the change. The
-//! mark in the header says that a file is behind. A settler takes the mark **before** it takes the
-//! time: stores that come later set the mark again. Between the two, the monitor shows itself by
-//! the `settling` word, because a program that sets the times itself must be able to wait for a
-//! settlement that is under way; a settlement that finds out too late puts the program's time back.
+//! On tmpfs such stores never advance it, and tools that compare times would miss the change. The mark in
+//! the header says that a file is behind. Whoever settles takes the mark **before** he takes the time: stores
+//! that come later set the mark again.
+//!
+//! The process and the monitor both settle, and what the process does next may be to set the times itself
+//! (`utimens`). So when it has settled a file, no settlement of earlier stores may come after:
+//!
+//! - The process takes the mark, moves the slot's count of [`taken`](super::layout::Slot::taken) marks, and
+//!   *then* looks whether the monitor is [`settling`](super::layout::Header::settling). If so it waits.
+//! - The monitor notes the count, looks at the mark, shows that it is settling, and *then* looks whether the
+//!   count has moved. If so it does nothing; else the process, if it comes now, sees it and waits.
+//!
+//! A monitor that is dead or stopped is waited for for [`PATIENCE`]. Then the process takes over what it left. A monitor
+//! that goes on after so long a time sees the clock, and that it was overtaken ([`PROMPT`]).
 
 use core::sync::atomic::Ordering;
+use core::time::Duration;
 
 use rustix::fd::{BorrowedFd, RawFd};
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
@@ -14,33 +24,40 @@ use rustix::io::Errno;
 
 use super::slot::FileSlot;
 use super::{FileId, sys};
+use crate::clock;
 
-/// How long a program that sets times waits for the monitor, in steps of [`PAUSE`]. A monitor that
-/// is stopped must not stop the program.
-const PAUSES: u32 = 100;
+/// How long the process waits for a monitor that has begun to settle. One that is stopped must not stop the program.
+const PATIENCE: Duration = Duration::from_secs(2);
 
-/// One step of that wait: long against the settlement of one file.
+/// A monitor that finds itself held up for longer than this has not advanced the time, and does not do it any more: so
+/// much shorter than [`PATIENCE`] that nobody who waited has gone on without it.
+pub(crate) const PROMPT: Duration = Duration::from_secs(1);
+
+/// Looks at a settlement under way before the process sleeps in between: it takes the monitor a few system calls.
+const SPINS: u32 = 200;
+
+/// How long it sleeps.
 const PAUSE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000,
 };
 
-/// Settles through the descriptor the caller has at hand. Returns whether the time was advanced.
+/// Settlements of monitors that are waited for, one after the other, while others go on storing.
+const ROUNDS: u32 = 8;
+
+/// Settles through the descriptor the caller has at hand. Returns whether the time was advanced. Settlements of the
+/// monitor for what was stored before are over, or never come.
 pub(super) fn by_descriptor(handle: &FileSlot, fd: RawFd) -> bool {
     let Some(fd) = sys::borrow(fd) else {
         return false;
     };
-    let was_pending = handle.pending_word().swap(0, Ordering::SeqCst) != 0;
-    // A settlement of the monitor that has taken the mark may not have reached the kernel yet, and
-    // the caller is about to promise that the time is right.
-    let under_way = handle.settling_word().load(Ordering::SeqCst) != 0;
-    if !was_pending && !under_way {
+    if !take(handle) {
         return false;
     }
     let advanced = advance(fd).is_ok();
     if advanced {
         handle.note_settled();
-    } else if was_pending {
+    } else {
         handle.pending_word().store(1, Ordering::Release);
     }
     advanced
@@ -62,22 +79,60 @@ pub(super) fn by_recorded_descriptor(handle: &FileSlot) -> bool {
     same && by_descriptor(handle, fd)
 }
 
-/// Makes way for times that the program is about to set.
-pub(super) fn give_way(handle: &FileSlot, modified: Option<(i64, i64)>) {
-    // First: a settlement that has found the mark has looked at the count of these times before that, and finds it
-    // changed in the end.
-    handle.pending_word().swap(0, Ordering::SeqCst);
-    if let Some((seconds, nanoseconds)) = modified {
-        handle.note_explicit(seconds, nanoseconds);
-    }
-    for _ in 0..PAUSES {
-        if handle.settling_word().load(Ordering::SeqCst) == 0 {
-            return;
+/// Takes the mark from whoever else might, and says whether the caller has to advance the time for it.
+fn take(handle: &FileSlot) -> bool {
+    let mut owed = false;
+    for _ in 0..ROUNDS {
+        owed |= take_mark(handle);
+        match wait_for_monitor(handle) {
+            Monitor::Away => break,
+            // What it could not do it has put back.
+            Monitor::Done => {}
+            Monitor::Stuck => {
+                handle.settling_word().store(0, Ordering::SeqCst);
+                handle.note_taken();
+                owed = true;
+            }
         }
-        let _ = rustix::thread::nanosleep(&PAUSE);
     }
-    // It may be dead: the next one must not settle once more what it has begun. If it lives, it finds the count changed.
-    handle.settling_word().store(0, Ordering::SeqCst);
+    owed
+}
+
+fn take_mark(handle: &FileSlot) -> bool {
+    let mark = handle.pending_word();
+    let taken = mark.load(Ordering::SeqCst) != 0 && mark.swap(0, Ordering::SeqCst) != 0;
+    if taken {
+        handle.note_taken();
+    }
+    taken
+}
+
+/// What the monitor was found doing.
+enum Monitor {
+    Away,
+    Done,
+    Stuck,
+}
+
+fn wait_for_monitor(handle: &FileSlot) -> Monitor {
+    let is_away = || handle.settling_word().load(Ordering::SeqCst) == 0;
+    if is_away() {
+        return Monitor::Away;
+    }
+    for _ in 0..SPINS {
+        core::hint::spin_loop();
+        if is_away() {
+            return Monitor::Done;
+        }
+    }
+    let begun = clock::steady();
+    while clock::steady().saturating_sub(begun) < PATIENCE.as_nanos() as u64 {
+        let _ = rustix::thread::nanosleep(&PAUSE);
+        if is_away() {
+            return Monitor::Done;
+        }
+    }
+    Monitor::Stuck
 }
 
 /// Sets the modification time to now and leaves the access time alone; where only the owner may do

@@ -1,6 +1,6 @@
 //! The handle that an open file's I/O reports to.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fd::RawFd;
 
@@ -50,17 +50,20 @@ impl FileSlot {
     /// Says that bytes of the file are being, or have just been, changed by stores.
     ///
     /// Call it after the stores, so that a settlement which ran meanwhile is not the last word, and
-    /// also before them where a death in between matters. It costs one load of a shared line.
+    /// also before them where a death in between matters. It costs one load of a shared line. Returns
+    /// whether it set the mark.
     #[inline]
-    pub fn stored_now(&self) {
+    pub fn stored_now(&self) -> bool {
         // The processor may look at the mark before the stores have left its store buffer. A
         // settler that clears the mark right then still enters the kernel before it takes the
         // time, which is longer than a store buffer lasts; a full fence here would cost every
         // write more than the mark itself.
         let pending = self.pending_word();
-        if pending.load(Ordering::Relaxed) == 0 {
+        let marks = pending.load(Ordering::Relaxed) == 0;
+        if marks {
             pending.store(1, Ordering::Release);
         }
+        marks
     }
 
     /// Whether stores have not yet advanced the kernel's modification time.
@@ -72,11 +75,22 @@ impl FileSlot {
 
     /// Advances the kernel's modification time if stores have not done so yet: for `fsync`,
     /// `fdatasync`, `fstat`, `close`, `exec`, hand-over and exit. `fd` is the program's descriptor.
+    ///
+    /// When it returns no settlement of what was stored before comes any more, of the monitor's either: the program may
+    /// set the times itself.
     #[inline]
     pub fn settle(&self, fd: RawFd) {
-        if self.pending() || self.settling_word().load(Ordering::Relaxed) != 0 {
+        if self.behind() {
             settle::by_descriptor(self, fd);
         }
+    }
+
+    /// Whether the kernel's time may be behind: nobody has advanced it yet, or the monitor is just about to.
+    #[inline]
+    pub(super) fn behind(&self) -> bool {
+        // In this order: the monitor shows itself before it takes the mark.
+        self.pending_word().load(Ordering::SeqCst) != 0
+            || self.settling_word().load(Ordering::SeqCst) != 0
     }
 
     /// Says that the kernel's time is right without a settlement, for example because the kernel
@@ -130,19 +144,14 @@ impl FileSlot {
         word(&self.header.settling, self.index)
     }
 
+    /// Notes that the process has taken the mark.
+    pub(super) fn note_taken(&self) {
+        self.slot.taken.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// Notes that the kernel's time has been advanced.
     pub(super) fn note_settled(&self) {
         self.slot.settled_at.store(clock::now(), Ordering::Relaxed);
-    }
-
-    /// Notes the time that the program sets itself; see [`super::Registry::program_sets_times`].
-    pub(super) fn note_explicit(&self, seconds: i64, nanoseconds: i64) {
-        let slot = self.slot;
-        slot.explicit_seconds.store(seconds, Ordering::Relaxed);
-        slot.explicit_nanoseconds
-            .store(nanoseconds, Ordering::Relaxed);
-        slot.times_set.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
     }
 
     #[inline]

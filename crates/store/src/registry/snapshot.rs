@@ -215,6 +215,11 @@ impl SlotCopy {
         word(&self.bytes[..], offset_of!(Slot, state))
     }
 
+    /// Which use of the slot it was.
+    pub(crate) fn generation(&self) -> u32 {
+        self.state() & !state::MASK
+    }
+
     /// Whether the descriptor was open.
     pub(crate) fn is_open(&self) -> bool {
         self.state() & state::MASK == state::OPEN
@@ -238,17 +243,9 @@ impl SlotCopy {
         self.long(offset_of!(Slot, born))
     }
 
-    /// How often the program has set the file's times.
-    pub(crate) fn times_set(&self) -> u32 {
-        word(&self.bytes[..], offset_of!(Slot, times_set))
-    }
-
-    /// The modification time that the program set last.
-    pub(crate) fn explicit(&self) -> (i64, i64) {
-        (
-            self.long(offset_of!(Slot, explicit_seconds)) as i64,
-            self.long(offset_of!(Slot, explicit_nanoseconds)) as i64,
-        )
+    /// How often the process has taken its mark itself.
+    pub(crate) fn taken(&self) -> u32 {
+        word(&self.bytes[..], offset_of!(Slot, taken))
     }
 
     /// The path, if it was kept.

@@ -170,7 +170,7 @@ fn times_the_program_sets_win_over_earlier_stores() {
     let file = open_rw(&path);
     let slot = registry.file(id_of(&file), file.as_raw_fd()).expect("slot");
     slot.stored_now();
-    registry.program_sets_times(id_of(&file), Some((1_000_000_000, 0)));
+    slot.settle(file.as_raw_fd());
     file.set_modified(old()).expect("set");
     slot.close(file.as_raw_fd());
     registry.detach();

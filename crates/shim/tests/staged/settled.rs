@@ -1,0 +1,49 @@
+//! Times that a program sets while those of its stores are being settled.
+
+use super::faults::Tracer;
+use super::*;
+
+fn settles(place: &Place, program: &Path, who: &str, inject: Option<&str>) -> String {
+    let mut command = match inject {
+        Some(inject) => place.traced(program, "posix", Some(inject)),
+        None => place.command(program, Some("posix")),
+    };
+    let output = run(command.arg(place.file()).arg(who));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Another thread has begun to settle what was stored before, and its call reaches the kernel late.
+#[test]
+fn a_settlement_of_another_thread_does_not_come_after() {
+    if !scratch::is_memory() || !has_strace() {
+        println!("skipped: it concerns files in memory");
+        return;
+    }
+    let Some(place) = Place::new("settled-thread") else {
+        return;
+    };
+    let program = place.compile("settles");
+    let late = "utimensat:delay_enter=800000:when=1";
+    let said = settles(&place, &program, "thread", Some(late));
+    assert_eq!(said, "its own\n");
+    assert!(place.trace().contains("DELAYED"), "nothing was held up");
+}
+
+/// The monitor has.
+#[test]
+fn a_settlement_of_the_monitor_does_not_come_after() {
+    if !scratch::is_memory() || !has_strace() {
+        println!("skipped: it concerns files in memory");
+        return;
+    }
+    let Some(place) = Place::new("settled-monitor") else {
+        return;
+    };
+    let program = place.compile("settles");
+    let trace = place.dir.join("trace");
+    let late = "utimensat:delay_enter=1200000";
+    let tracer = Tracer::of(&place.monitors_pid(), &trace, Some(late));
+    let said = settles(&place, &program, "monitor", None);
+    drop(tracer);
+    assert_eq!(said, "its own\n");
+}
