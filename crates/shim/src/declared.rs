@@ -22,6 +22,9 @@ use std::io::Write as _;
 /// The longest path that the kernel takes, with its end.
 const LONGEST: usize = 4096;
 
+/// How often a monitor is asked that was not there, and has begun since.
+const ATTEMPTS: usize = 3;
+
 /// Whether the file of a descriptor lies in a declared directory.
 pub(crate) fn is_declared(fd: c_int) -> bool {
     let dirs = init::declared();
@@ -77,19 +80,27 @@ pub(crate) fn with_path<T>(
 
 /// The file of a descriptor is about to be the kernel's, for this process or somebody that it shares the
 /// description with. An error is that of publishing: what is staged of the file stays so. Without a monitor
-/// nobody is told; then nobody joins either.
+/// nobody joins, but others may have it staged since there was one: this process takes it away from them itself.
 pub(crate) fn bar(fd: c_int) -> Result<(), c_int> {
     let Some(dir) = init::runtime_dir() else {
         return Ok(());
     };
     // SAFETY: a number of the program's, borrowed for the call.
     let file = unsafe { BorrowedFd::borrow_raw(fd) };
-    match client::bar(dir, file) {
-        Err(Refused::Pool(errno)) => Err(errno.raw_os_error()),
-        // It may be about to do so, and what others have staged is not in the file yet.
-        Err(Refused::NoMonitor(Errno::TIMEDOUT)) => Err(libc::EIO),
-        _ => Ok(()),
+    for _ in 0..ATTEMPTS {
+        match client::bar(dir, file) {
+            Err(Refused::Pool(errno)) => return Err(errno.raw_os_error()),
+            // It may be about to do so, and what others have staged is not in the file yet.
+            Err(Refused::NoMonitor(Errno::TIMEDOUT)) => return Err(libc::EIO),
+            Err(Refused::NoMonitor(_)) => stage::end_for_all(fd)?,
+            _ => return Ok(()),
+        }
+        // One that has begun meanwhile may have found the file shared just before, and let others stage it again.
+        if client::last_monitor(dir).is_some() {
+            return Ok(());
+        }
     }
+    Err(libc::EIO)
 }
 
 /// For the library's constructor: descriptions that this program was started with may write to declared files behind

@@ -13,10 +13,10 @@
 use crate::ofd::Ofd;
 use crate::stat::Logical;
 use crate::{alloc, data, init, process, signal, sys};
-use adit_pmem::{Medium as _, MediumKind};
+use adit_pmem::{Medium as _, MediumKind, brief};
 use adit_pool::{FileMedium, FileName, FileRef, PoolFile};
 use adit_store::monitor::client::{self, AcquireRequest, Lease, PoolPath, Refused};
-use adit_store::pools;
+use adit_store::pools::{self, Places, PoolList};
 use adit_store::registry::Reason;
 use adit_store::staged::{
     self, AppendsOnly, Error, KernelFile, Mode, Relink, Scope, Stage, StagedFile,
@@ -168,6 +168,10 @@ fn are_ours() -> bool {
     sys::getpid() == Ok(SEATED.load(Ordering::SeqCst) as usize)
 }
 
+fn are_ours_or_none() -> bool {
+    SEATED.load(Ordering::SeqCst) == 0 || are_ours()
+}
+
 /// Gives the attachments up, and the pools' mappings with them: before exec, at the end, and when the process gives up
 /// its rights. Those of files that could not be published
 /// stay, and are found by whoever recovers.
@@ -185,7 +189,7 @@ pub(crate) fn leave() {
 
 /// The pool of a device.
 fn pool_of(fd: BorrowedFd<'_>, device: u64) -> Result<Pool, Refusal> {
-    if SEATED.load(Ordering::SeqCst) != 0 && !are_ours() {
+    if !are_ours_or_none() {
         return Err(libc::EOPNOTSUPP);
     }
     let mut seats = seats();
@@ -323,6 +327,8 @@ fn may_stage() -> Result<(), Refusal> {
 pub(crate) struct Entry {
     device: u64,
     name: FileName,
+    /// The last monitor after which nobody had it staged, as [`client::last_monitor`] says it.
+    unstaged_after: AtomicU64,
 }
 
 impl Entry {
@@ -333,16 +339,57 @@ impl Entry {
         Some(Self {
             device: stat.st_dev,
             name,
+            unstaged_after: AtomicU64::new(0),
         })
     }
 
     /// The entry of the file, if anybody has it staged.
     fn found(&self, fd: i32) -> Option<(Pool, FileRef)> {
-        let pool = pool_of(borrow(fd), self.device).ok()?;
+        let pool = match pool_of(borrow(fd), self.device) {
+            Err(NO_MONITOR) => self.pool_without_monitor()?,
+            pool => pool.ok()?,
+        };
         let table = pool.file.pool();
         let entry = table.anything_staged().then(|| table.find_file(&self.name));
         let entry = entry?.ok()??;
         Some((pool, entry))
+    }
+
+    /// The pool in which others have had the file staged since monitor and standby were killed: they need neither to
+    /// go on, and this process must see what they write.
+    #[cold]
+    fn pool_without_monitor(&self) -> Option<Pool> {
+        let dir = init::runtime_dir()?;
+        let last = client::last_monitor(dir);
+        let known = |last: &u64| self.unstaged_after.load(Ordering::Relaxed) == *last;
+        if last.as_ref().is_some_and(known) {
+            return None;
+        }
+        let path = |bytes| Path::new(OsStr::from_bytes(bytes));
+        let runtime = path(dir.as_bytes());
+        let places = Places {
+            runtime: runtime.to_owned(),
+            list: PoolList::at(runtime),
+        };
+        let asked = init::asked_pool().path.map(path);
+        let Some(found) = places.pool_with(&self.name, asked) else {
+            self.unstaged_after
+                .store(last.unwrap_or(0), Ordering::Relaxed);
+            return None;
+        };
+        let pool = attach(PoolPath::of(found.as_os_str().as_bytes())?)?;
+        let mut seats = seats();
+        // Another thread may have been here.
+        if let Some(seat) = seats.iter().find(|seat| seat.device == self.device) {
+            return seat.pool.clone().ok();
+        }
+        SEATED.store(sys::getpid().unwrap_or(0) as u32, Ordering::SeqCst);
+        seats.push(Seat {
+            device: self.device,
+            pool: Ok(pool.clone()),
+            asked: Instant::now(),
+        });
+        Some(pool)
     }
 
     /// Whether anybody has the file staged.
@@ -371,6 +418,58 @@ impl Entry {
             Err(error) => Err(error.errno().raw_os_error()),
         }
     }
+}
+
+/// Takes a declared file away from all who have it staged, where no monitor does that: the kernel is about to have it.
+/// They find it taken, and nobody gives them a lease.
+pub(crate) fn end_for_all(fd: i32) -> Result<(), i32> {
+    if !are_ours_or_none() {
+        return Ok(());
+    }
+    let _inside = signal::engine::enter();
+    let Some(entry) = Entry::of(fd) else {
+        return Ok(());
+    };
+    for _ in 0..PATIENCE {
+        let Some((pool, file)) = entry.found(fd) else {
+            return Ok(());
+        };
+        let ended = with_base(fd, |base| {
+            // What others may have staged in any mode is published whatever it waits for.
+            StagedFile::open_unread(&pool.stage, file, base, Mode::Sync)?.take_away(|| {})
+        });
+        match ended {
+            Ok(_) | Err(Error::Taken) => return Ok(()),
+            // Its program has it alone, by a lease: the kernel has whoever opens it wait.
+            Err(Error::Base(Errno::AGAIN)) => return Ok(()),
+            Err(Error::Publishing { .. } | Error::Contended) => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => return Err(error.errno().raw_os_error()),
+        }
+    }
+    Err(libc::EIO)
+}
+
+/// Does `work` with a description by which the file can be written where one says: the program's own, or one of our own
+/// for a moment. That ends the process's locks on the file when it is closed, but who has locks has had it taken away
+/// from all before.
+fn with_base<T>(
+    fd: i32,
+    work: impl FnOnce(KernelFile<ProgramFd>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let flags = rustix::fs::fcntl_getfl(borrow(fd)).map_err(Error::Base)?;
+    let writes = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
+    if writes && !flags.intersects(OFlags::APPEND | OFlags::PATH) {
+        return work(KernelFile::new(ProgramFd::Program(fd)).map_err(Error::Base)?);
+    }
+    // A child that is forked just then keeps it until it executes something, and the file from being staged.
+    let path = format!("/proc/thread-self/fd/{fd}");
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let opened =
+        brief::above_standard(|| rustix::fs::open(path.as_str(), flags, rustix::fs::Mode::empty()));
+    let base = ProgramFd::Pool(opened.map_err(Error::Base)?);
+    work(KernelFile::new(base).map_err(Error::Base)?)
 }
 
 /// Size and time of a file that anybody has staged, on a device of which this process knows the pool.

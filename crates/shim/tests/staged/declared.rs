@@ -265,3 +265,219 @@ fn what_is_not_declared_is_not_shared() {
     other.end();
     assert_eq!(place.content(), "one two");
 }
+
+/// Kills the monitor and its standby at one instant, so that neither makes another of the other.
+fn kill_both(place: &mut Place) {
+    let monitor = place.monitors_pid();
+    let standby = started_by(&monitor);
+    assert!(!standby.is_empty(), "there is no standby");
+    for which in ["-STOP", "-KILL"] {
+        let both = Command::new("kill")
+            .args([which, &monitor, &standby])
+            .status();
+        assert!(both.expect("kill").success());
+    }
+    let _ = place.monitor.wait();
+}
+
+/// The monitor that the next `adit run` starts; it ends with this.
+struct Next(u32);
+
+fn next_monitor(place: &Place) -> Next {
+    super::faults::begins_another(place).expect("what runs already");
+    let mut next = None;
+    wait_for("the next monitor", || {
+        next = monitors::monitor_of(&place.dir.join("run"));
+        next.is_some()
+    });
+    Next(next.expect("it was seen"))
+}
+
+impl Drop for Next {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").arg(self.0.to_string()).status();
+    }
+}
+
+/// Two programs that share a file and have written to it, without monitor and standby. They need neither.
+fn orphans(name: &str, mode: &str) -> Option<(Place, PathBuf, [Told; 2])> {
+    let (mut place, program) = place(name)?;
+    let named = place.file().display().to_string();
+    let mut one = sharer(&place, &program, mode);
+    let mut other = sharer(&place, &program, mode);
+    one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
+    other.all_well(&[&format!("o0 rwa {named}"), "w0 two "]);
+    kill_both(&mut place);
+    one.all_well(&["w0 three "]);
+    other.sees(&place.file(), "one two three ");
+    Some((place, program, [one, other]))
+}
+
+/// Nobody takes over: those who share a file go on, sync it, close it and die, and nothing acknowledged is missing.
+#[test]
+fn sharers_go_on_without_monitor_and_standby() {
+    for mode in MODES.into_iter().chain(REQUIRED) {
+        for one_dies in [false, true] {
+            let Some((place, _, [mut one, mut other])) = orphans("orphans", mode) else {
+                return;
+            };
+            let file = place.file();
+            other.all_well(&["w0 four "]);
+            one.sees(&file, "one two three four ");
+            one.all_well(&["f0"]);
+            assert_eq!(place.content(), "one two three four ", "{mode}: synced");
+            one.all_well(&["w0 five "]);
+            if one_dies {
+                one.kill();
+            } else {
+                one.all_well(&["c0"]);
+                assert_eq!(
+                    place.content(),
+                    "one two three four five ",
+                    "{mode}: closed"
+                );
+                one.end();
+            }
+            other.sees(&file, "one two three four five ");
+            other.all_well(&["w0 six"]);
+            other.sees(&file, "one two three four five six");
+            other.end();
+            assert_eq!(place.content(), "one two three four five six", "{mode}");
+        }
+    }
+}
+
+/// Who opens such a file sees what the others have staged, and does not write to it behind their backs: where nobody can
+/// give him a seat beside them, all of them have the kernel's file.
+#[test]
+fn who_opens_what_is_shared_without_a_monitor_sees_it() {
+    for mode in MODES.into_iter().chain(REQUIRED) {
+        let Some((place, program, [mut one, mut other])) = orphans("orphans-file", mode) else {
+            return;
+        };
+        let file = place.file();
+        let named = file.display();
+        let mut reader = sharer(&place, &program, mode);
+        reader.all_well(&[&format!("o0 r {named}")]);
+        reader.sees(&file, "one two three ");
+        other.all_well(&["w0 four "]);
+        reader.sees(&file, "one two three four ");
+        let mut late = sharer(&place, &program, mode);
+        let opened = late.tell(&format!("o0 rwa {named}"));
+        let mut expected = "one two three four ".to_owned();
+        if ["atomic ADIT_REQUIRE=1", "strict ADIT_REQUIRE=1"].contains(&mode) {
+            assert_eq!(opened, format!("{} -", libc::ECONNREFUSED), "{mode}");
+        } else {
+            assert_eq!(opened, "0 -", "{mode}");
+            late.all_well(&["w0 five ", "p0 0 O"]);
+            late.sees(&file, "one two three four five O");
+            for (who, adds) in [
+                (&mut one, "six "),
+                (&mut late, "seven "),
+                (&mut other, "eight"),
+            ] {
+                who.all_well(&[&format!("w0 {adds}")]);
+            }
+            expected = "one two three four five Osix seven eight".to_owned();
+            late.sees(&file, &expected);
+        }
+        for mut sharer in [one, other, reader] {
+            sharer.sees(&file, &expected);
+            sharer.end();
+        }
+        late.end();
+        assert_eq!(place.content(), expected, "{mode}");
+    }
+}
+
+/// A mapping, a child, and a second description that nobody stages have the kernel's file, whole, and so have all.
+#[test]
+fn what_the_kernel_needs_is_taken_from_all_without_a_monitor() {
+    for mode in MODES {
+        for act in ["m0", "k0", "o1"] {
+            let Some((place, _, [mut one, mut other])) = orphans("orphans-kernel", mode) else {
+                return;
+            };
+            let file = place.file();
+            let staged = "one two three ";
+            match act {
+                "o1" => other.all_well(&[&format!("o1 rw {}", file.display()), "p1 0 O", "p1 0 o"]),
+                _ => assert_eq!(other.tell(act), format!("0 {staged}"), "{mode}"),
+            }
+            if act == "k0" {
+                assert_eq!(other.hear(), "0 -");
+            }
+            for _ in 0..3 {
+                one.all_well(&["w0 1"]);
+                other.all_well(&["w0 2"]);
+            }
+            let all = format!("{staged}121212");
+            one.sees(&file, &all);
+            other.sees(&file, &all);
+            one.end();
+            other.end();
+            assert_eq!(place.content(), all, "{mode} {act}");
+        }
+    }
+}
+
+/// The next monitor does not know of them. It lets nobody write beside them, and who opens the file sees everything.
+#[test]
+fn sharers_and_the_monitor_that_comes_later() {
+    for mode in MODES.into_iter().chain(REQUIRED) {
+        let Some((place, program, [mut one, mut other])) = orphans("orphans-next", mode) else {
+            return;
+        };
+        let file = place.file();
+        let _next = next_monitor(&place);
+        one.all_well(&["w0 four "]);
+        other.sees(&file, "one two three four ");
+        if !mode.starts_with("atomic") {
+            wait_for("a second", || place.content() == "one two three four ");
+        }
+        let mut late = sharer(&place, &program, mode);
+        late.all_well(&[&format!("o0 rwa {}", file.display()), "w0 five "]);
+        one.all_well(&["w0 six"]);
+        for mut sharer in [one, other, late] {
+            sharer.sees(&file, "one two three four five six");
+            sharer.end();
+        }
+        assert_eq!(place.content(), "one two three four five six", "{mode}");
+    }
+}
+
+/// One has it staged alone, by a lease: whoever opens the file waits, and no longer than until somebody takes over.
+#[test]
+fn who_opens_a_declared_file_waits_until_somebody_takes_over() {
+    if !super::group::may_look_into_others() {
+        println!("skipped: processes may not look into each other");
+        return;
+    }
+    for mode in MODES {
+        let Some((mut place, program)) = place("orphan-lease") else {
+            return;
+        };
+        let file = place.file();
+        let named = file.display().to_string();
+        let mut one = sharer(&place, &program, mode);
+        let mut other = sharer(&place, &program, mode);
+        one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
+        wait_for("the lease", || place.is_leased());
+        kill_both(&mut place);
+        one.all_well(&["w0 two "]);
+        other.say(&format!("o0 rwa {named}"));
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(place.is_leased(), "{mode}");
+        let begun = Instant::now();
+        let _next = next_monitor(&place);
+        assert_eq!(other.hear(), "0 -");
+        assert!(begun.elapsed() < scratch::limit(20), "{mode}");
+        other.all_well(&["w0 three "]);
+        one.all_well(&["w0 four"]);
+        for mut sharer in [one, other] {
+            sharer.sees(&file, "one two three four");
+            sharer.end();
+        }
+        assert_eq!(place.content(), "one two three four", "{mode}");
+    }
+}

@@ -144,7 +144,7 @@ fn let_in(opener: Opener, case: &str) -> Vec<u8> {
 }
 
 /// A program under `adit run`, which recovers, and starts a monitor where there is none.
-fn begins_another(place: &Place) -> Option<Output> {
+pub(super) fn begins_another(place: &Place) -> Option<Output> {
     let (_, adit) = built()?;
     let mut next = Command::new("timeout");
     next.args([&scratch::seconds(30)]).arg(adit);

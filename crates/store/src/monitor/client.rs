@@ -10,7 +10,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 
 use adit_pool::FileRef;
-use rustix::fd::BorrowedFd;
+use rustix::fd::{AsFd as _, BorrowedFd};
+use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
 use crate::clock;
@@ -122,6 +123,16 @@ impl core::fmt::Debug for PoolPath {
     }
 }
 
+impl PoolPath {
+    /// That of a pool which was found without a monitor; `None` where it is too long.
+    #[must_use]
+    pub fn of(path: &[u8]) -> Option<Self> {
+        let mut text = wire::Path::new();
+        text.push(path);
+        text.as_c_str().is_some().then_some(Self(text))
+    }
+}
+
 /// What [`acquire`] needs to know.
 #[derive(Clone, Copy, Debug)]
 pub struct AcquireRequest<'a> {
@@ -225,6 +236,22 @@ pub fn hold_alone(dir: &RuntimeDir, lease: &Lease) -> Result<bool, Refused> {
 /// nobody stages it again. Returns when everything is in the file.
 pub fn bar(dir: &RuntimeDir, fd: BorrowedFd<'_>) -> Result<(), Refused> {
     ask_anyway(dir, &Request::Bar, Some(fd), FOR_A_BAR).map(drop)
+}
+
+/// While there is no monitor: which one was the last, by a number that is never zero. As long as it is the same,
+/// nobody begins to stage anything. `None` where one may be there.
+#[must_use]
+pub fn last_monitor(dir: &RuntimeDir) -> Option<u64> {
+    let Ok(fd) = dir.open() else {
+        return Some(1);
+    };
+    // Looked at first: one that begins in between is seen to listen.
+    let socket = rustix::fs::statat(fd.as_fd(), wire::SOCKET, AtFlags::SYMLINK_NOFOLLOW);
+    let number = socket.map_or(0, |stat| {
+        let made = clock::nanoseconds(stat.st_ctime, stat.st_ctime_nsec as i64);
+        stat.st_ino.rotate_left(32) ^ made
+    });
+    wire::nobody_listens(&fd).then_some(number | 1)
 }
 
 fn known(answer: Result<Answer, Refused>) -> Result<bool, Refused> {

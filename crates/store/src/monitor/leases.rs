@@ -40,7 +40,7 @@ use super::held::{self, Held, OpenPool, Owner, Terms};
 use super::lease::{self, Said, Signals, State};
 use super::open::{self, OpenFiles};
 use super::records::{LeaseRecord, Listed, Record, Records};
-use super::shared::Barred;
+use super::shared::{self, Barred, Shared};
 use super::standby::Standby;
 use super::workers::{Haste, Workers};
 use super::{Means, Ready, has_room_for};
@@ -160,8 +160,8 @@ pub(super) enum Report {
     Aged(Aged),
     /// What these files of the dead lacked is committed.
     Committed(Vec<u64>),
-    /// Leases that nobody knew.
-    Found(Vec<Stray>),
+    /// Leases that nobody knew, and shared files.
+    Found(Vec<Stray>, Vec<Shared>),
     /// Pools are recovered.
     Recovered,
     /// Whether a pool that this process lost can be opened anew.
@@ -367,8 +367,11 @@ impl Leases {
                     entry.held.orphan();
                 }
             }
-            Report::Found(strays) => {
+            Report::Found(strays, shared) => {
                 self.adopting = false;
+                if !self.ending {
+                    self.end_shared(shared);
+                }
                 for stray in strays {
                     self.adopt_one(stray);
                 }
@@ -822,9 +825,12 @@ impl Leases {
     }
 
     /// Takes over what a monitor held that was killed with its standby.
-    pub(super) fn adopt(&mut self) {
+    pub(super) fn adopt(&mut self, after_another: bool) {
         let places = self.places.clone();
-        let find = move || Report::Found(adopt::find(&places));
+        let find = move || {
+            let shared = after_another.then(|| shared::find(&places));
+            Report::Found(adopt::find(&places), shared.unwrap_or_default())
+        };
         self.adopting = true;
         self.workers.start(Haste::Whenever, find);
     }

@@ -324,7 +324,7 @@ impl Monitor {
         }
         match begin.found {
             Some(found) => server.take_over(found),
-            None => server.leases.adopt(),
+            None => server.leases.adopt(begin.after_another),
         }
         if let Some(pid) = options.stay_for {
             server.stay_for(pid);

@@ -12,18 +12,24 @@
 //!
 //! A monitor that took over, or comes after one that was killed, does not know which files are barred. Then
 //! a lease is the only way in for those that nobody has staged. Nor does it know what programs have staged
-//! whose monitor was killed with its standby: a file that is barred is looked for in the pools, too.
+//! whose monitor was killed with its standby: a file that is barred is looked for in the pools, too. They go on
+//! without a monitor, but nobody publishes for them. So a monitor that comes after one that was killed looks for
+//! files that are shared, and takes them away: their programs ask it for a seat at their next call, and get one,
+//! as a file that is shared is not barred.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use adit_pool::{FileName, PoolFile, SHARED};
 use rustix::fd::AsFd as _;
+use rustix::fs::{Mode, OFlags};
 
 use super::client::Refused;
 use super::held::{self, Held, OpenPool};
 use super::leases::{Leases, Report};
 use super::workers::Haste;
-use crate::pools::Places;
+use crate::pools::{Found, Places};
 use crate::registry::sys::Fd;
 use crate::registry::wire::{self, Answer};
 use crate::staged;
@@ -40,6 +46,8 @@ pub(super) struct Barred {
     files: BTreeSet<FileId>,
     /// There may be others.
     unsure: bool,
+    /// But not these: they were shared when we came.
+    free: BTreeSet<FileId>,
 }
 
 impl Barred {
@@ -48,7 +56,15 @@ impl Barred {
         self.unsure = true;
     }
 
+    /// It was found shared, and whoever bars it asks us.
+    fn was_shared(&mut self, id: FileId) {
+        if !self.files.contains(&id) && self.free.len() < MOST {
+            self.free.insert(id);
+        }
+    }
+
     fn add(&mut self, id: FileId) {
+        self.free.remove(&id);
         if self.files.len() < MOST {
             self.files.insert(id);
         } else {
@@ -63,7 +79,7 @@ impl Barred {
 
     /// Whether a file may be staged that others have open.
     pub(super) fn allows(&self, id: FileId) -> bool {
-        !self.unsure && !self.files.contains(&id)
+        !self.files.contains(&id) && (!self.unsure || self.free.contains(&id))
     }
 }
 
@@ -79,7 +95,76 @@ fn end_unknown(places: &Places, fd: &Fd) -> staged::Result<()> {
     Ok(())
 }
 
+/// A file that programs share which no monitor knows, by a descriptor that opens it for nothing.
+pub(super) struct Shared {
+    pool: PathBuf,
+    fd: Fd,
+    id: FileId,
+}
+
+/// Looks for them in all pools. What cannot be looked at is passed over.
+pub(super) fn find(places: &Places) -> Vec<Shared> {
+    let mut found = Vec::new();
+    for pool in places.pools() {
+        let _ = find_in(&pool, &mut found);
+    }
+    found
+}
+
+fn find_in(found: &Found, all: &mut Vec<Shared>) -> adit_pool::Result<()> {
+    let pool = PoolFile::open_read_only(&found.path)?;
+    if !pool.anything_staged() {
+        return Ok(());
+    }
+    for file in pool.files()? {
+        if pool.version(file)? & SHARED == 0 {
+            continue;
+        }
+        let Ok(name) = pool.file_name(file) else {
+            continue;
+        };
+        if found.only.is_none_or(|device| device == name.device)
+            && let Some((fd, id)) = pinned(&name)
+        {
+            let pool = found.path.clone();
+            all.push(Shared { pool, fd, id });
+        }
+    }
+    Ok(())
+}
+
+/// The file of this name, if it still is the one that was staged.
+fn pinned(name: &FileName) -> Option<(Fd, FileId)> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(name.path.as_slice(), flags, Mode::empty()).ok()?;
+    let fd = Fd::new(fd);
+    let stat = rustix::fs::fstat(fd.as_fd()).ok()?;
+    let (handle_type, handle) = staged::handle_of(fd.as_fd()).ok()?;
+    let same = (handle_type, &handle) == (name.handle_type, &name.handle);
+    (same && stat.st_dev == name.device).then_some((fd, (stat.st_dev, stat.st_ino)))
+}
+
 impl Leases {
+    /// Takes files away that programs share whose monitor was killed with its standby.
+    pub(super) fn end_shared(&mut self, found: Vec<Shared>) {
+        for shared in &found {
+            self.barred.was_shared(shared.id);
+        }
+        if found.is_empty() {
+            return;
+        }
+        self.workers.start(Haste::Whenever, move || {
+            for Shared { pool, fd, .. } in found {
+                if let Ok(pool) = OpenPool::open(&pool) {
+                    // What cannot be published now its programs publish themselves, as before.
+                    let _ = held::end_unknown(&pool, fd.as_fd());
+                    pool.close();
+                }
+            }
+            Report::Nothing
+        });
+    }
+
     /// Shares a leased file, because its own program opens it again. The answer comes when that is done.
     pub(super) fn share(&mut self, connection: Fd, number: u64) {
         let declared = |held: &Arc<Held>| held.is_declared() && !held.is_over();
@@ -143,5 +228,27 @@ impl Leases {
                 done: ended.is_ok(),
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_found_shared_is_not_barred_until_somebody_bars_it() {
+        let mut barred = Barred::default();
+        assert!(barred.allows((1, 1)));
+        barred.add((1, 1));
+        barred.be_unsure();
+        for (id, is_free) in [((1, 1), false), ((1, 2), true)] {
+            assert!(!barred.allows(id));
+            barred.was_shared(id);
+            assert_eq!(barred.allows(id), is_free, "{id:?}");
+        }
+        barred.add((1, 2));
+        assert!(!barred.allows((1, 2)));
+        barred.was_shared((1, 2));
+        assert!(!barred.allows((1, 2)), "told before it was found");
     }
 }

@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use adit_pool::PoolFile;
+use adit_pool::{FileName, PoolFile};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -164,6 +164,22 @@ impl Places {
         all.map(found).collect()
     }
 
+    /// The pool in which somebody has a file staged, for who can ask no monitor; `asked` is the one that the user has
+    /// asked for, which may be in no list that is known here. Pools that cannot be looked at are passed over.
+    #[must_use]
+    pub fn pool_with(&self, name: &FileName, asked: Option<&Path>) -> Option<PathBuf> {
+        let asked = asked.map(|path| Found {
+            path: path.to_owned(),
+            only: self.own_device(path),
+        });
+        let is_in = |found: &Found| {
+            let may_be = found.only.is_none_or(|device| device == name.device);
+            may_be && has_entry(&found.path, name).is_ok_and(|has| has)
+        };
+        let mut all = asked.into_iter().chain(self.pools());
+        all.find(is_in).map(|found| found.path)
+    }
+
     /// The device of a pool that was made beside its files. It may be a copy of that by now, on a snapshot, and
     /// name files of the original, which have the same handles: what is in it goes to files on its own device
     /// alone. A pool that somebody asked for stages others as well, and copies of memory do not outlive it.
@@ -203,6 +219,18 @@ impl Places {
             let _ = list.forget_the_gone();
         }
     }
+}
+
+fn has_entry(pool: &Path, name: &FileName) -> adit_pool::Result<bool> {
+    let pool = PoolFile::open_read_only(pool)?;
+    if !pool.anything_staged() {
+        return Ok(false);
+    }
+    let Some(file) = pool.find_file(name)? else {
+        return Ok(false);
+    };
+    // Another file system's files may have the same handles.
+    Ok(pool.file_name(file)?.device == name.device)
 }
 
 /// Where every `adit run` of this user looks for pools, whatever its environment says, and where nobody else
@@ -464,5 +492,48 @@ mod tests {
             std::fs::remove_dir(&place).expect("remove");
         }
         assert!(usual_places().all(|usual| !usual.starts_with("/proc")));
+    }
+
+    /// Who can ask no monitor finds the pool that has a file, in a list or not, and none that has another device's.
+    #[test]
+    fn the_pool_that_has_a_file_is_found() {
+        let scratch = Scratch::new();
+        private(&scratch.path("run"), 0o700);
+        let places = Places {
+            runtime: scratch.path("run"),
+            list: PoolList::at(&scratch.path("run")),
+        };
+        let (own, asked) = (scratch.path("run/pool"), scratch.path("asked"));
+        pool_at(&own);
+        pool_at(&asked);
+        let data = scratch.old_file("data");
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let file = rustix::fs::open(data.as_os_str().as_bytes(), flags, Mode::empty());
+        let file = file.expect("a file");
+        let (handle_type, handle) = crate::staged::handle_of(&file).expect("a handle");
+        let name = FileName {
+            handle_type,
+            handle,
+            path: Vec::new(),
+            device: rustix::fs::fstat(&file).expect("stat").st_dev,
+        };
+        let elsewhere = FileName {
+            device: name.device + 1,
+            ..name.clone()
+        };
+        assert_eq!(places.pool_with(&name, Some(&asked)), None);
+        for (path, asks) in [(&asked, true), (&own, false)] {
+            let pool = PoolFile::open(path).expect("it is there");
+            let attachment = pool.attach().expect("attach");
+            let entry = attachment.enter_file(&name).expect("an entry");
+            assert_eq!(places.pool_with(&name, Some(&asked)).as_ref(), Some(path));
+            assert_eq!(places.pool_with(&name, None).is_some(), !asks);
+            assert_eq!(places.pool_with(&elsewhere, Some(&asked)), None);
+            attachment
+                .lock_file(entry)
+                .and_then(|file| file.forget())
+                .expect("forget");
+            pool.detach(attachment).expect("detach");
+        }
     }
 }

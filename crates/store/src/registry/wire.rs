@@ -374,6 +374,12 @@ fn connect(dir: &Fd, until: Instant) -> Result<Fd, Errno> {
     }
 }
 
+/// Whether nobody listens to the socket of a directory: a monitor was killed with its standby, or there is none.
+pub(crate) fn nobody_listens(dir: &Fd) -> bool {
+    let refused = connect(dir, Instant::now());
+    matches!(refused, Err(Errno::CONNREFUSED | Errno::NOENT))
+}
+
 fn hear(socket: &Fd, until: Instant) -> Result<Answer, Errno> {
     let here = || match take(socket) {
         Err(Errno::AGAIN | Errno::INTR) => None,
