@@ -33,9 +33,7 @@ pub(crate) fn is_declared(fd: c_int) -> bool {
     }
     let mut link = [0u8; 40];
     let mut path = [0u8; LONGEST];
-    if write!(&mut link[..39], "/proc/thread-self/fd/{fd}").is_err() {
-        return false;
-    }
+    link_of(fd, &mut link);
     let read = sys::readlink(
         link.as_ptr() as usize,
         path.as_mut_ptr() as usize,
@@ -52,15 +50,43 @@ fn lies_in(path: &[u8], dir: &[u8]) -> bool {
         .is_some_and(|rest| rest.first() == Some(&b'/'))
 }
 
+/// Writes the name by which the kernel knows the file of a descriptor, with its end.
+pub(crate) fn link_of(fd: c_int, into: &mut [u8; 40]) {
+    // It is shorter than that.
+    let _ = write!(&mut into[..39], "/proc/thread-self/fd/{fd}");
+}
+
+/// What is there under a name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Named {
+    /// A regular file in a declared directory.
+    Declared,
+    /// Anything else, or nobody may know; whatever it is where nothing is declared.
+    Other,
+    Nothing,
+}
+
+/// What is there under this name.
+pub(crate) fn named(dir: c_int, path: *const c_char) -> Named {
+    if init::declared().is_empty() {
+        return Named::Other;
+    }
+    let is_it = |fd| is_declared(fd) && descriptors::regular_file(fd).is_some();
+    match look_at(dir, path, 0, is_it) {
+        Ok(true) => Named::Declared,
+        Err(libc::ENOENT) => Named::Nothing,
+        Ok(false) | Err(_) => Named::Other,
+    }
+}
+
 /// Whether what may be there under this name is a regular file in a declared directory.
 pub(crate) fn is_declared_name(dir: c_int, path: *const c_char) -> bool {
-    if init::declared().is_empty() {
-        return false;
-    }
-    with_path(dir, path, 0, |fd| {
-        is_declared(fd) && descriptors::regular_file(fd).is_some()
-    })
-    .unwrap_or(false)
+    named(dir, path) == Named::Declared
+}
+
+/// Whether anybody has the file of a descriptor staged.
+pub(crate) fn is_staged(fd: c_int) -> bool {
+    stage::Entry::of(fd).is_some_and(|entry| entry.is_staged(fd))
 }
 
 /// Does `work` with a descriptor that names the file and opens it for nothing: it takes no lease away, and
@@ -71,11 +97,20 @@ pub(crate) fn with_path<T>(
     flags: c_int,
     work: impl FnOnce(c_int) -> T,
 ) -> Option<T> {
+    look_at(dir, path, flags, work).ok()
+}
+
+fn look_at<T>(
+    dir: c_int,
+    path: *const c_char,
+    flags: c_int,
+    work: impl FnOnce(c_int) -> T,
+) -> Result<T, c_int> {
     let flags = libc::O_PATH | libc::O_CLOEXEC | flags;
-    let fd = sys::openat(dir as usize, path as usize, flags as usize, 0).ok()?;
+    let fd = sys::openat(dir as usize, path as usize, flags as usize, 0)?;
     let done = work(fd as c_int);
     let _ = sys::close(fd);
-    Some(done)
+    Ok(done)
 }
 
 /// The file of a descriptor is about to be the kernel's, for this process or somebody that it shares the
@@ -101,6 +136,14 @@ pub(crate) fn bar(fd: c_int) -> Result<(), c_int> {
         }
     }
     Err(libc::EIO)
+}
+
+/// A description that was just opened is the kernel's from the start: if it is one of a declared file, the kernel may
+/// read there, or write. What cannot be published now cannot be told either.
+pub(crate) fn is_the_kernels(fd: c_int) {
+    if is_declared(fd) && descriptors::regular_file(fd).is_some() {
+        let _ = bar(fd);
+    }
 }
 
 /// For the library's constructor: descriptions that this program was started with may write to declared files behind

@@ -52,12 +52,16 @@ pub(crate) fn note_open(fd: c_int, flags: c_int) -> c_int {
     }
     forget_stale(fd);
     let mode = flags & libc::O_ACCMODE;
-    if fd <= fds::LAST_STANDARD || mode == libc::O_ACCMODE || flags & libc::O_PATH != 0 {
+    if mode == libc::O_ACCMODE || flags & libc::O_PATH != 0 {
         return fd;
     }
     let Some(credit) = init::credit() else {
         return fd;
     };
+    if fd <= fds::LAST_STANDARD {
+        declared::is_the_kernels(fd);
+        return fd;
+    }
     let declared = init::declared_mode().filter(|_| declared::is_declared(fd));
     let staging = declared.or(init::mode().filter(|_| mode != libc::O_RDONLY));
     if let Some(staging) = staging
@@ -101,10 +105,6 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode, declared: bool) -> Option<c_
     let plain = flags & libc::O_DSYNC != 0 || matches!(mode, Mode::Atomic | Mode::Posix);
     let offset = stageable.then_some(0);
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-    if declared && !stageable {
-        // It is the kernel's from here on. What cannot be published now cannot be told either.
-        let _ = declared::bar(fd);
-    }
     let writer = || {
         let writer = Writer::new(mode, flags, stageable).on(kind);
         if declared { writer.declared() } else { writer }
@@ -112,6 +112,10 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode, declared: bool) -> Option<c_
     let ofd = (stageable || (!plain && writes))
         .then(|| Backing::Writer(writer()))
         .and_then(|backing| ofd::allocate(backing, None, offset));
+    if declared && !(stageable && ofd.is_some()) {
+        // It is the kernel's from here on. What cannot be published now cannot be told either.
+        let _ = declared::bar(fd);
+    }
     if let Some(ofd) = ofd {
         fds::set_promoted(fd, ofd);
         if process::sharing() {

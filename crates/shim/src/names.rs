@@ -18,7 +18,7 @@
 //! only after the kernel has read it in the same call.
 #![allow(unsafe_code)]
 
-use crate::declared::Asked;
+use crate::declared::{Asked, Named};
 use crate::ofd::Ofd;
 use crate::real::call_real;
 use crate::writer::Writer;
@@ -274,6 +274,8 @@ const CUTS: u64 = 4;
 /// The call would have cut a file, and does not: it is cut when it is open, as the program's first change of it. No
 /// token that says which file there was.
 const TO_CUT: u64 = 8;
+/// The same where there was no file: somebody may make one before the kernel does, and stage it.
+const NEW_TO_CUT: u64 = NEW | TO_CUT;
 
 /// What a stub of an open keeps: the registers of its first four arguments, with a token for [`opened`].
 #[repr(C)]
@@ -320,13 +322,17 @@ pub(crate) fn before(dir: c_int, path: Path, flags: &mut c_int) -> u64 {
         return NOTHING;
     }
     let writes = matches!(*flags & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR);
-    if cuts && *flags & libc::O_EXCL == 0 && declared::is_declared_name(dir, path) {
-        // Others may have it staged, and be writing to it.
-        if writes {
+    if cuts && *flags & libc::O_EXCL == 0 {
+        // Others may have it staged, and be writing to it; or will before the kernel opens it.
+        let token = match declared::named(dir, path) {
+            Named::Declared => TO_CUT,
+            Named::Nothing if creates => NEW_TO_CUT,
+            Named::Nothing | Named::Other => NOTHING,
+        };
+        if token != NOTHING {
             *flags &= !libc::O_TRUNC;
-            return TO_CUT;
+            return token;
         }
-        declared::with_path(dir, path, 0, declared::bar);
     }
     if DURABLE.load(Ordering::Relaxed) == 0 {
         if !(cuts && writes && is_transaction() && is_on_disk(dir, path)) {
@@ -366,42 +372,77 @@ fn is_on_disk(dir: c_int, path: Path) -> bool {
 }
 
 /// Cuts a file that was opened to be cut. Pipes and devices, which may have taken its place meanwhile, nobody cuts; an
-/// empty file gets another time, and loses blocks behind its end, unless others may have staged what is in it.
-pub(crate) fn cut_open(fd: c_int) -> Result<(), c_int> {
+/// empty file gets another time, and loses blocks behind its end, unless others may have staged what is in it. `made`
+/// says that there was no file before: if this one is empty, it is as the kernel leaves one that it makes.
+pub(crate) fn cut_open(fd: c_int, made: bool) -> Result<(), c_int> {
+    let declared = declared::is_declared(fd);
+    // Asked before the size: the kernel knows the size of what nobody has staged.
+    let may_be_staged = declared && (!made || declared::is_staged(fd));
     let stat = descriptors::stat_of(fd);
     if stat.is_some_and(|stat| stat.st_mode & libc::S_IFMT != libc::S_IFREG) {
         return Ok(());
     }
-    let is_empty = stat.is_some_and(|stat| stat.st_size == 0) && !declared::is_declared(fd);
+    let is_empty = stat.is_some_and(|stat| stat.st_size == 0) && !may_be_staged;
+    if is_empty && made {
+        return Ok(());
+    }
     if !is_empty
         && let Some(ofd) = fds::promoted(fd)
         && let Some(writer) = ofd.writer()
+        && writer.is_writable()
     {
         return writer.truncate(&ofd, fd, 0).map(drop);
     }
-    sys::ftruncate(fd as usize, 0).map(drop)
+    cut_in_kernel(fd, declared)
+}
+
+/// The same, of what no engine cuts: descriptions that only read, and those that are the kernel's.
+fn cut_in_kernel(fd: c_int, declared: bool) -> Result<(), c_int> {
+    if declared {
+        // As long as this description is open, nobody stages the file alone, and so nobody at all.
+        declared::bar(fd)?;
+    }
+    let flags = sys::fcntl(fd as usize, libc::F_GETFL as usize, 0)?;
+    if flags as c_int & libc::O_ACCMODE != libc::O_RDONLY {
+        sys::ftruncate(fd as usize, 0)?;
+    } else {
+        let mut link = [0u8; 40];
+        declared::link_of(fd, &mut link);
+        descriptors::before_holes_somewhere();
+        sys::truncate(link.as_ptr() as usize, 0)?;
+    }
+    if declared && DURABLE.load(Ordering::Relaxed) != 0 {
+        lost(sys::fsync(fd as usize))?;
+    }
+    Ok(())
 }
 
 /// For a stream that is to write to a file from its first byte on, which is to be cut in a transaction: the flags to
-/// open it with until it is. `None` where libc's own open does as well.
-fn flags_for_stream(path: Path, flags: c_int) -> Option<c_int> {
+/// open it with until it is, and whether there is no file yet. `None` where libc's own open does as well.
+fn flags_for_stream(path: Path, flags: c_int) -> Option<(c_int, bool)> {
+    if !is_transaction() && init::declared().is_empty() || process::in_vfork_child() {
+        return None;
+    }
     let mut left = flags;
-    let is_to_cut = (is_transaction() || !init::declared().is_empty())
-        && !process::in_vfork_child()
-        && before(libc::AT_FDCWD, path, &mut left) == TO_CUT;
-    is_to_cut.then_some(left)
+    match before(libc::AT_FDCWD, path, &mut left) {
+        TO_CUT => Some((left, false)),
+        NEW_TO_CUT => Some((left, true)),
+        _ => None,
+    }
 }
 
-/// Whether libc's own open of such a stream would cut what only a transaction may.
-pub(crate) fn cuts_for_stream(path: Path, flags: c_int) -> bool {
-    flags_for_stream(path, flags).is_some()
+/// Whether libc's own open of such a stream would cut what only a transaction may; and if so, whether there is no file
+/// yet.
+pub(crate) fn cuts_for_stream(path: Path, flags: c_int) -> Option<bool> {
+    flags_for_stream(path, flags).map(|(_, made)| made)
 }
 
-/// Opens the file of such a stream as `fopen` does, but for the cut.
-pub(crate) fn open_for_stream(path: Path, flags: c_int) -> Option<sys::Result> {
-    let left = flags_for_stream(path, flags)?;
+/// Opens the file of such a stream as `fopen` does, but for the cut; with whether there was no file before.
+pub(crate) fn open_for_stream(path: Path, flags: c_int) -> Option<Result<(c_int, bool), c_int>> {
+    let (left, made) = flags_for_stream(path, flags)?;
     let dir = libc::AT_FDCWD as usize;
-    Some(sys::openat(dir, path as usize, left as usize, 0o666))
+    let opened = sys::openat(dir, path as usize, left as usize, 0o666);
+    Some(opened.map(|fd| (fd as c_int, made)))
 }
 
 /// Before the `mkstemp` family.
@@ -451,7 +492,14 @@ fn file_of(dir: c_int, path: Path, flags: c_int) -> u64 {
 pub(crate) extern "C" fn opened(token: u64, fd: c_int) -> c_int {
     let synced = match token {
         NOTHING => return fd,
-        TO_CUT => cut_open(fd),
+        TO_CUT => cut_open(fd, false),
+        NEW_TO_CUT => cut_open(fd, true).and_then(|()| {
+            if DURABLE.load(Ordering::Relaxed) == 0 || adit_pmem::kind_of_fd(fd) == MediumKind::Ram
+            {
+                return Ok(());
+            }
+            make_new_durable(fd)
+        }),
         _ if adit_pmem::kind_of_fd(fd) == MediumKind::Ram => return fd,
         NEW => make_new_durable(fd),
         before if file_of(fd, c"".as_ptr(), libc::AT_EMPTY_PATH) != before & !CUTS => {

@@ -183,7 +183,7 @@ pub(crate) extern "C" fn before_open(path: *const c_char, mode: *const c_char) -
     {
         None => GO_ON,
         Some(opened) => opened
-            .and_then(|fd| cut_stream(fd as c_int, mode))
+            .and_then(|(fd, made)| cut_stream(fd, mode, made))
             .unwrap_or_else(|errno| {
                 sys::set_errno(errno);
                 FAILED
@@ -211,8 +211,8 @@ fn cutting(mode: &CStr) -> Option<c_int> {
     letters.iter().take(LETTERS).try_fold(flags, add)
 }
 
-/// A stream on a file that was opened to be cut.
-fn cut_stream(fd: c_int, mode: *const c_char) -> Result<isize, c_int> {
+/// A stream on a file that was opened to be cut, and may be `made` by that.
+fn cut_stream(fd: c_int, mode: *const c_char, made: bool) -> Result<isize, c_int> {
     type Function = unsafe extern "C" fn(c_int, *const c_char) -> *mut FILE;
     // SAFETY: libc's own function with the program's own mode.
     let file = unsafe { call_real!(table::fdopen, Function)(fd, mode) };
@@ -222,7 +222,7 @@ fn cut_stream(fd: c_int, mode: *const c_char) -> Result<isize, c_int> {
         return Err(errno);
     }
     let cut = if note(file) {
-        names::cut_open(fd)
+        names::cut_open(fd, made)
     } else {
         Err(sys::errno())
     };
@@ -242,11 +242,12 @@ pub(crate) extern "C" fn before_reopen(
     hand_over_before_reopen(path, file);
     // SAFETY: libc reads the same string next.
     let mode = unsafe { CStr::from_ptr(mode) };
-    let cuts = |flags| !path.is_null() && names::cuts_for_stream(path, flags) && ready();
-    if !cutting(mode).is_some_and(cuts) {
+    let cuts = |flags| names::cuts_for_stream(path, flags);
+    let cuts = cutting(mode).filter(|_| !path.is_null()).and_then(cuts);
+    let Some(made) = cuts.filter(|_| ready()) else {
         return GO_ON;
-    }
-    reopen_and_cut(path, mode, file).unwrap_or_else(|errno| {
+    };
+    reopen_and_cut(path, mode, file, made).unwrap_or_else(|errno| {
         sys::set_errno(errno);
         FAILED
     })
@@ -271,7 +272,12 @@ fn hand_over_before_reopen(path: *const c_char, file: *mut FILE) {
 }
 
 /// The one mode of libc's that makes a file and leaves what is in one appends. So the stream appends until libc is done.
-fn reopen_and_cut(path: *const c_char, mode: &CStr, file: *mut FILE) -> Result<isize, c_int> {
+fn reopen_and_cut(
+    path: *const c_char,
+    mode: &CStr,
+    file: *mut FILE,
+    made: bool,
+) -> Result<isize, c_int> {
     type Function = unsafe extern "C" fn(*const c_char, *const c_char, *mut FILE) -> *mut FILE;
     let mut appending = [0; LETTERS + 2];
     let letters = mode.to_bytes().iter().take(LETTERS + 1);
@@ -291,7 +297,7 @@ fn reopen_and_cut(path: *const c_char, mode: &CStr, file: *mut FILE) -> Result<i
     let cut = begin_at_the_start(fd).and_then(|()| {
         let noted = note(file);
         if noted {
-            names::cut_open(fd)
+            names::cut_open(fd, made)
         } else {
             Err(sys::errno())
         }

@@ -75,6 +75,7 @@ calls! {
     fdatasync = SYS_fdatasync(fd);
     fsync = SYS_fsync(fd);
     ftruncate = SYS_ftruncate(fd, size);
+    truncate = SYS_truncate(path, size);
     fallocate = SYS_fallocate(fd, mode, offset, len);
     fgetxattr = SYS_fgetxattr(fd, name, value, size);
     prlimit = SYS_prlimit64(pid, resource, new, old);

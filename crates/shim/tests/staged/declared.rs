@@ -132,6 +132,69 @@ fn what_is_cut_by_name_is_cut_for_all() {
     }
 }
 
+/// What an open cuts that was to make the file, and somebody else has made and written it just before.
+#[test]
+fn what_was_made_meanwhile_is_cut_for_all() {
+    if !has_strace() {
+        return;
+    }
+    for mode in REQUIRED.into_iter().chain(["strict", "posix"]) {
+        for (letters, what) in [("rwct", "open"), ("rct", "open to read"), ("", "stream")] {
+            let Some((place, program)) = place("made") else {
+                return;
+            };
+            let file = place.file();
+            let named = file.display();
+            fs::remove_file(&file).expect("the file");
+            // What the other cuts in the kernel is the kernel's for all.
+            let mut one = sharer(&place, &program, "atomic");
+            // The first looks what there is, the second opens it.
+            let late = "openat:delay_enter=1000000:when=2";
+            let dir = file.with_file_name("");
+            let mode = format!("{mode} ADIT_PATH={}", dir.display());
+            let traced = place.traced(&program, &mode, Some(late));
+            let mut other = Told::of(&mut place.for_the_file_alone(&traced));
+            match letters {
+                "" => other.say(&format!("W {named}")),
+                letters => other.say(&format!("o0 {letters} {named}")),
+            }
+            std::thread::sleep(Duration::from_millis(300));
+            one.all_well(&[&format!("o0 rwac {named}"), "w0 one ", "f0", "w0 two "]);
+            assert_eq!(other.hear(), "0 -", "{mode}: {what}");
+            one.sees(&file, "");
+            one.all_well(&["w0 three"]);
+            assert_eq!(other.tell(&format!("F {named}")), "0 three");
+            one.sees(&file, "three");
+            one.end();
+            other.end();
+            assert_eq!(place.content(), "three", "{mode}: {what}");
+        }
+    }
+}
+
+/// A description that the kernel serves from the start, by its number, writes to what others have staged.
+#[test]
+fn a_standard_descriptor_is_the_kernels() {
+    for mode in MODES {
+        let Some((place, program)) = place("standard") else {
+            return;
+        };
+        let file = place.file();
+        let named = file.display();
+        let mut one = sharer(&place, &program, mode);
+        let mut other = sharer(&place, &program, mode);
+        one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
+        other.all_well(&[&format!("z0 wa {named}"), "w0 two "]);
+        one.sees(&file, "one two ");
+        one.all_well(&["w0 three "]);
+        other.all_well(&["w0 four"]);
+        one.sees(&file, "one two three four");
+        one.end();
+        other.end();
+        assert_eq!(place.content(), "one two three four", "{mode}");
+    }
+}
+
 /// Outsiders read after a sync, after the close, and a second later at most.
 #[test]
 fn outsiders_see_what_was_synced_and_closed() {

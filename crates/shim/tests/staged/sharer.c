@@ -40,7 +40,7 @@ static int flags_of(const char *letters)
 	for (; *letters && *letters != ' '; letters++) {
 		reads |= *letters == 'r';
 		writes |= *letters == 'w';
-		flags |= *letters == 'a' ? O_APPEND : *letters == 't' ? O_TRUNC : 0;
+		flags |= *letters == 'a' ? O_APPEND : *letters == 't' ? O_TRUNC : *letters == 'c' ? O_CREAT : 0;
 	}
 	return flags | (writes ? reads ? O_RDWR : O_WRONLY : O_RDONLY);
 }
@@ -60,6 +60,16 @@ int main(void)
 			*fd = open(after(rest), flags_of(rest), 0644);
 			say(*fd, "-");
 			break;
+		case 'z': /* the same, on the number of the standard error */
+			close(STDERR_FILENO);
+			*fd = open(after(rest), flags_of(rest), 0644);
+			say(*fd == STDERR_FILENO ? 0 : -1, "-");
+			break;
+		case 'W': { /* open a stream that begins anew, and leave it: path */
+			FILE *stream = fopen(rest, "w");
+			say(stream ? 0 : -1, "-");
+			break;
+		}
 		case 'w': /* write */
 			say(write(*fd, rest, strlen(rest)), "-");
 			break;
