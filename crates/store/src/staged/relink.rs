@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use adit_pmem::{BaseFile, Medium, MediumKind};
-use adit_pool::{FileGuard, FileMedium, Intent, PoolFile};
+use adit_pool::{FileGuard, FileMedium, Intent, PoolFile, SHARED};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 
@@ -357,14 +357,17 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         linking: &Linking<B>,
         done: &mut Published,
     ) -> Result<()> {
-        match self.intend(guard, target, linking) {
-            // No room in the log. What was cloned is in the base file, and the pool gets blocks of its
-            // own as it writes.
-            Err(Error::Pool(error)) if is_pressure(&error) => match linking.way {
-                Way::Exchange => return self.copy_after_all(target, &linking.intents, done),
-                Way::Clone => return Ok(()),
-            },
-            result => result?,
+        let is_told = match self.intend(guard, target, linking) {
+            // No room in the log.
+            Err(Error::Pool(error)) if is_pressure(&error) => false,
+            intended => intended?,
+        };
+        if !is_told {
+            return match linking.way {
+                Way::Exchange => self.copy_after_all(target, &linking.intents, done),
+                // It is in the base file, and the pool gets blocks of its own as it writes.
+                Way::Clone => Ok(()),
+            };
         }
         self.give_notice(guard, claim)?;
         match linking.way {
@@ -376,17 +379,23 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         }
     }
 
+    /// Tells the log; false where the file has come to be shared since its publication began: who may only read it could
+    /// not finish what this process dies over.
     fn intend(
         &self,
         guard: &mut FileGuard<'_, M>,
         target: &Target,
         linking: &Linking<B>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
+        if guard.version()? & SHARED != 0 {
+            return Ok(false);
+        }
         #[cfg(test)]
         if self.is_planted(Plant::NoIntent) {
-            return Ok(());
+            return Ok(true);
         }
-        Ok(guard.intend(target.last, &linking.intents)?)
+        guard.intend(target.last, &linking.intents)?;
+        Ok(true)
     }
 
     fn give_notice(&self, guard: &FileGuard<'_, M>, claim: &mut Claim<'_, M>) -> Result<()> {

@@ -50,6 +50,44 @@ impl Crowd {
     }
 }
 
+/// A publisher that has begun to relink finds that the file is shared by then: it is copied, and nobody has to finish
+/// anything.
+#[test]
+fn what_is_shared_meanwhile_is_not_relinked() {
+    for can in [Can::Exchange, Can::Clone] {
+        let world = World::new(tiny_size(12));
+        create_pool(&world, boot(1));
+        let file = world.create("dir/file").expect("create");
+        file.write_at(0, &first_bytes()).expect("write");
+        let pool = open_pool(world.medium(), boot(1)).expect("open");
+        let stage = Stage::new(pool.attach().expect("attach"));
+        let base = || SimBase::File(file.clone(), can);
+        let staged =
+            StagedFile::open(&stage, &name_of(&file), base(), Mode::Strict).expect("stage");
+        let other = Stage::new(pool.attach().expect("attach"));
+        let theirs = StagedFile::open_entry(&other, staged.file(), base(), Mode::Strict);
+        let theirs = Arc::new(theirs.expect("stage"));
+        // The pool's own file is opened when the base file has been made ready, and nothing is relinked yet.
+        let (medium, sharer) = (world.medium(), Arc::clone(&theirs));
+        let open = move || {
+            sharer.share().expect("share");
+            Ok(SimBase::Pool(medium.clone()))
+        };
+        let staged = staged.with_relink(Relink::new(Arc::default(), open).from_length(4096));
+        staged.write_at(0, &[7; 2 * PAGE]).expect("write");
+        let done = staged.publish(Scope::Everything).expect("publish");
+        assert_eq!((done.exchanged, done.cloned), (0, 0), "{can:?}");
+        assert_eq!(done.records, 1);
+        for bytes in [
+            contents(&file).expect("read"),
+            read_all(&staged),
+            read_all(&theirs),
+        ] {
+            assert_eq!(bytes[..2 * PAGE], [7; 2 * PAGE], "{can:?}");
+        }
+    }
+}
+
 use Step::{Append, Fsync, Publish, PublishCommitted, TakeAway, Truncate, Write};
 
 /// The steps go round; after each the others see what it did.
