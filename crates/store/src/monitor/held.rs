@@ -1,13 +1,13 @@
 //! One leased file: publishing what its program stages, and taking it away.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use core::time::Duration;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use adit_pmem::Medium as _;
-use adit_pool::{FileMedium, FileName, FileRef, PoolFile};
+use adit_pool::{FileMedium, FileName, FileRef, PoolFile, SHARED as IS_SHARED};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{self, OFlags};
@@ -103,6 +103,13 @@ impl AsFd for Duplicate {
 const PAUSE: Duration = Duration::from_millis(1);
 const PATIENCE: u32 = 5000;
 
+/// Who else may stage a file: nobody, and whoever opens it takes it away; or whoever opens it under the same
+/// declaration, once it is shared. What has begun to be shared is shared with nobody's child.
+const ALONE: u8 = 0;
+const DECLARED: u8 = 1;
+const BEGUN: u8 = 2;
+const SHARED: u8 = 3;
+
 /// Looks that have to find no descriptor of a file.
 const TWICE: u32 = 2;
 
@@ -151,10 +158,8 @@ pub(super) struct Held {
     /// Device and inode number.
     pub(super) id: (u64, u64),
     leased: Mutex<bool>,
-    /// When somebody opens the file it is shared, not taken away.
-    declared: AtomicBool,
-    /// Others may have it staged, too, and nobody has the lease.
-    shared: AtomicBool,
+    /// One of [`ALONE`], [`DECLARED`], [`BEGUN`], [`SHARED`].
+    sharing: AtomicU8,
     /// Looks in a row that found no descriptor of the program.
     missing: AtomicU32,
     /// The program is gone, and what it left is committed, with its other files: everything counts.
@@ -167,11 +172,12 @@ impl Held {
     pub(super) fn beside(fd: Fd, pool: Arc<OpenPool>, terms: Terms, id: (u64, u64)) -> Self {
         let held = Self::of(fd, pool, terms, id);
         *held.leased.lock().unwrap_or_else(PoisonError::into_inner) = false;
-        held.shared.store(true, Ordering::Release);
+        held.sharing.store(SHARED, Ordering::Release);
         held
     }
 
-    /// Takes a lease over from a monitor that is gone. It may have been broken, or given up, meanwhile.
+    /// Takes a lease over from a monitor that is gone. It may have been broken, or given up, meanwhile; and what is
+    /// shared may be a seat that never had one, which the first look finds out.
     pub(super) fn take_over(
         fd: Fd,
         pool: Arc<OpenPool>,
@@ -181,14 +187,18 @@ impl Held {
     ) -> core::result::Result<Self, Errno> {
         // Nobody else would be told of whoever opens the file.
         insist(|| lease::tell(fd.as_fd(), owner))?;
-        Ok(Self::of(fd, pool, terms, id))
+        let held = Self::of(fd, pool, terms, id);
+        let word = held.pool.file.pool().version(held.terms.file);
+        if held.is_declared() && word.is_ok_and(|word| word & IS_SHARED != 0) {
+            held.sharing.store(SHARED, Ordering::Release);
+        }
+        Ok(held)
     }
 
     /// A file whose lease was taken.
     pub(super) fn of(fd: Fd, pool: Arc<OpenPool>, terms: Terms, id: (u64, u64)) -> Self {
         Self {
-            declared: AtomicBool::new(terms.declared),
-            shared: AtomicBool::new(false),
+            sharing: AtomicU8::new(if terms.declared { DECLARED } else { ALONE }),
             staged: Mutex::new(None),
             fd: Some(Arc::new(fd)),
             pool,
@@ -215,18 +225,26 @@ impl Held {
 
     /// Whether it is shared when somebody opens it.
     pub(super) fn is_declared(&self) -> bool {
-        self.declared.load(Ordering::Acquire)
+        self.sharing.load(Ordering::Acquire) != ALONE
     }
 
     /// Whether others may have it staged, too.
     pub(super) fn is_shared(&self) -> bool {
-        self.shared.load(Ordering::Acquire)
+        self.sharing.load(Ordering::Acquire) == SHARED
     }
 
-    /// From now on it is taken away when somebody opens it; false where it is shared already.
+    /// From now on it is taken away when somebody opens it; false where it is shared already, or about to be.
     pub(super) fn undeclare(&self) -> bool {
-        self.declared.store(false, Ordering::Release);
-        !self.is_shared()
+        self.sharing_becomes(DECLARED, ALONE) == ALONE
+    }
+
+    /// Changes who may stage the file, if that is what it was; says what it is then.
+    fn sharing_becomes(&self, from: u8, to: u8) -> u8 {
+        let sharing = &self.sharing;
+        match sharing.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => to,
+            Err(other) => other,
+        }
     }
 
     /// Whether the file is staged by this program, as far as anybody has said.
@@ -243,11 +261,17 @@ impl Held {
         self.release.get().is_some()
     }
 
-    /// Lets others in who may stage the file as well, with everything published that may be.
-    pub(super) fn share_out(&self) -> Result<()> {
+    /// Lets others in who may stage the file as well, with everything published that may be; false where that may not be
+    /// any more.
+    pub(super) fn share_out(&self) -> Result<bool> {
+        if self.sharing_becomes(DECLARED, BEGUN) == ALONE {
+            return Ok(false);
+        }
+        #[cfg(test)]
+        planted::wait_in_sharing();
         let staged = self.staged()?;
         staged.share()?;
-        self.shared.store(true, Ordering::Release);
+        self.sharing.store(SHARED, Ordering::Release);
         // Who publishes just now may have begun before the last sync.
         for _ in 0..PATIENCE {
             match staged.publish(self.scope()) {
@@ -257,7 +281,7 @@ impl Held {
             }
         }
         self.give_up();
-        Ok(())
+        Ok(true)
     }
 
     /// Whether the lease is held and nobody waits for it.
@@ -563,10 +587,30 @@ fn is_gone(error: &Error) -> bool {
 #[cfg(test)]
 pub(super) mod planted {
     use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use std::os::unix::ffi::OsStrExt as _;
+
+    use rustix::fs::{self, OFlags};
 
     static LEASE_FIRST: AtomicBool = AtomicBool::new(false);
     static ONE_BY_ONE: AtomicBool = AtomicBool::new(false);
     static LEFT: AtomicU32 = AtomicU32::new(u32::MAX);
+    static SLOWLY: AtomicBool = AtomicBool::new(false);
+
+    /// Files are shared when the test says so.
+    pub(in crate::monitor) fn share_slowly() {
+        SLOWLY.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn wait_in_sharing() {
+        if SLOWLY.load(Ordering::Relaxed) {
+            let dir = crate::testing::argument("T_DIR");
+            let begun = dir.join("sharing");
+            let flags = OFlags::CREATE | OFlags::WRONLY;
+            let begun = fs::open(begun.as_os_str().as_bytes(), flags, fs::Mode::RUSR);
+            assert!(begun.is_ok(), "{begun:?}");
+            crate::testing::eventually("share", || dir.join("share").exists());
+        }
+    }
 
     pub(in crate::monitor) fn one_by_one() {
         ONE_BY_ONE.store(true, Ordering::Relaxed);

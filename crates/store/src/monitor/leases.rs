@@ -136,7 +136,7 @@ impl Left {
 
 struct Entry {
     /// In front of what it names, which is closed later.
-    _listed: Listed,
+    listed: Listed,
     held: Arc<Held>,
     owner: Arc<Owner>,
     /// A worker takes it away, or will again at this time.
@@ -194,6 +194,7 @@ impl Leases {
         publish_after: Duration,
         means: Means,
     ) -> Self {
+        let barred = Barred::new(Rc::clone(&records));
         Self {
             places,
             records,
@@ -219,7 +220,7 @@ impl Leases {
             strays: Vec::new(),
             asking: false,
             breaks: 0,
-            barred: Barred::default(),
+            barred,
             ending: false,
         }
     }
@@ -547,7 +548,7 @@ impl Leases {
             let shares = broken && !dead && !self.ending && held.is_declared();
             self.workers.start(Haste::Awaited, move || {
                 if shares {
-                    let done = held.share_out().is_ok();
+                    let done = matches!(held.share_out(), Ok(true));
                     return Report::Shared { number, done };
                 }
                 let done = held.take_away().is_ok();
@@ -709,27 +710,22 @@ impl Leases {
     fn keep(&mut self, held: Held, owner: Arc<Owner>) -> u64 {
         let number = self.next;
         self.next = self.next.wrapping_add(1);
-        let terms = &held.terms;
-        let record = LeaseRecord {
-            fd: held.raw(),
-            life: owner.life.raw(),
-            pid: owner.pid.unwrap_or(0),
-            number,
-            file: terms.file.id(),
-            slot: terms.slot,
-            mode: mode_number(terms.mode),
-            restore_append: terms.restore_append,
-            declared: terms.declared,
-            pool: held.pool.path.clone(),
-        };
-        let listed = self.records.list(&Record::Lease(record));
+        let listed = self.records.list(&record_of(number, &held, &owner));
         self.insert(number, listed, held, owner);
         number
     }
 
+    /// Writes down anew what a successor shall know of a lease.
+    pub(super) fn list_again(&self, number: u64) {
+        if let Some(entry) = self.held.get(&number) {
+            let record = record_of(number, &entry.held, &entry.owner);
+            entry.listed.becomes(&record);
+        }
+    }
+
     fn insert(&mut self, number: u64, listed: Listed, held: Held, owner: Arc<Owner>) {
         let entry = Entry {
-            _listed: listed,
+            listed,
             held: Arc::new(held),
             owner,
             breaking: false,
@@ -1014,6 +1010,11 @@ impl Leases {
         });
     }
 
+    /// Whether somebody stages a file whose pool cannot be opened yet.
+    pub(super) fn is_postponed(&self, id: (u64, u64)) -> bool {
+        self.postponed.iter().any(|left| left.id() == Some(id))
+    }
+
     fn postponed_of(&self, owner: Option<i32>, ino: u64) -> Option<usize> {
         let its = |left: &Left| left.owner.pid == owner && left.id().is_some_and(|id| id.1 == ino);
         self.postponed.iter().position(its)
@@ -1035,8 +1036,7 @@ impl Leases {
         let same = |entry: &&Entry| entry.held.id == id && entry.held.is_staged();
         let found = self.held.values().find(same);
         let Some(held) = found.map(|entry| Arc::clone(&entry.held)) else {
-            let waits = self.postponed.iter().any(|left| left.id() == Some(id));
-            let answer = if waits {
+            let answer = if self.is_postponed(id) {
                 Refused::Pool(Errno::AGAIN).answer()
             } else {
                 Answer::yes()
@@ -1093,6 +1093,23 @@ impl Leases {
         self.owners.push(Arc::clone(&owner));
         Ok(owner)
     }
+}
+
+/// What the next monitor has to know of a lease.
+fn record_of(number: u64, held: &Held, owner: &Owner) -> Record {
+    let terms = &held.terms;
+    Record::Lease(LeaseRecord {
+        fd: held.raw(),
+        life: owner.life.raw(),
+        pid: owner.pid.unwrap_or(0),
+        number,
+        file: terms.file.id(),
+        slot: terms.slot,
+        mode: mode_number(terms.mode),
+        restore_append: terms.restore_append,
+        declared: held.is_declared(),
+        pool: held.pool.path.clone(),
+    })
 }
 
 fn can_be_opened(pool: &Path) -> bool {

@@ -191,6 +191,8 @@ struct Beginning {
     found: Option<Vec<(Listed, Record)>>,
     /// Another one was here, and was killed.
     after_another: bool,
+    /// There may be barred files that nobody has told us of.
+    unsure: bool,
 }
 
 fn begin(dir: &Fd, lock: Fd) -> Result<Beginning, MonitorError> {
@@ -206,6 +208,7 @@ fn begin(dir: &Fd, lock: Fd) -> Result<Beginning, MonitorError> {
         records: begun.map_err(failed("make memory for a successor"))?,
         found: None,
         after_another,
+        unsure: after_another,
     })
 }
 
@@ -224,6 +227,7 @@ fn inherit(number: i32) -> Result<Beginning, MonitorError> {
         records: heritage.records,
         found: Some(heritage.found),
         after_another: true,
+        unsure: heritage.unsure,
     })
 }
 
@@ -319,12 +323,19 @@ impl Monitor {
         let records = Rc::clone(&begin.records);
         let leases = Leases::new(places, records, standby, options.publish_after, means);
         let mut server = Server::new(&dir, begin.listener, begin.records, leases);
+        let barred = &mut server.leases.barred;
         if begin.after_another {
-            server.leases.barred.be_unsure();
+            barred.come_after_another();
+        }
+        if begin.unsure {
+            barred.be_unsure();
         }
         match begin.found {
             Some(found) => server.take_over(found),
-            None => server.leases.adopt(begin.after_another),
+            None => {
+                barred.find(&dir);
+                server.leases.adopt(begin.after_another);
+            }
         }
         if let Some(pid) = options.stay_for {
             server.stay_for(pid);

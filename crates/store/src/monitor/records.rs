@@ -20,7 +20,7 @@ use crate::registry::sys::{self, Fd, insist};
 use crate::registry::wire::LONGEST;
 
 /// First word of the memory. A successor of another build starts with nothing.
-const MAGIC: u64 = u64::from_le_bytes(*b"ADITMON\x02");
+const MAGIC: u64 = u64::from_le_bytes(*b"ADITMON\x03");
 
 /// Bytes of a record, and of the head.
 const RECORD: usize = 64;
@@ -37,6 +37,10 @@ const MOST: u32 = 1 << 17;
 const NOTHING: u32 = 0;
 const LIFE: u32 = 1;
 const LEASE: u32 = 2;
+const BARRED: u32 = 3;
+
+/// Where the head says that there may be barred files of which there is no record.
+const UNSURE: u64 = 16;
 
 /// A leased file, as its program described it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +67,8 @@ pub(super) enum Record {
     /// The pidfd of a process to stay for.
     Life(i32),
     Lease(LeaseRecord),
+    /// Device and inode number of a declared file that the kernel may be writing to.
+    Barred(u64, u64),
 }
 
 /// The descriptors that every monitor has.
@@ -91,6 +97,8 @@ pub(super) struct Heritage {
     pub(super) records: Rc<Records>,
     pub(super) base: Base,
     pub(super) found: Vec<(Listed, Record)>,
+    /// There may be barred files of which there is no record.
+    pub(super) unsure: bool,
 }
 
 /// A record that is taken back when this is dropped.
@@ -99,6 +107,22 @@ pub(super) struct Listed {
     records: Rc<Records>,
     /// `None` when there was no room: then a successor knows nothing of it.
     place: Option<u32>,
+}
+
+impl Listed {
+    /// Whether a successor will know of it.
+    pub(super) fn is_known(&self) -> bool {
+        self.place.is_some()
+    }
+
+    /// Says something else in its place. What cannot be written stays as it was.
+    pub(super) fn becomes(&self, record: &Record) {
+        if let Some(place) = self.place
+            && let Some(bytes) = self.records.encode(record)
+        {
+            let _ = write(&self.records.fd, offset_of(place), &bytes);
+        }
+    }
 }
 
 impl Drop for Listed {
@@ -153,6 +177,11 @@ impl Records {
         write(&self.fd, 0, &head)
     }
 
+    /// Not all barred files are written down. The page of the head is there, so this needs no memory.
+    pub(super) fn be_unsure(&self) {
+        let _ = write(&self.fd, UNSURE, &1u32.to_ne_bytes());
+    }
+
     /// The memory's descriptor.
     pub(super) fn fd(&self) -> &Fd {
         &self.fd
@@ -177,10 +206,14 @@ impl Records {
             .into_iter()
             .map(|(place, record)| (listed(place), record))
             .collect();
+        let mut unsure = [0; 4];
+        let read = sys::read_full(&records.fd, &mut unsure, UNSURE);
+        let unsure = read != Ok(unsure.len()) || unsure != [0; 4];
         Ok(Some(Heritage {
             records,
             base,
             found,
+            unsure,
         }))
     }
 
@@ -238,6 +271,12 @@ impl Records {
                 }
                 put(&lease.number.to_ne_bytes());
                 put(&lease.file.to_ne_bytes());
+            }
+            Record::Barred(device, inode) => {
+                put(&BARRED.to_ne_bytes());
+                put(&[0; 4]);
+                put(&device.to_ne_bytes());
+                put(&inode.to_ne_bytes());
             }
         }
         Some(bytes)
@@ -348,6 +387,10 @@ fn decode(fd: &Fd, bytes: &[u8]) -> Result<Option<Record>, Errno> {
             });
             Ok(lease.map(Record::Lease))
         }
+        BARRED => Ok(Some(Record::Barred(
+            long(bytes, 8).unwrap_or(0),
+            long(bytes, 16).unwrap_or(0),
+        ))),
         _ => Ok(None),
     }
 }
@@ -462,17 +505,19 @@ mod tests {
         records.begin(base).expect("begin");
         let mut listed: Vec<Listed> = (0..300).map(|n| records.list(&lease(n))).collect();
         let life = records.list(&Record::Life(9));
+        let barred = records.list(&Record::Barred(5, u64::MAX));
         drop(listed.drain(100..200));
         let (there, found) = again(&records);
         assert_eq!(there, base);
         let mut expected: Vec<Record> = (0..100).chain(200..300).map(lease).collect();
         expected.push(Record::Life(9));
+        expected.push(Record::Barred(5, u64::MAX));
         assert_eq!(found, expected);
         // Places are used again.
         listed.extend((0..100).map(|n| records.list(&lease(1000 + n))));
-        assert_eq!(records.state.borrow().used, 301);
-        assert_eq!(again(&records).1.len(), 301);
-        drop(life);
+        assert_eq!(records.state.borrow().used, 302);
+        assert_eq!(again(&records).1.len(), 302);
+        drop((life, barred));
         drop(listed);
         assert_eq!(again(&records).1, []);
     }
@@ -489,7 +534,7 @@ mod tests {
             pool: "x".repeat(LONGEST).into(),
             ..match lease(1) {
                 Record::Lease(lease) => lease,
-                Record::Life(_) => unreachable!(),
+                _ => unreachable!(),
             }
         });
         let listed = records.list(&long);

@@ -86,6 +86,9 @@ impl Server {
                     None => drop(listed),
                 },
                 Record::Lease(lease) => leases.push((listed, lease)),
+                Record::Barred(device, inode) => {
+                    self.leases.barred.inherit(listed, (device, inode));
+                }
             }
         }
         self.leases.take_over(leases);
@@ -248,8 +251,11 @@ impl Drop for Server {
     fn drop(&mut self) {
         // It would take over what is meant to end.
         self.leases.standby.dismiss();
-        // While the lock is still held, so that a new monitor's socket is not removed.
-        if let Some(dir) = &self.dir {
+        // While the lock is still held, so that a new monitor's socket is not removed. It stays where the next one
+        // could not be told what is barred.
+        if let Some(dir) = &self.dir
+            && self.leases.barred.leave(dir).is_ok()
+        {
             let _ = rustix::fs::unlinkat(dir.as_fd(), SOCKET, AtFlags::empty());
         }
     }

@@ -10,76 +10,160 @@
 //! such a description lives nobody can see; but nobody gets the lease while it does. So a file is barred
 //! until somebody gets the lease.
 //!
-//! A monitor that took over, or comes after one that was killed, does not know which files are barred. Then
-//! a lease is the only way in for those that nobody has staged. Nor does it know what programs have staged
-//! whose monitor was killed with its standby: a file that is barred is looked for in the pools, too. They go on
-//! without a monitor, but nobody publishes for them. So a monitor that comes after one that was killed looks for
-//! files that are shared, and takes them away: their programs ask it for a seat at their next call, and get one,
-//! as a file that is shared is not barred.
+//! Which files are barred is written down ([`super::records`]), so a standby that takes over knows it; and who
+//! ends leaves it in the runtime directory for the next, as programs may be there still that nobody was told
+//! to stay for. A monitor that comes after one that was killed with its standby does not know. Then a lease is
+//! the only way in for a file that nobody has staged, once: who has got it was alone, and whoever bars the
+//! file from then on says so.
+//!
+//! Nor does such a monitor know what programs have staged: a file that is barred is looked for in the pools,
+//! too. They go on without a monitor, but nobody publishes for them. So it looks for files that are shared, and
+//! takes them away: their programs ask it for a seat at their next call, and get one, as a file that is shared
+//! is not barred.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use adit_pool::{FileName, PoolFile, SHARED};
 use rustix::fd::AsFd as _;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
 
 use super::client::Refused;
 use super::held::{self, Held, OpenPool};
 use super::leases::{Leases, Report};
+use super::records::{Listed, Record, Records};
 use super::workers::Haste;
 use crate::pools::{Found, Places};
-use crate::registry::sys::Fd;
+use crate::registry::sys::{self, Fd};
 use crate::registry::wire::{self, Answer};
 use crate::staged;
 
 /// Files that are remembered as barred. Beyond, all are that nobody has staged.
-const MOST: usize = 1 << 16;
+const MOST: usize = 1 << 15;
+
+/// Where a monitor that ends leaves what is barred.
+const LEFT: &core::ffi::CStr = c"barred";
 
 /// Device and inode number.
 type FileId = (u64, u64);
 
+/// No file, in place of all that the monitor could not know of.
+const OTHERS: FileId = (0, 0);
+
 /// Files that the kernel may be writing to, for a program that declared them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Barred {
-    files: BTreeSet<FileId>,
-    /// There may be others.
+    files: BTreeMap<FileId, Listed>,
+    records: Rc<Records>,
+    /// There may be others,
     unsure: bool,
-    /// But not these: they were shared when we came.
-    free: BTreeSet<FileId>,
+    /// but not these: somebody was alone with them since, or they were shared when we came.
+    sure: BTreeSet<FileId>,
+    /// Programs may have staged files that nobody has told us of.
+    unknown: bool,
 }
 
 impl Barred {
+    pub(super) fn new(records: Rc<Records>) -> Self {
+        Self {
+            files: BTreeMap::new(),
+            records,
+            unsure: false,
+            sure: BTreeSet::new(),
+            unknown: false,
+        }
+    }
+
     /// Somebody before us may have known of some.
     pub(super) fn be_unsure(&mut self) {
         self.unsure = true;
+        self.records.be_unsure();
+    }
+
+    /// Somebody before us may have held files that we know nothing of.
+    pub(super) fn come_after_another(&mut self) {
+        self.unknown = true;
     }
 
     /// It was found shared, and whoever bars it asks us.
     fn was_shared(&mut self, id: FileId) {
-        if !self.files.contains(&id) && self.free.len() < MOST {
-            self.free.insert(id);
+        if self.unsure && !self.files.contains_key(&id) && self.sure.len() < MOST {
+            self.sure.insert(id);
         }
     }
 
     fn add(&mut self, id: FileId) {
-        self.free.remove(&id);
-        if self.files.len() < MOST {
-            self.files.insert(id);
-        } else {
-            self.unsure = true;
+        self.sure.remove(&id);
+        if self.files.contains_key(&id) {
+            return;
         }
+        let listed = self.records.list(&Record::Barred(id.0, id.1));
+        if self.files.len() < MOST && listed.is_known() {
+            self.files.insert(id, listed);
+        } else {
+            self.be_unsure();
+        }
+    }
+
+    /// What the monitor before us has written down.
+    pub(super) fn inherit(&mut self, listed: Listed, id: FileId) {
+        self.files.insert(id, listed);
     }
 
     /// Nobody else has it open: somebody got the lease.
     pub(super) fn clear(&mut self, id: FileId) {
         self.files.remove(&id);
+        if self.unsure && self.sure.len() < MOST {
+            self.sure.insert(id);
+        }
     }
 
     /// Whether a file may be staged that others have open.
     pub(super) fn allows(&self, id: FileId) -> bool {
-        !self.files.contains(&id) && (!self.unsure || self.free.contains(&id))
+        let unknown = self.unsure && !self.sure.contains(&id);
+        !unknown && !self.files.contains_key(&id)
+    }
+
+    /// Leaves it to the next monitor; an error where that may come to believe that there is nothing.
+    pub(super) fn leave(&self, dir: &Fd) -> Result<(), Errno> {
+        let others = self.unsure.then_some(&OTHERS);
+        let words = self.files.keys().chain(others);
+        let words = words.flat_map(|(device, inode)| [device, inode]);
+        let bytes: Vec<u8> = words.flat_map(|word| word.to_ne_bytes()).collect();
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
+        let left = sys::open_at(dir, LEFT, flags, Mode::RUSR | Mode::WUSR)?;
+        match rustix::io::pwrite(left.as_fd(), &bytes, 0)? {
+            len if len == bytes.len() => Ok(()),
+            _ => Err(Errno::NOSPC),
+        }
+    }
+
+    /// Finds what a monitor has left that has ended.
+    pub(super) fn find(&mut self, dir: &Fd) {
+        let mut bytes = vec![0; (MOST + 1) * size_of::<FileId>()];
+        let found = sys::open_at(dir, LEFT, OFlags::RDONLY, Mode::empty());
+        let read = match found.and_then(|left| sys::read_full(&left, &mut bytes, 0)) {
+            Ok(read) => read,
+            Err(Errno::NOENT) => return,
+            Err(_) => return self.be_unsure(),
+        };
+        for id in bytes[..read].chunks_exact(size_of::<FileId>()) {
+            let word = |at: usize| id.get(at..at + 8).and_then(|word| word.try_into().ok());
+            if let (Some(device), Some(inode)) = (word(0), word(8)) {
+                match (u64::from_ne_bytes(device), u64::from_ne_bytes(inode)) {
+                    OTHERS => self.be_unsure(),
+                    id => self.add(id),
+                }
+            }
+        }
+        // From here on it is known here: whoever comes after a kill asks nobody.
+        let _ = rustix::fs::unlinkat(dir.as_fd(), LEFT, AtFlags::empty());
     }
 }
 
@@ -175,7 +259,9 @@ impl Leases {
         };
         self.workers.start(Haste::Awaited, move || {
             let answer = match held.share_out() {
-                Ok(()) => Answer::yes(),
+                Ok(true) => Answer::yes(),
+                // A child has it by now.
+                Ok(false) => Refused::NotUnderstood.answer(),
                 Err(error) => Refused::Pool(error.errno()).answer(),
             };
             drop(held);
@@ -189,7 +275,11 @@ impl Leases {
     pub(super) fn hold_alone(&mut self, connection: &Fd, number: u64) {
         let held = self.held_of(connection, number);
         let answer = match held.is_some_and(|held| held.undeclare()) {
-            true => Answer::yes(),
+            true => {
+                // So a monitor that takes over shares it with nobody either.
+                self.list_again(number);
+                Answer::yes()
+            }
             false => Refused::NotUnderstood.answer(),
         };
         wire::answer(connection, &answer);
@@ -205,8 +295,13 @@ impl Leases {
         };
         let id = (stat.st_dev, stat.st_ino);
         self.barred.add(id);
+        if self.is_postponed(id) {
+            // What is staged of it nobody can publish yet.
+            wire::answer(&connection, &Refused::Pool(Errno::AGAIN).answer());
+            return;
+        }
         let (numbers, files) = self.take_all_of(id);
-        let unknown = self.barred.unsure.then(|| self.places.clone());
+        let unknown = self.barred.unknown.then(|| self.places.clone());
         if files.is_empty() && unknown.is_none() {
             wire::answer(&connection, &Answer::yes());
             return;
@@ -237,7 +332,7 @@ mod tests {
 
     #[test]
     fn what_was_found_shared_is_not_barred_until_somebody_bars_it() {
-        let mut barred = Barred::default();
+        let mut barred = Barred::new(Records::new().expect("memory"));
         assert!(barred.allows((1, 1)));
         barred.add((1, 1));
         barred.be_unsure();

@@ -199,7 +199,145 @@ fn a_file_is_shared_before_its_program_opens_it_again() {
     second.program.release(&second.lease);
 }
 
-/// A monitor goes on with shared files as with leased ones; but it does not know which are barred.
+/// What has begun to be shared is not held alone any more.
+#[test]
+fn who_is_about_to_share_a_file_is_not_alone_with_it() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let path = empty(&scratch, "data");
+    let _monitor = monitor_with(&scratch, &[("T_SHARES_SLOWLY", Path::new("1"))]);
+    let first = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a lease");
+    first.staged().append(b"one").expect("append");
+    let opener = {
+        let path = path.clone();
+        std::thread::spawn(move || std::fs::read(path).expect("read"))
+    };
+    eventually("sharing", || scratch.path("sharing").exists());
+    let alone = patiently(|| client::hold_alone(&dir, &first.lease));
+    std::fs::write(scratch.path("share"), "").expect("write");
+    assert_eq!(alone, Ok(false));
+    assert_eq!(opener.join().expect("an opener"), b"one");
+    assert!(first.staged().is_shared().expect("shared"));
+    first.close();
+}
+
+/// A monitor that takes over is told who holds a file alone.
+#[test]
+fn a_standby_shares_no_file_that_is_held_alone() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let path = empty(&scratch, "data");
+    let monitor = monitor_with(&scratch, &[("T_STANDBY", Path::new("1"))]);
+    let first = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a lease");
+    first.staged().append(b"one").expect("append");
+    let alone = patiently(|| client::hold_alone(&dir, &first.lease));
+    assert_eq!(alone, Ok(true));
+    monitor.signal(Signal::KILL);
+    drop(eventually_open(&path));
+    let late = first.staged().append(b"late");
+    assert!(matches!(late, Err(Error::Taken)), "{late:?}");
+    first.program.release(&first.lease);
+}
+
+/// Until a monitor that took over has had its first look, nothing is known of a lease: who has a shared file has a seat
+/// all the same, who opens it gets one, and the last to leave ends the staging.
+#[test]
+fn a_standby_knows_seats_from_the_start() {
+    for leaves in [false, true] {
+        let scratch = Scratch::new();
+        scratch.runtime();
+        let path = empty(&scratch, "data");
+        let monitor = monitor_with(&scratch, &[("T_STANDBY", Path::new("1"))]);
+        let outsider = File::open(&path).expect("open");
+        let first = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a seat");
+        assert!(first.lease.is_shared());
+        first.staged().append(b"one").expect("append");
+        let next = open_rw(&path);
+        let program = Program::new(&scratch, &next);
+        let entry = program.enter(&next);
+        // Nobody gets to share it out while its lock is held.
+        let attachment = program.stage.attachment();
+        let guard = attachment.lock_file(entry).expect("the lock");
+        monitor.signal(Signal::KILL);
+        if leaves {
+            std::thread::scope(|scope| {
+                let left = scope.spawn(|| first.program.release(&first.lease));
+                std::thread::sleep(std::time::Duration::from_millis(300));
+                drop(guard);
+                assert!(left.join().expect("a thread"));
+            });
+            let over = first.staged().append(b"late");
+            assert!(matches!(over, Err(Error::Taken)), "{over:?}");
+        } else {
+            let lease = program.acquire_declared(&next, entry, Mode::Strict);
+            drop(guard);
+            assert!(lease.expect("a seat").is_shared());
+            first.close();
+        }
+        drop(outsider);
+    }
+}
+
+/// Has a monitor end by itself.
+fn end(scratch: &Scratch) {
+    let thread = std::fs::read_to_string(scratch.path("thread")).expect("the monitor's");
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).expect("it runs");
+    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    let number = |text: &str| text.trim().parse::<i32>().expect("a number");
+    let (process, thread) = (number(process.expect("its process")), number(&thread));
+    // SAFETY: integers only.
+    let sent = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGTERM) };
+    assert_eq!(sent, 0);
+    eventually("it ends", || !scratch.path("run/monitor.sock").exists());
+}
+
+/// What is barred stays so whoever is the monitor: a standby, or one that comes after another has ended. One that comes
+/// after a kill does not know, until somebody was alone with the file.
+#[test]
+fn the_next_monitor_knows_what_is_barred() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let (barred, free) = (empty(&scratch, "barred"), empty(&scratch, "free"));
+    let outsiders = [&barred, &free].map(|path| open_rw(path));
+    let is_free = |path: &Path| match Sharer::new(&scratch, open_rw(path), Mode::Strict) {
+        Ok(sharer) => {
+            assert!(sharer.lease.is_shared());
+            sharer.close();
+            true
+        }
+        Err(refused) => {
+            assert_eq!(refused, Refused::Lease(Errno::AGAIN));
+            false
+        }
+    };
+    let knows = || !is_free(&barred) && is_free(&free);
+    let first = monitor_with(&scratch, &[("T_STANDBY", Path::new("1"))]);
+    patiently(|| client::bar(&dir, borrowed(&outsiders[0]))).expect("bar");
+    assert!(knows());
+    first.signal(Signal::KILL);
+    assert!(knows(), "a standby");
+    end(&scratch);
+    let last = monitor(&scratch);
+    assert!(knows(), "the next one");
+    last.signal(Signal::KILL);
+    drop(last);
+    let last = monitor(&scratch);
+    assert!(!is_free(&barred) && !is_free(&free), "it cannot know");
+    end(&scratch);
+    drop(last);
+    let _last = monitor(&scratch);
+    assert!(!is_free(&barred) && !is_free(&free), "nor can the next");
+    let [barred_by, outsider] = outsiders;
+    drop(outsider);
+    let alone = Sharer::new(&scratch, open_rw(&free), Mode::Strict).expect("a lease");
+    assert!(!alone.lease.is_shared());
+    alone.close();
+    let outsider = open_rw(&free);
+    assert!(knows(), "somebody was alone with it");
+    drop((barred_by, outsider));
+}
+
+/// A monitor goes on with shared files as with leased ones.
 #[test]
 fn a_standby_goes_on_with_shared_files() {
     let scratch = Scratch::new();
@@ -219,11 +357,7 @@ fn a_standby_goes_on_with_shared_files() {
         std::fs::read(&path).expect("read") == b"onetwo"
     });
     let third = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a seat");
-    let unknown = empty(&scratch, "unknown");
-    let before = File::open(&unknown).expect("open");
-    let refused = Sharer::new(&scratch, open_rw(&unknown), Mode::Strict);
-    assert_eq!(refused.err(), Some(Refused::Lease(Errno::AGAIN)));
-    drop((before, outsider));
+    drop(outsider);
     for sharer in [first, second, third, other] {
         sharer.close();
     }
