@@ -11,6 +11,7 @@
 //! Paths are the program's, and are passed to the kernel alone.
 #![allow(unsafe_code)]
 
+use crate::signal::engine;
 use crate::stat::Logical;
 use crate::{descriptors, init, stage, sys};
 use adit_store::monitor::client::{self, Refused};
@@ -31,16 +32,21 @@ pub(crate) fn is_declared(fd: c_int) -> bool {
     if dirs.is_empty() {
         return false;
     }
-    let mut link = [0u8; 40];
     let mut path = [0u8; LONGEST];
+    let path = path_of(fd, &mut path);
+    dirs.iter().any(|dir| lies_in(path, dir))
+}
+
+/// The path by which the kernel knows the file of a descriptor; empty where it does not say.
+fn path_of(fd: c_int, into: &mut [u8; LONGEST]) -> &[u8] {
+    let mut link = [0u8; 40];
     link_of(fd, &mut link);
     let read = sys::readlink(
         link.as_ptr() as usize,
-        path.as_mut_ptr() as usize,
-        path.len(),
+        into.as_mut_ptr() as usize,
+        into.len(),
     );
-    let path = read.map_or(&[][..], |len| &path[..len]);
-    dirs.iter().any(|dir| lies_in(path, dir))
+    read.map_or(&[], |len| &into[..len])
 }
 
 /// Whether a path leads below a directory; both are absolute, without links.
@@ -86,6 +92,7 @@ pub(crate) fn is_declared_name(dir: c_int, path: *const c_char) -> bool {
 
 /// Whether anybody has the file of a descriptor staged.
 pub(crate) fn is_staged(fd: c_int) -> bool {
+    let _inside = engine::enter();
     stage::Entry::of(fd).is_some_and(|entry| entry.is_staged(fd))
 }
 
@@ -146,6 +153,30 @@ pub(crate) fn is_the_kernels(fd: c_int) {
     }
 }
 
+/// Does `work` with a descriptor of what a call is about that has a name, or with `AT_EMPTY_PATH` perhaps none.
+fn with_named<T>(
+    dir: c_int,
+    path: *const c_char,
+    flags: c_int,
+    work: impl FnOnce(c_int) -> T,
+) -> Option<T> {
+    if path.is_null() {
+        return Some(work(dir));
+    }
+    let nofollow = match flags & libc::AT_SYMLINK_NOFOLLOW {
+        0 => 0,
+        _ => libc::O_NOFOLLOW,
+    };
+    let mut work = Some(work);
+    let mut once = |fd| work.take().map(|work| work(fd));
+    match look_at(dir, path, nofollow, &mut once) {
+        Ok(done) => done,
+        // SAFETY: the kernel has just read the path, or it would have said that it cannot.
+        Err(libc::ENOENT) if unsafe { path.read_volatile() } == 0 => once(dir),
+        Err(_) => None,
+    }
+}
+
 /// For the library's constructor: descriptions that this program was started with may write to declared files behind
 /// everybody's back. (Of more descriptors than these nobody is started with as a rule.)
 pub(crate) fn bar_inherited() {
@@ -159,27 +190,21 @@ pub(crate) fn bar_inherited() {
     }
 }
 
-/// What others have staged of a file that `stat` and its kind were asked about.
-pub(crate) fn logical(asked: Asked, device: u64) -> Option<Logical> {
+/// What anybody has staged of a file that `stat` and its kind are about to ask the kernel about, and which file that is.
+/// The kernel knows the rest, and all of what is not staged: it has to be asked afterwards.
+pub(crate) fn logical(asked: Asked) -> Option<((u64, u64), Logical)> {
     if init::declared().is_empty() {
         return None;
     }
-    let of = |fd| stage::staged_anywhere(fd, device);
+    let _inside = engine::enter();
+    let of = |fd| {
+        let stat = descriptors::regular_file(fd)?;
+        let logical = stage::staged_anywhere(fd, stat.st_dev)?;
+        Some(((stat.st_dev, stat.st_ino), logical))
+    };
     match asked {
         Asked::Fd(fd) => of(fd),
-        Asked::Path(dir, path, flags) => {
-            // SAFETY: the kernel has just read the path.
-            let empty = path.is_null() || unsafe { path.read_volatile() } == 0;
-            if empty {
-                return of(dir);
-            }
-            let nofollow = if flags & libc::AT_SYMLINK_NOFOLLOW != 0 {
-                libc::O_NOFOLLOW
-            } else {
-                0
-            };
-            with_path(dir, path, nofollow, of)?
-        }
+        Asked::Path(dir, path, flags) => with_named(dir, path, flags, of)?,
     }
 }
 

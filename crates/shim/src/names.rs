@@ -608,11 +608,10 @@ fn cut_through(fd: c_int, size: libc::off_t) -> sys::Result {
 
 /// Whether a file has this size for everybody. Then the kernel is left to say what that does to its times.
 fn has_size(path: Path, size: libc::off_t) -> bool {
+    // Asked first: what is not staged then is in the file.
+    let is_staged = declared::logical(Asked::Path(libc::AT_FDCWD, path, 0)).is_some();
     let stat = declared::with_path(libc::AT_FDCWD, path, 0, descriptors::stat_of).flatten();
-    stat.is_some_and(|stat| {
-        let asked = Asked::Path(libc::AT_FDCWD, path, 0);
-        stat.st_size == size && declared::logical(asked, stat.st_dev).is_none()
-    })
+    stat.is_some_and(|stat| stat.st_size == size && !is_staged)
 }
 
 /// Makes the file of a path durable. It is not opened for that: closing it again would drop the

@@ -12,7 +12,7 @@
 
 use crate::ofd::Ofd;
 use crate::stat::Logical;
-use crate::{alloc, data, init, process, signal, sys};
+use crate::{alloc, data, declared, init, process, signal, sys};
 use adit_pmem::{Medium as _, MediumKind, brief};
 use adit_pool::{FileMedium, FileName, FileRef, PoolFile};
 use adit_store::monitor::client::{self, AcquireRequest, Lease, PoolPath, Refused};
@@ -474,13 +474,15 @@ fn with_base<T>(
 
 /// Size and time of a file that anybody has staged, on a device of which this process knows the pool.
 pub(crate) fn staged_anywhere(fd: i32, device: u64) -> Option<Logical> {
-    if !are_ours() {
-        return None;
-    }
-    let pool = {
-        let seats = seats();
-        let seat = seats.iter().find(|seat| seat.device == device)?;
-        seat.pool.clone().ok()?
+    let known = |seats: &[Seat]| {
+        let seat = seats.iter().find(|seat| seat.device == device);
+        seat.map(|seat| seat.pool.clone())
+    };
+    let pool = match are_ours().then(|| known(&seats())).flatten() {
+        Some(pool) => pool.ok()?,
+        // Others may have it staged before this process has anything to do there.
+        None if declared::is_declared(fd) => pool_of(borrow(fd), device).ok()?,
+        None => return None,
     };
     let table = pool.file.pool();
     if !table.anything_staged() {

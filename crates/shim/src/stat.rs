@@ -105,6 +105,8 @@ pub(crate) fn look<A: Answer>(answer: *mut A, asked: Asked, kernel: impl Fn() ->
     times::settle_all();
     loop {
         let gone = gone();
+        // Asked first: what is not staged then is in the file, for the kernel to see.
+        let others = declared::logical(asked);
         let result = kernel();
         if result != 0 {
             return result;
@@ -112,8 +114,9 @@ pub(crate) fn look<A: Answer>(answer: *mut A, asked: Asked, kernel: impl Fn() ->
         // SAFETY: the kernel has just filled it in.
         let mut seen = unsafe { answer.read_unaligned() };
         let (device, inode) = seen.identity();
-        let others = || declared::logical(asked, device);
-        if let Some(logical) = logical(device, inode).or_else(others) {
+        let others = others.filter(|(file, _)| *file == (device, inode));
+        let others = others.map(|(_, logical)| logical);
+        if let Some(logical) = logical(device, inode).or(others) {
             seen.correct(logical);
             // SAFETY: as above.
             unsafe { answer.write_unaligned(seen) };

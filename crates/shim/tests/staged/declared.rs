@@ -195,6 +195,29 @@ fn a_standard_descriptor_is_the_kernels() {
     }
 }
 
+/// A program that has opened nothing sees how long a file is that others have staged, and when it was changed.
+#[test]
+fn who_only_looks_sees_what_is_staged() {
+    for mode in REQUIRED.into_iter().chain(["posix"]) {
+        let Some((place, program)) = place("looked") else {
+            return;
+        };
+        let named = place.file().display().to_string();
+        let mut one = sharer(&place, &program, "atomic ADIT_REQUIRE=1");
+        let mut other = sharer(&place, &program, mode);
+        assert_eq!(other.tell(&format!("S {named}")), "0 0");
+        one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
+        assert_eq!(other.tell(&format!("S {named}")), "0 4", "{mode}");
+        let changed = format!("M {named}");
+        assert_eq!(one.tell(&changed), other.tell(&changed), "{mode}");
+        one.all_well(&["w0 two "]);
+        assert_eq!(other.tell(&format!("S {named}")), "0 8", "{mode}");
+        one.all_well(&["c0"]);
+        assert_eq!(other.tell(&format!("S {named}")), "0 8", "{mode}");
+        assert_eq!(one.tell(&changed), other.tell(&changed), "{mode}");
+    }
+}
+
 /// Outsiders read after a sync, after the close, and a second later at most.
 #[test]
 fn outsiders_see_what_was_synced_and_closed() {

@@ -100,6 +100,13 @@ int main(void)
 		case 'T': /* truncate: size, path */
 			say(truncate(after(rest), atol(rest)), "-");
 			break;
+		case 'M': /* time of the last change: path */
+			snprintf(text, sizeof text, "-");
+			int looked = stat(rest, &stat_);
+			if (looked == 0)
+				snprintf(text, sizeof text, "%ld.%09ld", (long)stat_.st_mtim.tv_sec, stat_.st_mtim.tv_nsec);
+			say(looked, text);
+			break;
 		case 'c': /* close */
 			say(close(*fd), "-");
 			break;
