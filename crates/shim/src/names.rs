@@ -586,6 +586,9 @@ fn truncate_declared(path: Path, size: libc::off_t) -> sys::Result {
             return cut_through(fd, size);
         }
     }
+    if declared::with_path(libc::AT_FDCWD, path, 0, declared::is_locked) == Some(true) {
+        return truncate_locked(path, size);
+    }
     let flags = libc::O_WRONLY | libc::O_CLOEXEC | libc::O_NOCTTY;
     let fd = sys::openat(libc::AT_FDCWD as usize, path as usize, flags as usize, 0)? as c_int;
     if descriptors::note_open(fd, flags) < 0 {
@@ -596,6 +599,24 @@ fn truncate_declared(path: Path, size: libc::off_t) -> sys::Result {
         0 => cut,
         _ => cut.and(Err(sys::errno())),
     }
+}
+
+/// The same of a file that this process has locked through descriptions that only read. No other one may be opened and
+/// closed; so the kernel cuts it by its name, when it has all of it. Nobody stages it in between: who has locked it has it
+/// open.
+fn truncate_locked(path: Path, size: libc::off_t) -> sys::Result {
+    if init::required() && init::mode().is_some_and(|mode| mode != Mode::Sync) {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if let Some(barred) = declared::with_path(libc::AT_FDCWD, path, 0, declared::bar) {
+        barred?;
+    }
+    descriptors::before_holes_somewhere();
+    let cut = sys::truncate(path as usize, size as usize)?;
+    if DURABLE.load(Ordering::Relaxed) != 0 {
+        sync_file(path)?;
+    }
+    Ok(cut)
 }
 
 fn cut_through(fd: c_int, size: libc::off_t) -> sys::Result {

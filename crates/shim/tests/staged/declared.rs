@@ -218,6 +218,30 @@ fn who_only_looks_sees_what_is_staged() {
     }
 }
 
+/// What a program has locked through a description that only reads stays locked when it cuts the file by its name.
+#[test]
+fn cutting_by_name_keeps_locks() {
+    for mode in MODES.into_iter().chain(["posix"]) {
+        let Some((place, program)) = place("locks") else {
+            return;
+        };
+        let file = place.file();
+        let named = file.display();
+        let mut one = sharer(&place, &program, mode);
+        let mut other = sharer(&place, &program, "strict");
+        other.all_well(&[&format!("o0 rwa {named}"), "w0 long text"]);
+        one.all_well(&[&format!("o0 r {named}"), "l0 r", &format!("T 4 {named}")]);
+        assert_eq!(other.tell("l0 w"), format!("{} -", libc::EAGAIN), "{mode}");
+        other.sees(&file, "long");
+        other.all_well(&["w0 er"]);
+        one.sees(&file, "longer");
+        one.end();
+        other.all_well(&["l0 w"]);
+        other.end();
+        assert_eq!(place.content(), "longer", "{mode}");
+    }
+}
+
 /// Outsiders read after a sync, after the close, and a second later at most.
 #[test]
 fn outsiders_see_what_was_synced_and_closed() {

@@ -107,6 +107,11 @@ int main(void)
 				snprintf(text, sizeof text, "%ld.%09ld", (long)stat_.st_mtim.tv_sec, stat_.st_mtim.tv_nsec);
 			say(looked, text);
 			break;
+		case 'l': { /* lock all of it: r or w */
+			struct flock lock = {.l_type = *rest == 'w' ? F_WRLCK : F_RDLCK, .l_whence = SEEK_SET};
+			say(fcntl(*fd, F_SETLK, &lock), "-");
+			break;
+		}
 		case 'c': /* close */
 			say(close(*fd), "-");
 			break;
