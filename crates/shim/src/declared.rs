@@ -13,7 +13,7 @@
 
 use crate::signal::engine;
 use crate::stat::Logical;
-use crate::{descriptors, init, stage, sys};
+use crate::{descriptors, init, process, stage, sys};
 use adit_store::monitor::client::{self, Refused};
 use core::ffi::{c_char, c_int};
 use rustix::fd::BorrowedFd;
@@ -51,7 +51,7 @@ fn path_of(fd: c_int, into: &mut [u8; LONGEST]) -> &[u8] {
 }
 
 /// Whether a path leads below a directory; both are absolute, without links.
-fn lies_in(path: &[u8], dir: &[u8]) -> bool {
+pub(crate) fn lies_in(path: &[u8], dir: &[u8]) -> bool {
     let dir = dir.strip_suffix(b"/").unwrap_or(dir);
     path.strip_prefix(dir)
         .is_some_and(|rest| rest.first() == Some(&b'/'))
@@ -151,6 +151,55 @@ pub(crate) fn bar(fd: c_int) -> Result<(), c_int> {
 pub(crate) fn is_the_kernels(fd: c_int) {
     if is_declared(fd) && descriptors::regular_file(fd).is_some() {
         let _ = bar(fd);
+    }
+}
+
+/// Before a name of a file changes: what others have staged of it goes to the file, and nobody stages it by the old name.
+pub(crate) fn bar_name(dir: c_int, path: *const c_char, flags: c_int) {
+    if !init::declared().is_empty() && !process::in_vfork_child() {
+        with_named(dir, path, flags, |fd| {
+            if is_declared(fd) && is_staged(fd) {
+                let _ = bar(fd);
+            }
+        });
+    }
+}
+
+/// Before the name of a directory changes, and with it those of all files in it.
+pub(crate) fn bar_below(dir: c_int, path: *const c_char) {
+    if init::declared().is_empty() || process::in_vfork_child() {
+        return;
+    }
+    with_path(dir, path, libc::O_NOFOLLOW, |fd| {
+        let Some(stat) = descriptors::stat_of(fd) else {
+            return;
+        };
+        let mut name = [0u8; LONGEST];
+        let name = path_of(fd, &mut name);
+        for file in stage::staged_below(fd, stat.st_dev, name) {
+            bar_name(libc::AT_FDCWD, file.as_ptr(), libc::AT_SYMLINK_NOFOLLOW);
+        }
+    });
+}
+
+/// Before times or rights of a file change: what others have staged of it goes to the file, or it would be published later
+/// with an older time, and recovery might not get in. What cannot be published stays staged. They may stage it again.
+pub(crate) fn put_down(fd: c_int) {
+    if !init::declared().is_empty()
+        && !process::in_vfork_child()
+        && is_declared(fd)
+        && is_staged(fd)
+        && let Some(dir) = init::runtime_dir()
+    {
+        // SAFETY: a number of the program's, borrowed for the call.
+        let _ = client::take_away(dir, unsafe { BorrowedFd::borrow_raw(fd) });
+    }
+}
+
+/// The same by a name.
+pub(crate) fn put_down_name(dir: c_int, path: *const c_char, flags: c_int) {
+    if !init::declared().is_empty() && !process::in_vfork_child() {
+        with_named(dir, path, flags, put_down);
     }
 }
 

@@ -532,6 +532,7 @@ pub(crate) fn put_down(fd: c_int) {
         // What cannot be published stays staged, as when it is closed.
         let _ = writer.put_down(&ofd, fd);
     }
+    declared::put_down(fd);
 }
 
 /// Before `close_range(first, last, flags)`.

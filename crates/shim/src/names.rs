@@ -62,6 +62,7 @@ pub(crate) fn release(dir: c_int, path: Path, flags: c_int) -> bool {
         // What cannot be published now stays staged, and the monitor's to publish under any name.
         let _ = ofd.hand_over(fd);
     });
+    declared::bar_name(dir, path, flags);
     mode & libc::S_IFMT == libc::S_IFDIR
 }
 
@@ -71,6 +72,7 @@ pub(crate) fn put_down(dir: c_int, path: Path, flags: c_int) {
     each_staged(dir, path, flags, |writer, ofd, fd| {
         let _ = writer.put_down(ofd, fd);
     });
+    declared::put_down_name(dir, path, flags);
 }
 
 /// Before this process opens a file that it stages: the open would wait for the monitor, and without
@@ -140,8 +142,15 @@ fn moving(names: [Name; 2], call: impl FnOnce() -> c_int) -> c_int {
     let directory = |&Name(dir, path): &Name| release(dir, path, libc::AT_SYMLINK_NOFOLLOW);
     if names.iter().any(directory) {
         let _ = process::unstage_all();
+        for Name(dir, path) in names {
+            declared::bar_below(dir, path);
+        }
     }
-    change(names, call)
+    let result = change(names, call);
+    // Somebody may have staged the file meanwhile, by the name that it had.
+    let there = names.iter().filter(|_| result == 0);
+    there.for_each(|Name(dir, path)| declared::bar_name(*dir, *path, libc::AT_SYMLINK_NOFOLLOW));
+    result
 }
 
 /// A directory that may have to be synced.

@@ -28,7 +28,7 @@ use core::time::Duration;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, OFlags, Stat};
 use rustix::io::Errno;
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -470,6 +470,21 @@ fn with_base<T>(
         brief::above_standard(|| rustix::fs::open(path.as_str(), flags, rustix::fs::Mode::empty()));
     let base = ProgramFd::Pool(opened.map_err(Error::Base)?);
     work(KernelFile::new(base).map_err(Error::Base)?)
+}
+
+/// The paths of files below a directory of this device that anybody has staged.
+pub(crate) fn staged_below(fd: i32, device: u64, dir: &[u8]) -> Vec<CString> {
+    let _inside = signal::engine::enter();
+    let Ok(pool) = pool_of(borrow(fd), device) else {
+        return Vec::new();
+    };
+    let table = pool.file.pool();
+    let path_of = |file| {
+        let name = table.file_name(file).ok()?;
+        declared::lies_in(&name.path, dir).then(|| CString::new(name.path).ok())?
+    };
+    let files = table.files().unwrap_or_default();
+    files.into_iter().filter_map(path_of).collect()
 }
 
 /// Size and time of a file that anybody has staged, on a device of which this process knows the pool.

@@ -218,6 +218,55 @@ fn who_only_looks_sees_what_is_staged() {
     }
 }
 
+/// What another program does to names, times and rights finds all of it in the file; and a time that was set stays.
+#[test]
+fn names_times_and_rights_are_changed_by_others() {
+    for mode in ["strict", "atomic", "posix"] {
+        let Some((place, program)) = place("changed") else {
+            return;
+        };
+        let file = place.file();
+        let dir = file.with_file_name("");
+        let named = file.display();
+        // Until it is committed nobody publishes it for its age.
+        let mut one = sharer(&place, &program, "atomic");
+        let mut other = sharer(&place, &program, mode);
+        one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
+        other.all_well(&[&format!("u 1000000000 {named}")]);
+        assert_eq!(place.content(), "one ", "{mode}: times");
+        for sharer in [&mut one, &mut other] {
+            assert_eq!(sharer.tell(&format!("M {named}")), "0 1000000000.000000000");
+        }
+        // It is not published any more with an older time.
+        std::thread::sleep(Duration::from_millis(700));
+        assert_eq!(one.tell(&format!("M {named}")), "0 1000000000.000000000");
+        one.all_well(&["w0 two "]);
+        assert_ne!(other.tell(&format!("M {named}")), "0 1000000000.000000000");
+        other.all_well(&[&format!("h {named}")]);
+        assert_eq!(place.content(), "one two ", "{mode}: rights");
+        one.all_well(&["w0 three "]);
+        let moved = dir.join("moved");
+        other.all_well(&[&format!("R {named} {}", moved.display())]);
+        let content = || fs::read_to_string(&moved).expect("the file");
+        assert_eq!(content(), "one two three ", "{mode}: its name");
+        // Nobody else has it open, so it is staged again by the name that it has now.
+        one.all_well(&["w0 four"]);
+        one.sees(&moved, "one two three four");
+        one.all_well(&["c0"]);
+        assert_eq!(content(), "one two three four", "{mode}: after the close");
+        // A directory takes its files along.
+        let (from, to) = (dir.join("from"), dir.join("to"));
+        fs::create_dir(&from).expect("a directory");
+        fs::write(from.join("file"), "").expect("a file");
+        one.all_well(&[&format!("o0 rwa {}", from.join("file").display()), "w0 one"]);
+        other.all_well(&[&format!("R {} {}", from.display(), to.display())]);
+        let content = fs::read_to_string(to.join("file")).expect("the file");
+        assert_eq!(content, "one", "{mode}: the name of its directory");
+        one.end();
+        other.end();
+    }
+}
+
 /// What a program has locked through a description that only reads stays locked when it cuts the file by its name.
 #[test]
 fn cutting_by_name_keeps_locks() {

@@ -107,6 +107,20 @@ int main(void)
 				snprintf(text, sizeof text, "%ld.%09ld", (long)stat_.st_mtim.tv_sec, stat_.st_mtim.tv_nsec);
 			say(looked, text);
 			break;
+		case 'u': { /* set it: seconds, path */
+			struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_sec = atol(rest)}};
+			say(utimensat(AT_FDCWD, after(rest), times, 0), "-");
+			break;
+		}
+		case 'h': /* chmod: path */
+			say(chmod(rest, 0400), "-");
+			break;
+		case 'R': { /* rename: path, path */
+			char *to = after(rest);
+			to[-1] = 0;
+			say(rename(rest, to), "-");
+			break;
+		}
 		case 'l': { /* lock all of it: r or w */
 			struct flock lock = {.l_type = *rest == 'w' ? F_WRLCK : F_RDLCK, .l_whence = SEEK_SET};
 			say(fcntl(*fd, F_SETLK, &lock), "-");

@@ -254,6 +254,12 @@ pub fn last_monitor(dir: &RuntimeDir) -> Option<u64> {
     wire::nobody_listens(&fd).then_some(number | 1)
 }
 
+/// Has a declared file taken away from all who have it staged, this process too. They may stage it again. Returns when
+/// everything is in the file.
+pub fn take_away(dir: &RuntimeDir, fd: BorrowedFd<'_>) -> Result<(), Refused> {
+    ask_anyway(dir, &Request::TakeAway, Some(fd), FOR_A_BAR).map(drop)
+}
+
 fn known(answer: Result<Answer, Refused>) -> Result<bool, Refused> {
     match answer {
         Ok(_) => Ok(true),

@@ -237,6 +237,7 @@ impl Server {
                 return self.leases.hold_alone(&connection, lease);
             }
             (Request::Bar, along) => return self.leases.bar(connection, along),
+            (Request::TakeAway, along) => return self.leases.take_from_all(connection, along),
         };
         let answer = if agreed {
             Answer::yes()

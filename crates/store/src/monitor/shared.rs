@@ -288,13 +288,20 @@ impl Leases {
     /// Takes a file away from all who have it staged, and lets nobody stage it who is not alone. The answer
     /// comes when everything is in the file.
     pub(super) fn bar(&mut self, connection: Fd, along: Option<Fd>) {
+        if let Some(Ok(stat)) = along.as_ref().map(|fd| rustix::fs::fstat(fd.as_fd())) {
+            self.barred.add((stat.st_dev, stat.st_ino));
+        }
+        self.take_from_all(connection, along);
+    }
+
+    /// Takes a file away from all who have it staged. The answer comes when everything is in the file.
+    pub(super) fn take_from_all(&mut self, connection: Fd, along: Option<Fd>) {
         let file = along.and_then(|fd| Some((rustix::fs::fstat(fd.as_fd()).ok()?, fd)));
         let Some((stat, fd)) = file else {
             wire::answer(&connection, &Refused::NotUnderstood.answer());
             return;
         };
         let id = (stat.st_dev, stat.st_ino);
-        self.barred.add(id);
         if self.is_postponed(id) {
             // What is staged of it nobody can publish yet.
             wire::answer(&connection, &Refused::Pool(Errno::AGAIN).answer());

@@ -94,6 +94,8 @@ pub(crate) enum Request<'a> {
     },
     /// Let nobody stage the file whose descriptor comes along, unless he is alone.
     Bar,
+    /// Take the file whose descriptor comes along away from all who have it staged.
+    TakeAway,
 }
 
 /// A slot of a registry file.
@@ -189,6 +191,10 @@ impl<'a> Request<'a> {
                 kind: 10,
                 ..Parts::default()
             },
+            Self::TakeAway => Parts {
+                kind: 11,
+                ..Parts::default()
+            },
         }
     }
 
@@ -246,6 +252,7 @@ impl<'a> Request<'a> {
             (8, true) => Self::Share { lease: x },
             (9, true) => Self::HoldAlone { lease: x },
             (10, true) => Self::Bar,
+            (11, true) => Self::TakeAway,
             _ => return None,
         })
     }
@@ -523,6 +530,7 @@ mod tests {
             Request::Share { lease: 5 },
             Request::HoldAlone { lease: 6 },
             Request::Bar,
+            Request::TakeAway,
         ] {
             let mut bytes = [0; MESSAGE];
             let len = request.encode(&mut bytes).expect("fits");
