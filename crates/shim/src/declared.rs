@@ -192,7 +192,10 @@ pub(crate) fn put_down(fd: c_int) {
         && let Some(dir) = init::runtime_dir()
     {
         // SAFETY: a number of the program's, borrowed for the call.
-        let _ = client::take_away(dir, unsafe { BorrowedFd::borrow_raw(fd) });
+        let file = unsafe { BorrowedFd::borrow_raw(fd) };
+        if let Err(Refused::NoMonitor(_)) = client::take_away(dir, file) {
+            let _ = stage::end_for_all(fd);
+        }
     }
 }
 
