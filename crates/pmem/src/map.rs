@@ -193,16 +193,40 @@ impl Mapping {
     pub fn unmap(self) -> Result<(), MapError> {
         let this = core::mem::ManuallyDrop::new(self);
         // SAFETY: the range is ours and `this` is never used again.
-        unsafe { munmap(this.base.cast(), this.len)? };
-        Ok(())
+        Ok(unsafe { give_back(this.base, this.len) }?)
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is ours. A refusal (only under exhaustion of mappings) leaks addresses.
-        let _ = unsafe { munmap(self.base.cast(), self.len) };
+        // SAFETY: the range is ours, and nobody uses it any more.
+        let _ = unsafe { give_back(self.base, self.len) };
     }
+}
+
+/// Gives a range back. A mapping keeps its file open, and with it locks that others wait for; so where the kernel does not
+/// take the addresses (under exhaustion of mappings), they stay, and the file goes.
+///
+/// # Safety
+/// The range is the caller's, who does not use it any more.
+unsafe fn give_back(base: *mut u8, len: usize) -> Result<(), Errno> {
+    #[cfg(test)]
+    let unmap = |base, len| match tests::is_refused() {
+        true => Err(Errno::NOMEM),
+        // SAFETY: as below.
+        false => unsafe { munmap(base, len) },
+    };
+    #[cfg(not(test))]
+    let unmap = |base, len| {
+        // SAFETY: the caller's promise.
+        unsafe { munmap(base, len) }
+    };
+    if unmap(base.cast(), len).is_ok() {
+        return Ok(());
+    }
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+    // SAFETY: the fixed range is the caller's.
+    unsafe { mmap_anonymous(base.cast(), len, ProtFlags::empty(), flags) }.map(drop)
 }
 
 /// The address of a non-empty, page-aligned part of an owned range.
@@ -378,14 +402,60 @@ impl Window {
     pub fn release(self) -> Result<(), MapError> {
         let this = core::mem::ManuallyDrop::new(self);
         // SAFETY: the range is ours and `this` is never used again.
-        unsafe { munmap(this.base.cast(), this.len)? };
-        Ok(())
+        Ok(unsafe { give_back(this.base, this.len) }?)
     }
 }
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: the range is ours. A refusal (only under exhaustion of mappings) leaks addresses.
-        let _ = unsafe { munmap(self.base.cast(), self.len) };
+        // SAFETY: the range is ours, and nobody uses it any more.
+        let _ = unsafe { give_back(self.base, self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::AsRawFd as _;
+    use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
+    use std::cell::Cell;
+
+    std::thread_local! {
+        static REFUSED: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// Whether the kernel refuses to unmap.
+    pub(super) fn is_refused() -> bool {
+        REFUSED.get()
+    }
+
+    /// A lock that a mapping alone keeps ends with it, also where the kernel does not take the addresses back: as long
+    /// as its process lived, others would wait for it.
+    #[test]
+    fn what_cannot_be_unmapped_keeps_no_file() {
+        let file = rustix::fs::memfd_create(c"locked", MemfdFlags::CLOEXEC).expect("memfd");
+        rustix::fs::ftruncate(&file, PAGE as u64).expect("truncate");
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        for unmaps in [false, true] {
+            let own =
+                rustix::fs::open(path.as_str(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+            let own = own.expect("a description of its own");
+            let lock = |fd: BorrowedFd<'_>| {
+                rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive)
+            };
+            lock(own.as_fd()).expect("lock");
+            let mapping = Mapping::new(&own, 0, PAGE, Access::Read, false).expect("map");
+            drop(own);
+            assert_eq!(lock(file.as_fd()), Err(Errno::WOULDBLOCK));
+            REFUSED.set(true);
+            if unmaps {
+                mapping.unmap().expect("the file is gone from there");
+            } else {
+                drop(mapping);
+            }
+            REFUSED.set(false);
+            lock(file.as_fd()).expect("nobody has it");
+            rustix::fs::flock(&file, FlockOperation::Unlock).expect("unlock");
+        }
     }
 }
