@@ -294,6 +294,14 @@ impl<M: Medium> Pool<M> {
             let offset = self.geometry().file_entry(index);
             let entry = self.read_entry(index)?;
             if !entry.is_valid(index) {
+                if self.is_unfinished(index, &entry) {
+                    report.note(
+                        "file entry",
+                        offset,
+                        format!("entry {index} was cut off while it was made or removed"),
+                    );
+                    continue;
+                }
                 report.problem(
                     "file entry",
                     offset,

@@ -185,10 +185,35 @@ impl<M: Medium> Pool<M> {
             return Err(Error::Forgotten);
         }
         if !entry.is_valid(file.index()) {
+            if self.is_unfinished(file.index(), &entry) {
+                return Err(Error::Forgotten);
+            }
             let offset = self.geometry().file_entry(file.index());
             return Err(Error::damaged("file entry", offset, "its checks disagree"));
         }
         Ok(entry)
+    }
+
+    /// Whether a loss of power has left a part of an entry that was just made, or was being forgotten. Where a fence
+    /// is a kernel sync nothing keeps its parts in order, and nobody was told of anything that hangs on them.
+    pub(crate) fn is_unfinished(&self, index: u32, entry: &FileEntry) -> bool {
+        self.medium().fence_is_slow() && entry.is_unfinished(index)
+    }
+
+    /// Empties an entry, to be made durable by the caller: the range that has to be. Where a fence is a kernel sync the
+    /// identity goes as well: what is left of the next one after a loss of power is told by what it lacks.
+    pub(crate) fn empty_entry(&self, index: u32) -> Result<(u64, u64)> {
+        let offset = self.geometry().file_entry(index);
+        self.store(offset + at!(FileEntry.state), 0)?;
+        if !self.medium().fence_is_slow() {
+            return Ok((offset, 8));
+        }
+        // Not the number, by which whoever still waits for the file is told, and the next one made; nor the marks: a loss of
+        // power that keeps the rest of the entry must not bring back what they retire.
+        for word in (at!(FileEntry.key)..at!(FileEntry.modified)).step_by(8) {
+            self.store(offset + word, 0)?;
+        }
+        Ok((offset, at!(FileEntry.modified)))
     }
 
     /// Offset of the name of entry `index`; `None` before its group has a chunk.
@@ -349,6 +374,10 @@ impl<M: Medium> Attachment<M> {
             // A half-written entry is not live and a chunk without a group is found by the next
             // rebuild; only the count may be off.
             self.pool.recount_files()?;
+            // What is seen to be empty may be so durably only now, and is used again without a fence.
+            let geometry = *self.pool.geometry();
+            let table = u64::from(geometry.file_count) * FileEntry::SIZE as u64;
+            self.pool.make_durable(geometry.file_table(), table)?;
         }
         Ok(lock)
     }
@@ -413,11 +442,17 @@ impl<M: Medium> Attachment<M> {
                 pool.store(offset + at, <u64 as crate::layout::Field>::get(word))?;
             }
         }
-        pool.make_durable(offset, FileEntry::SIZE as u64)?;
+        // All else is durable before that it lives. A part of what replaces nothing is told from damage, so where a
+        // fence takes a kernel sync all of it waits for that of the first record, which says so.
+        let waits = pool.medium().fence_is_slow() && old.is_blank();
+        if !waits {
+            pool.make_durable(offset, FileEntry::SIZE as u64)?;
+        }
         self.count_files(1)?;
-        // All else is durable. That it lives has to be with the first record that counts, not sooner.
+        // That it lives has to be durable with the first record that counts, not sooner.
         pool.store(offset + at!(FileEntry.state), entry.state)?;
-        pool.make_ordered(offset + at!(FileEntry.state), 8)?;
+        let len = if waits { FileEntry::SIZE as u64 } else { 8 };
+        pool.make_ordered(offset, len)?;
         Ok(FileRef { id: file_id })
     }
 
@@ -467,13 +502,11 @@ impl<M: Medium> FileGuard<'_, M> {
     pub fn forget(self) -> Result<()> {
         let attachment = self.attachment();
         let _lock = attachment.lock_files()?;
-        let entry = attachment.pool.geometry().file_entry(self.file().index());
-        let mark = entry + at!(FileEntry.state);
-        attachment.pool.store(mark, 0)?;
+        let (entry, len) = attachment.pool.empty_entry(self.file().index())?;
         attachment.count_files(-1)?;
         // Everybody sees the mark by now. Where it is not durable, whoever takes the lock next has to make it so before
         // he believes it.
-        let durable = attachment.pool.make_durable(mark, 8);
+        let durable = attachment.pool.make_durable(entry, len);
         durable.inspect_err(|_| self.lock.leave_unrepaired())
     }
 }

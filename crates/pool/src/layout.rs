@@ -333,6 +333,37 @@ impl FileEntry {
             _ => false,
         }
     }
+
+    /// Whether the words are zero that an entry behind a page cache gives up when its file is forgotten.
+    #[must_use]
+    pub fn is_blank(&self) -> bool {
+        self.encode()[16..56].iter().all(|byte| *byte == 0)
+    }
+
+    /// Whether an entry that says it lives, and is not sound, is a part of one that was made over a blank one
+    /// ([`FileEntry::is_blank`]), or of one that was being made blank: a word of it is missing, or its number or its
+    /// marks are still those of the file before.
+    #[must_use]
+    pub fn is_unfinished(&self, index: u32) -> bool {
+        if self.kind() != Self::LIVE || self.is_valid(index) {
+            return false;
+        }
+        let bytes = self.encode();
+        // Key, length and CRC of the name, device, boot: of a sound entry none is zero.
+        let mut words = bytes[16..48].chunks_exact(8);
+        let generation = 1 << Self::INDEX_BITS;
+        let next = Self {
+            file_id: self.file_id.wrapping_add(generation),
+            ..*self
+        };
+        let before = self.file_id.wrapping_sub(generation);
+        let of_either = |mark: u64| {
+            checked_value(mark, self.file_id).is_some() || checked_value(mark, before).is_some()
+        };
+        let marks_are_old =
+            || self.state == self.live_state() && of_either(self.retired) && of_either(self.sealed);
+        words.any(|word| word == [0; 8]) || next.state == next.live_state() || marks_are_old()
+    }
 }
 
 media_struct! {

@@ -789,9 +789,10 @@ impl<M: Medium> FileGuard<'_, M> {
         Ok(seq)
     }
 
-    /// The flag of a record whose `prev` is not known to be durable, as far as `durable` says.
+    /// The flag of a record whose `prev` is not known to be durable, as far as `durable` says; of one without any, that
+    /// of a file whose entry may not be.
     pub(crate) fn chained(&self, prev: u64, durable: u64) -> u8 {
-        if prev > durable && self.pool().medium().fence_is_slow() {
+        if (prev > durable || prev == 0) && self.pool().medium().fence_is_slow() {
             Record::CHAINED
         } else {
             0

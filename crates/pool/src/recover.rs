@@ -764,6 +764,10 @@ impl<M: Medium> Pool<M> {
                 return Ok(None);
             }
         };
+        if self.was_entry_cut_off(file.index(), &entry, &found.items[range.clone()])? {
+            found.counts.uncommitted += range.len() as u64;
+            return Ok(None);
+        }
         let retired = checked_value(entry.retired, file.id).unwrap_or(0);
         let sealed = checked_value(entry.sealed, file.id).unwrap_or(0);
         let mut sound: Vec<usize> = Vec::new();
@@ -910,6 +914,22 @@ impl<M: Medium> Pool<M> {
         }
         found.gone[first..].sort_unstable_by_key(|gone| gone.pool_offset);
         Ok(())
+    }
+
+    /// Whether the power was cut before a file's name in the pool was durable: then no record of it says that it was.
+    fn was_entry_cut_off(&self, index: u32, entry: &FileEntry, items: &[Item]) -> Result<bool> {
+        if !self.medium().fence_is_slow() || entry.boot == self.boot_tag() {
+            return Ok(false);
+        }
+        let retired = checked_value(entry.retired, entry.file_id).unwrap_or(0);
+        let told = |item: &Item| item.flags & Record::CHAINED == 0;
+        if retired > 0 || items.iter().any(told) {
+            return Ok(false);
+        }
+        match self.name_of(index, entry) {
+            Err(Error::Damaged { .. }) => Ok(true),
+            named => named.map(|_| false),
+        }
     }
 
     /// Whether the power may have been cut before the record at `nth` was durable.

@@ -231,6 +231,56 @@ fn planted_bugs_are_found() {
     }
 }
 
+/// A file is entered, written, published and forgotten, and entered again in the same place, again and again.
+/// Behind a page cache nothing of an entry is durable before the first record is.
+fn entries_made_and_forgotten(world: &World) {
+    let pool = world.setup(|| {
+        create(world);
+        let pool = open_world(world).expect("open");
+        let a = pool.attach().expect("attach");
+        // The place and its names have been used before.
+        let file = a.enter_file(&name(1)).expect("enter");
+        stage(&a, file, 0, b"before", When::Now).expect("append");
+        write_base(pool.medium(), b"").expect("base");
+        a.forget_file(file).expect("forget");
+        drop(a);
+        pool
+    });
+    let a = pool.attach().expect("attach");
+    let mut at = 0;
+    let mut append = |file, op| {
+        world.begin(op);
+        stage(&a, file, at, &bytes_of(op), When::Now).expect("append");
+        world.acknowledge(op);
+        at += bytes_of(op).len() as u64;
+    };
+    let file = a.enter_file(&name(1)).expect("enter");
+    append(file, 1);
+    append(file, 2);
+    publish_to_base(&a).expect("publish");
+    a.forget_file(file).expect("forget");
+    let again = a.enter_file(&name(1)).expect("enter");
+    append(again, 3);
+    publish_to_base(&a).expect("publish");
+    a.forget_file(again).expect("forget");
+    // Nothing is logged for the last one.
+    a.enter_file(&name(1)).expect("enter");
+}
+
+#[test]
+fn entries_are_durable_with_their_first_record() {
+    for cached in [false, true] {
+        let config = config(&format!("pool-entries-{cached}"), 8, 12_000);
+        let workload = |world: &World| {
+            if cached {
+                world.put_behind_page_cache(TINY.header_len());
+            }
+            entries_made_and_forgotten(world);
+        };
+        survives(&config, enumerate(&config, workload, judge_appends));
+    }
+}
+
 #[test]
 fn appends_until_a_commit() {
     // Atomic mode: operations 1 and 2, a commit (3), operation 4 without one.

@@ -205,6 +205,13 @@ impl<M: Medium> Pool<M> {
         Ok(needed)
     }
 
+    fn empty_durably(&self, index: u32) -> Result<()> {
+        let (entry, len) = self.empty_entry(index)?;
+        // Nobody is attached: who had it locked is gone.
+        self.store(entry + at!(FileEntry.lock), 0)?;
+        self.make_durable(entry, len)
+    }
+
     fn rebuild_files(&self, found: &Recovery) -> Result<()> {
         for index in 0..self.geometry().file_count {
             let offset = self.geometry().file_entry(index);
@@ -216,13 +223,20 @@ impl<M: Medium> Pool<M> {
                 continue;
             }
             let entry = self.read_entry(index)?;
+            if self.is_unfinished(index, &entry) {
+                self.empty_durably(index)?;
+                continue;
+            }
             if !entry.is_valid(index) {
                 continue;
             }
             let items = found.items_of(entry.file_id);
-            if found.counts.rejected == 0 && !items.iter().any(|item| item.state == State::Live) {
+            let nothing_counts = || !items.iter().any(|item| item.state == State::Live);
+            if found.counts.rejected == 0 && nothing_counts()
+                || self.was_entry_cut_off(index, &entry, items)?
+            {
                 // Nothing of it counts: whatever a past boot left uncommitted is gone for good.
-                self.persist(offset + at!(FileEntry.state), 0)?;
+                self.empty_durably(index)?;
                 continue;
             }
             let marks = [entry.retired, entry.sealed]

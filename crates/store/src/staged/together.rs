@@ -123,6 +123,11 @@ fn commit_locked<M: Medium, B: BaseFile>(files: &[&StagedFile<M, B>]) -> Result<
     let Some(first) = waiting.first() else {
         return Ok(());
     };
+    // The entry of a file of which nothing is durable may not be either, and one that is lost says of its part of the ring
+    // that it was retired.
+    if waiting.iter().any(|file| file.look().durable == 0) {
+        first.stage.attachment().pool().settle()?;
+    }
     let commits = first.stage.attachment().commit_together(&mut guards)?;
     for (file, seq) in waiting.iter().zip(commits) {
         let mut view = file.change();
