@@ -812,15 +812,7 @@ impl Staged {
 
     /// Publishes everything. Who else does so just now is waited for: he may have begun before the last write.
     fn publish(&self) -> Result<(), Error> {
-        for _ in 0..PATIENCE {
-            match self.file.publish(Scope::Everything) {
-                Err(Error::Publishing { .. } | Error::Contended) => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                published => return published.map(drop),
-            }
-        }
-        Err(Error::Contended)
+        patiently(|| self.file.publish(Scope::Everything).map(drop))
     }
 
     /// The engine's view of it.
@@ -852,7 +844,8 @@ impl Staged {
             self.publishes_elsewhere();
             return Ok(());
         }
-        self.publish()
+        // It is durable in the pool, and nobody who does not look there writes to the file.
+        patiently(|| self.file.show_committed())
     }
 
     /// Publishes everything and gives the file back to the kernel. An error is the kernel's, for the
@@ -930,6 +923,19 @@ impl Staged {
         rustix::fs::fstat(borrow(fd))
             .is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode))
     }
+}
+
+/// Publishes, with whoever else does so waited for.
+fn patiently(publish: impl Fn() -> Result<(), Error>) -> Result<(), Error> {
+    for _ in 0..PATIENCE {
+        match publish() {
+            Err(Error::Publishing { .. } | Error::Contended) => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            published => return published,
+        }
+    }
+    Err(Error::Contended)
 }
 
 /// What recovery finds the file by.

@@ -26,6 +26,8 @@ pub(super) struct Fold<'a, M: Medium, B: BaseFile> {
     /// Bytes that wait to be written, and where they belong.
     block: Vec<u8>,
     block_at: u64,
+    /// Whether it is to be durable when it is done.
+    pub(super) syncs: bool,
 }
 
 impl<'a, M: Medium, B: BaseFile> Fold<'a, M, B> {
@@ -36,6 +38,7 @@ impl<'a, M: Medium, B: BaseFile> Fold<'a, M, B> {
             done,
             block: Vec::new(),
             block_at: 0,
+            syncs: true,
         }
     }
 
@@ -75,7 +78,11 @@ impl<'a, M: Medium, B: BaseFile> Fold<'a, M, B> {
         self.write_block()?;
         // Also before an exchange: a crash that kept it, and lost that the file had grown by a write, would
         // have lost what was exchanged behind the end.
-        end(self.base, modified)?;
+        if self.syncs {
+            end(self.base, modified)?;
+        } else {
+            set_time(self.base, modified);
+        }
         Ok(linking)
     }
 
@@ -164,11 +171,15 @@ impl<'a, M: Medium, B: BaseFile> Fold<'a, M, B> {
 
 /// Sets the time of the last write (0: now), and makes the file durable.
 pub(super) fn end<B: BaseFile>(base: &B, modified: u64) -> Result<()> {
+    set_time(base, modified);
+    Ok(base.sync()?)
+}
+
+fn set_time<B: BaseFile>(base: &B, modified: u64) {
     if modified != 0 {
         // Programs compare these times, but no byte hangs on them.
         let _ = base.set_modified(modified);
     }
-    Ok(base.sync()?)
 }
 
 impl Piece {

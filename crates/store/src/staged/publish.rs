@@ -33,6 +33,9 @@ const ROUNDS: usize = 4;
 /// Pause between two looks whether another publisher has ended.
 const PAUSE: Duration = Duration::from_micros(200);
 
+/// Records that are written to the base file again and again ([`StagedFile::show_committed`]) before they are published.
+const SHOWN: usize = 64;
+
 /// How much is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
@@ -138,6 +141,32 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             }
         }
         Err(Error::Contended)
+    }
+
+    /// Writes what is committed to the base file, where who does not look at the pool sees it, and waits for no device:
+    /// it is durable where it is staged, and stays so until it is published. Where much of it has come together, publishes it.
+    pub fn show_committed(&self) -> Result<()> {
+        self.stage.attachment().ensure_current()?;
+        {
+            let _one = lock(&self.publishing);
+            let mut guard = self.stage.attachment().lock_file(self.file)?;
+            let begun = self.begin(&mut guard, Scope::Committed);
+            // Before the claim may be given up, which takes the lock again.
+            drop(guard);
+            let Some(begun) = begun? else {
+                return Ok(());
+            };
+            let Some(target) = begun.target? else {
+                return Ok(());
+            };
+            let records = self.look().ops_up_to(target.last);
+            if records <= SHOWN {
+                // The claim goes when all is written: nobody may write what was there before over it.
+                self.fold_as(&target, None, &mut Published::default(), false)?;
+                return Ok(());
+            }
+        }
+        self.publish(Scope::Committed).map(drop)
     }
 
     /// Publishes everything and ends the staging: afterwards the base file is the file, in all
@@ -388,6 +417,16 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         relink: Option<&Relink<B>>,
         done: &mut Published,
     ) -> Result<Option<Linking<B>>> {
+        self.fold_as(target, relink, done, true)
+    }
+
+    fn fold_as(
+        &self,
+        target: &Target,
+        relink: Option<&Relink<B>>,
+        done: &mut Published,
+        syncs: bool,
+    ) -> Result<Option<Linking<B>>> {
         let base_size = self.base.size()?;
         let plan = {
             let view = self.look();
@@ -397,6 +436,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         };
         let pool = self.stage.attachment().pool();
         let mut fold = Fold::new(pool, &self.base, *done);
+        fold.syncs = syncs;
         let folded = fold.run(&plan, target.modified, relink);
         *done = fold.done;
         self.change().base_size = self.base.size()?;

@@ -12,7 +12,9 @@ use adit_sim::{Failure, History, Report, enumerate, replay};
 use super::crashes::{boot_of, judge, recovered, tell};
 use super::*;
 
-use Step::{Append, Fsync, Publish, PublishCommitted, TakeAway, TakeAwayByOther, Truncate, Write};
+use Step::{
+    Append, Fsync, Publish, PublishCommitted, Show, TakeAway, TakeAwayByOther, Truncate, Write,
+};
 
 /// A medium at whose fences something else happens, or nothing.
 pub(super) struct Watched {
@@ -81,16 +83,18 @@ fn run(
     result
 }
 
-const STORY: [Step; 12] = [
+const STORY: [Step; 14] = [
     Append(100),
     Append(700),
     Fsync,
+    Show,
     Write(50, 300),
     Append(5000),
     PublishCommitted,
     Truncate(4000),
     Append(9000),
     Fsync,
+    Show,
     Publish,
     Write(0, 20),
     Publish,
@@ -596,6 +600,20 @@ fn a_commit_that_is_believed_early_is_found() {
         scene.staged.publish(Scope::Committed).expect("publish");
     };
     fly("commit-early", Mode::Atomic, 0, early).expect_err("a base file with half a commit");
+}
+
+/// The same of who only shows it to those who do not look at the pool.
+#[test]
+fn a_commit_that_is_shown_early_is_found() {
+    let early = |_: &World, scene: &Scene| {
+        let commit = scene.staged.look().commit;
+        scene.staged.change().committed = commit;
+        scene.staged.show_committed().expect("show");
+    };
+    fly("shown-early", Mode::Atomic, 0, early).expect_err("a base file with half a commit");
+    flies("shown", Mode::Atomic, |_, scene| {
+        scene.staged.show_committed().expect("show");
+    });
 }
 
 /// Planted: a read that sees what is not durable yet.

@@ -230,6 +230,8 @@ enum Step {
     Publish,
     /// Publishes what is committed: changes nothing that a program can see.
     PublishCommitted,
+    /// Writes what is committed to the base file, and no more.
+    Show,
     /// Ends the staging; the next step begins it anew.
     TakeAway,
     /// Another attachment writes.
@@ -277,6 +279,7 @@ impl Step {
                 | Self::Truncate(_)
                 | Self::Extend(_)
                 | Self::PublishCommitted
+                | Self::Show
         )
     }
 
@@ -303,6 +306,7 @@ impl Step {
             Self::Publish | Self::PublishByOther => file.publish(Scope::Everything).map(|_| ()),
             Self::TakeAway | Self::TakeAwayByOther => file.take_away(|| {}).map(|_| ()),
             Self::PublishCommitted => file.publish(Scope::Committed).map(|_| ()),
+            Self::Show => file.show_committed(),
         }
     }
 }

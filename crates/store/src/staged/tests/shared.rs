@@ -88,7 +88,7 @@ fn what_is_shared_meanwhile_is_not_relinked() {
     }
 }
 
-use Step::{Append, Fsync, Publish, PublishCommitted, TakeAway, Truncate, Write};
+use Step::{Append, Fsync, Publish, PublishCommitted, Show, TakeAway, Truncate, Write};
 
 /// The steps go round; after each the others see what it did.
 fn tell_in_turns(world: &World, steps: &[Step], modes: &[Mode], cached: bool) {
@@ -119,11 +119,13 @@ fn tell_in_turns(world: &World, steps: &[Step], modes: &[Mode], cached: bool) {
     }
 }
 
-const STORY: [Step; 15] = [
+const STORY: [Step; 19] = [
     Append(100),
     Append(5000),
     Fsync,
+    Show,
     Write(50, 300),
+    Show,
     Write(4000, 300),
     PublishCommitted,
     Append(10),
@@ -131,7 +133,9 @@ const STORY: [Step; 15] = [
     Append(9000),
     Publish,
     Write(10, 5000),
+    Truncate(3000),
     Fsync,
+    Show,
     Append(30),
     TakeAway,
     Append(7),
