@@ -412,7 +412,10 @@ fn cut_in_kernel(fd: c_int, declared: bool) -> Result<(), c_int> {
         declared::bar(fd)?;
     }
     let flags = sys::fcntl(fd as usize, libc::F_GETFL as usize, 0)?;
-    if matches!(flags as c_int & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR) {
+    if matches!(
+        flags as c_int & libc::O_ACCMODE,
+        libc::O_WRONLY | libc::O_RDWR
+    ) {
         sys::ftruncate(fd as usize, 0)?;
     } else {
         let mut link = [0u8; 40];
