@@ -133,8 +133,11 @@ pub(crate) fn bar(fd: c_int) -> Result<(), c_int> {
     for _ in 0..ATTEMPTS {
         match client::bar(dir, file) {
             Err(Refused::Pool(errno)) => return Err(errno.raw_os_error()),
-            // It may be about to do so, and what others have staged is not in the file yet.
-            Err(Refused::NoMonitor(Errno::TIMEDOUT)) => return Err(libc::EIO),
+            // It may be about to do so, and let others stage the file until then; what they have staged by now is in it.
+            Err(Refused::NoMonitor(Errno::TIMEDOUT)) => {
+                stage::end_for_all(fd)?;
+                return Err(libc::EIO);
+            }
             Err(Refused::NoMonitor(_)) => stage::end_for_all(fd)?,
             _ => return Ok(()),
         }
