@@ -509,6 +509,26 @@ fn a_recovery_that_leaves_parts_of_a_ring_is_found() {
     is_found("parts", &acts, World::medium, recovering);
 }
 
+/// The entry of a file that is staged anew may be lost when the power goes: it must not be taken for one of a file that was
+/// retired, and the others' parts of the ring for a whole one.
+#[test]
+fn files_that_were_just_staged_change_with_the_others() {
+    let acts = [
+        On(0, Append(100)),
+        On(2, Append(70)),
+        Group,
+        On(2, TakeAway),
+        On(0, Append(50)),
+        On(2, Append(30)),
+        Group,
+        On(1, TakeAway),
+        On(1, Append(20)),
+        On(0, Append(40)),
+        Group,
+    ];
+    survives("anew", &acts, 6_000);
+}
+
 /// However many files there are, one device flush commits them; but where an entry may not be durable yet, it is first.
 #[test]
 fn a_group_is_one_fence() {
