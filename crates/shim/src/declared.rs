@@ -123,7 +123,8 @@ fn look_at<T>(
 
 /// The file of a descriptor is about to be the kernel's, for this process or somebody that it shares the
 /// description with. An error is that of publishing: what is staged of the file stays so. Without a monitor
-/// nobody joins, but others may have it staged since there was one: this process takes it away from them itself.
+/// nobody joins, but others may have it staged since there was one: this process takes it away from them itself, and
+/// leaves word for the next monitor.
 pub(crate) fn bar(fd: c_int) -> Result<(), c_int> {
     let Some(dir) = init::runtime_dir() else {
         return Ok(());
@@ -137,6 +138,9 @@ pub(crate) fn bar(fd: c_int) -> Result<(), c_int> {
             Err(Refused::NoMonitor(Errno::TIMEDOUT)) => {
                 stage::end_for_all(fd)?;
                 return Err(libc::EIO);
+            }
+            Err(Refused::NoMonitor(errno @ (Errno::MFILE | Errno::NFILE))) => {
+                return Err(errno.raw_os_error());
             }
             Err(Refused::NoMonitor(_)) => stage::end_for_all(fd)?,
             _ => return Ok(()),

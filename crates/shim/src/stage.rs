@@ -795,11 +795,21 @@ impl Staged {
                 if self.file.is_clean() {
                     let _ = self.file.times_were_set();
                 }
-                ofd.give_append_back(fd, self.appends);
-                if let Some(dir) = init::runtime_dir() {
-                    let _ = client::release(dir, lease);
+                let released = init::runtime_dir().map(|dir| client::release(dir, lease));
+                if matches!(released, Some(Ok(true))) {
+                    ofd.give_append_back(fd, self.appends);
+                    return Ok(());
                 }
-                Ok(())
+                // Of a monitor that was killed with its standby the next one has not learned who else has a seat, and
+                // nobody would end the staging when all have left: this one does, and the others begin anew.
+                let restore = || ofd.give_append_back(fd, self.appends);
+                match self.file.take_away(restore) {
+                    Ok(_) | Err(Error::Taken) => {
+                        ofd.give_append_back(fd, self.appends);
+                        Ok(())
+                    }
+                    Err(error) => Err(error.errno().raw_os_error()),
+                }
             }
             Err(Error::Taken) => {
                 self.was_taken(ofd, fd);

@@ -403,6 +403,40 @@ fn who_is_killed_takes_nothing_from_the_others() {
     }
 }
 
+/// With monitor and standby killed at once nobody knows who has a seat: who leaves ends the staging for all.
+#[test]
+fn without_a_monitor_who_leaves_a_file_ends_its_staging() {
+    for mode in MODES {
+        let Some((place, program)) = place("alone") else {
+            return;
+        };
+        let file = place.file();
+        let named = file.display();
+        let mut one = sharer(&place, &program, mode);
+        let mut other = sharer(&place, &program, mode);
+        one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
+        other.all_well(&[&format!("o0 rwa {named}"), "w0 two "]);
+        // It knows the pool.
+        let mut plain = sharer(&place, &program, "posix");
+        assert_eq!(plain.tell(&format!("S {named}")), "0 8");
+        let monitor = place.monitors_pid();
+        let standby = started_by(&monitor);
+        let mut kill = Command::new("kill");
+        kill.args(["-KILL", &standby, &monitor]);
+        assert!(kill.status().expect("kill(1)").success());
+        one.all_well(&["c0"]);
+        other.all_well(&["w0 three ", "c0"]);
+        assert_eq!(place.content(), "one two three ", "{mode}");
+        // Whom the kernel serves now finds no length of before.
+        plain.all_well(&[&format!("o0 rwa {named}"), "w0 four"]);
+        plain.sees(&file, "one two three four");
+        plain.end();
+        one.end();
+        other.end();
+        assert_eq!(place.content(), "one two three four", "{mode}");
+    }
+}
+
 /// Without the declaration two programs cannot have it, and the directory beside is not declared.
 #[test]
 fn what_is_not_declared_is_not_shared() {

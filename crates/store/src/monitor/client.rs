@@ -233,9 +233,16 @@ pub fn hold_alone(dir: &RuntimeDir, lease: &Lease) -> Result<bool, Refused> {
 }
 
 /// Has a declared file taken away from all who have it staged, this process too. Until somebody is alone with it,
-/// nobody stages it again. Returns when everything is in the file.
+/// nobody stages it again. Returns when everything is in the file. Where nobody answers, the next monitor is told that
+/// there are such files.
 pub fn bar(dir: &RuntimeDir, fd: BorrowedFd<'_>) -> Result<(), Refused> {
-    ask_anyway(dir, &Request::Bar, Some(fd), FOR_A_BAR).map(drop)
+    let barred = ask_anyway(dir, &Request::Bar, Some(fd), FOR_A_BAR).map(drop);
+    if let Err(Refused::NoMonitor(_)) = barred
+        && let Ok(dir) = dir.open()
+    {
+        super::shared::tell_the_next(&dir).map_err(Refused::Pool)?;
+    }
+    barred
 }
 
 /// While there is no monitor: which one was the last, by a number that is never zero. As long as it is the same,

@@ -330,6 +330,7 @@ impl Monitor {
         if begin.unsure {
             barred.be_unsure();
         }
+        barred.find_untold(&dir);
         match begin.found {
             Some(found) => server.take_over(found),
             None => {

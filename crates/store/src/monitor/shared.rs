@@ -47,6 +47,15 @@ const MOST: usize = 1 << 15;
 /// Where a monitor that ends leaves what is barred.
 const LEFT: &core::ffi::CStr = c"barred";
 
+/// What a program leaves there that found no monitor to tell.
+const UNTOLD: &core::ffi::CStr = c"untold";
+
+/// For a program that nobody answers: whoever becomes the monitor shall know that it does not know all.
+pub(super) fn tell_the_next(dir: &Fd) -> Result<(), Errno> {
+    let flags = OFlags::WRONLY | OFlags::CREATE;
+    sys::open_at(dir, UNTOLD, flags, Mode::RUSR | Mode::WUSR).map(drop)
+}
+
 /// Device and inode number.
 type FileId = (u64, u64);
 
@@ -105,6 +114,18 @@ impl Barred {
             self.files.insert(id, listed);
         } else {
             self.be_unsure();
+        }
+    }
+
+    /// Finds what programs have left that nobody answered.
+    pub(super) fn find_untold(&mut self, dir: &Fd) {
+        // It goes when it is known for whoever comes next.
+        match sys::open_at(dir, UNTOLD, OFlags::RDONLY, Mode::empty()) {
+            Err(Errno::NOENT) => {}
+            _ => {
+                self.be_unsure();
+                let _ = rustix::fs::unlinkat(dir.as_fd(), UNTOLD, AtFlags::empty());
+            }
         }
     }
 

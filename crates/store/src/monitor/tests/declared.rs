@@ -337,6 +337,24 @@ fn the_next_monitor_knows_what_is_barred() {
     drop((barred_by, outsider));
 }
 
+/// Who finds no monitor to tell leaves word for the next one.
+#[test]
+fn what_nobody_was_told_the_next_monitor_does_not_know() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let path = empty(&scratch, "data");
+    let outsider = open_rw(&path);
+    let nobody = client::bar(&dir, borrowed(&outsider));
+    assert!(matches!(nobody, Err(Refused::NoMonitor(_))), "{nobody:?}");
+    let _monitor = monitor(&scratch);
+    let refused = Sharer::new(&scratch, open_rw(&path), Mode::Strict);
+    assert_eq!(refused.err(), Some(Refused::Lease(Errno::AGAIN)));
+    drop(outsider);
+    let alone = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a lease");
+    assert!(!alone.lease.is_shared());
+    alone.close();
+}
+
 /// A monitor goes on with shared files as with leased ones.
 #[test]
 fn a_standby_goes_on_with_shared_files() {
