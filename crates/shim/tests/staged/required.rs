@@ -233,8 +233,9 @@ fn the_first_blocks_are_the_kernels() {
     place.compile("required");
     let file = place.file();
     let within = scratch::is_memory();
-    // Of what is in memory nothing is left by a crash that the kernel has and that is not committed.
-    let modes: &[_] = if within {
+    // Of what is on tmpfs nothing is left by a crash that the kernel has and that is not committed.
+    let volatile = scratch::is_tmpfs();
+    let modes: &[_] = if volatile {
         &["sync", "strict", "atomic"]
     } else {
         &["sync", "strict"]
@@ -268,7 +269,7 @@ fn the_first_blocks_are_the_kernels() {
     }
     // What is not committed must not be in the file; and what is required begins with the open.
     let required = "strict ADIT_KERNEL_BLOCKS=2 ADIT_REQUIRE=1";
-    let atomic = (!within).then_some("atomic ADIT_KERNEL_BLOCKS=2");
+    let atomic = (!volatile).then_some("atomic ADIT_KERNEL_BLOCKS=2");
     for words in atomic.into_iter().chain([required]) {
         let _ = fs::remove_file(&file);
         let mut program = Told::willing(&place, words, &file);

@@ -15,8 +15,8 @@ fn settles(place: &Place, program: &Path, who: &str, inject: Option<&str>) -> St
 /// Another thread has begun to settle what was stored before, and its call reaches the kernel late.
 #[test]
 fn a_settlement_of_another_thread_does_not_come_after() {
-    if !scratch::is_memory() || !has_strace() {
-        println!("skipped: it concerns files in memory");
+    if !scratch::is_tmpfs() || !has_strace() {
+        println!("skipped: it concerns files on tmpfs, whose times no store advances");
         return;
     }
     let Some(place) = Place::new("settled-thread") else {
@@ -32,8 +32,8 @@ fn a_settlement_of_another_thread_does_not_come_after() {
 /// The monitor has.
 #[test]
 fn a_settlement_of_the_monitor_does_not_come_after() {
-    if !scratch::is_memory() || !has_strace() {
-        println!("skipped: it concerns files in memory");
+    if !scratch::is_tmpfs() || !has_strace() {
+        println!("skipped: it concerns files on tmpfs, whose times no store advances");
         return;
     }
     let Some(place) = Place::new("settled-monitor") else {
