@@ -12,7 +12,7 @@ from pathlib import Path
 
 # A multiple of 16 MB plus the label area, or ndctl calls the device misaligned.
 LABEL_MB = 2
-IMAGE_MB = {"ext4": 256, "xfs": 384}
+IMAGE_MB = {"ext4": 320, "xfs": 384}
 # Memory of a machine that sees this one's files: what it writes beside them is there.
 SHARING_GB = 5
 RUNNING = ["-accel", "tcg,thread=multi", "-smp", "2"]

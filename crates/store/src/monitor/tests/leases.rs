@@ -66,7 +66,7 @@ fn named_pool(scratch: &Scratch) -> Option<PathBuf> {
     }
     let path = scratch.path("run/pool");
     if !path.exists() {
-        PoolFile::create(&path, 32 << 20, Geometry::default()).expect("create the pool");
+        PoolFile::create(&path, 24 << 20, Geometry::default()).expect("create the pool");
     }
     Some(path)
 }
