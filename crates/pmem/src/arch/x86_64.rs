@@ -702,8 +702,8 @@ unsafe extern "C" {
 
 /// One guarded instruction in the middle of Rust code, as an item of the table `adit_pmem_words`: the distances from
 /// each number of the item to the instruction and to where it goes on when that faults. There `fault`, which is zero
-/// before, gets another value, and the code behind the instruction runs. `retained`, because a linker that throws away what
-/// nobody refers to sees no reference to an item.
+/// before, gets another value, and the code behind the instruction runs. The section is to be retained (`R`): a linker
+/// that throws away what nobody refers to sees no reference to an item.
 macro_rules! guarded_instruction {
     ($instruction:literal) => {
         concat!(

@@ -2,6 +2,11 @@
 
 use super::*;
 
+/// Two of them.
+fn two_sharers(place: &Place, program: &Path, mode: &str) -> [Told; 2] {
+    [(), ()].map(|()| sharer(place, program, mode))
+}
+
 /// A program that declares the directory of the file.
 fn sharer(place: &Place, program: &Path, mode: &str) -> Told {
     let declared = place.file().with_file_name("");
@@ -181,8 +186,7 @@ fn a_standard_descriptor_is_the_kernels() {
         };
         let file = place.file();
         let named = file.display();
-        let mut one = sharer(&place, &program, mode);
-        let mut other = sharer(&place, &program, mode);
+        let [mut one, mut other] = two_sharers(&place, &program, mode);
         one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
         other.all_well(&[&format!("z0 wa {named}"), "w0 two "]);
         one.sees(&file, "one two ");
@@ -299,8 +303,7 @@ fn outsiders_see_what_was_synced_and_closed() {
             return;
         };
         let named = place.file().display().to_string();
-        let mut one = sharer(&place, &program, mode);
-        let mut other = sharer(&place, &program, mode);
+        let [mut one, mut other] = two_sharers(&place, &program, mode);
         let outsider = fs::File::open(place.file()).expect("open");
         one.all_well(&[&format!("o0 rw {named}"), "w0 one "]);
         other.all_well(&[&format!("o0 rwa {named}"), "w0 two ", "f0"]);
@@ -327,8 +330,7 @@ fn what_the_kernel_needs_is_taken_from_all() {
             };
             let file = place.file();
             let named = file.display();
-            let mut one = sharer(&place, &program, mode);
-            let mut other = sharer(&place, &program, mode);
+            let [mut one, mut other] = two_sharers(&place, &program, mode);
             one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
             other.all_well(&[&format!("o0 rwa {named}"), "w0 two "]);
             assert_eq!(other.tell(act), "0 one two ", "{mode}");
@@ -385,8 +387,7 @@ fn who_is_killed_takes_nothing_from_the_others() {
             };
             let file = place.file();
             let named = file.display();
-            let mut one = sharer(&place, &program, mode);
-            let mut other = sharer(&place, &program, mode);
+            let [mut one, mut other] = two_sharers(&place, &program, mode);
             one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
             other.all_well(&[&format!("o0 rwa {named}"), "w0 two "]);
             if monitor_dies {
@@ -412,8 +413,7 @@ fn without_a_monitor_who_leaves_a_file_ends_its_staging() {
         };
         let file = place.file();
         let named = file.display();
-        let mut one = sharer(&place, &program, mode);
-        let mut other = sharer(&place, &program, mode);
+        let [mut one, mut other] = two_sharers(&place, &program, mode);
         one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
         other.all_well(&[&format!("o0 rwa {named}"), "w0 two "]);
         // It knows the pool.
@@ -496,8 +496,7 @@ impl Drop for Next {
 fn orphans(name: &str, mode: &str) -> Option<(Place, PathBuf, [Told; 2])> {
     let (mut place, program) = place(name)?;
     let named = place.file().display().to_string();
-    let mut one = sharer(&place, &program, mode);
-    let mut other = sharer(&place, &program, mode);
+    let [mut one, mut other] = two_sharers(&place, &program, mode);
     one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
     other.all_well(&[&format!("o0 rwa {named}"), "w0 two "]);
     kill_both(&mut place);
@@ -660,8 +659,7 @@ fn who_opens_a_declared_file_waits_until_somebody_takes_over() {
         };
         let file = place.file();
         let named = file.display().to_string();
-        let mut one = sharer(&place, &program, mode);
-        let mut other = sharer(&place, &program, mode);
+        let [mut one, mut other] = two_sharers(&place, &program, mode);
         one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
         wait_for("the lease", || place.is_leased());
         kill_both(&mut place);

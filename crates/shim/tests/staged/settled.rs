@@ -12,17 +12,23 @@ fn settles(place: &Place, program: &Path, who: &str, inject: Option<&str>) -> St
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// A place on tmpfs, with the program.
+fn place(name: &str) -> Option<(Place, PathBuf)> {
+    if !scratch::is_tmpfs() || !has_strace() {
+        println!("skipped: it concerns files on tmpfs, whose times no store advances");
+        return None;
+    }
+    let place = Place::new(name)?;
+    let program = place.compile("settles");
+    Some((place, program))
+}
+
 /// Another thread has begun to settle what was stored before, and its call reaches the kernel late.
 #[test]
 fn a_settlement_of_another_thread_does_not_come_after() {
-    if !scratch::is_tmpfs() || !has_strace() {
-        println!("skipped: it concerns files on tmpfs, whose times no store advances");
-        return;
-    }
-    let Some(place) = Place::new("settled-thread") else {
+    let Some((place, program)) = place("settled-thread") else {
         return;
     };
-    let program = place.compile("settles");
     let late = "utimensat:delay_enter=800000:when=1";
     let said = settles(&place, &program, "thread", Some(late));
     assert_eq!(said, "its own\n");
@@ -32,14 +38,9 @@ fn a_settlement_of_another_thread_does_not_come_after() {
 /// The monitor has.
 #[test]
 fn a_settlement_of_the_monitor_does_not_come_after() {
-    if !scratch::is_tmpfs() || !has_strace() {
-        println!("skipped: it concerns files on tmpfs, whose times no store advances");
-        return;
-    }
-    let Some(place) = Place::new("settled-monitor") else {
+    let Some((place, program)) = place("settled-monitor") else {
         return;
     };
-    let program = place.compile("settles");
     let trace = place.dir.join("trace");
     let late = "utimensat:delay_enter=1200000";
     let tracer = Tracer::of(&place.monitors_pid(), &trace, Some(late));

@@ -99,8 +99,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         Ok(mark == Mark::NONE || self.mark()? == mark.0)
     }
 
-    /// Brings the overlay up to record `next_seq` by what is new at the ends of the logs, under the file's lock; false where that
-    /// does not tell, and somebody has to walk.
+    /// Brings the overlay up to record `next_seq` by what is new at the ends of the logs, under the file's lock; false
+    /// where that does not tell, and somebody has to walk.
     pub(super) fn follow_news(&self, next_seq: u64) -> Result<bool> {
         let known = self.known_seq.load(Ordering::Relaxed);
         let pool = self.stage.attachment().pool();

@@ -159,8 +159,8 @@ fn only_a_commit_fences() {
     }
 }
 
-/// Fences of a step, after one that has made log and chunks ready.
-fn fences_of(mode: Mode, step: Step) -> u64 {
+/// A file and a stage for it behind a page cache, and a number that each fence makes smaller by one.
+fn counted() -> (SimFile, Arc<Stage<Watched>>, Arc<AtomicU64>) {
     let world = World::new(tiny_size(24));
     world.put_behind_page_cache(TINY.header_len());
     create_pool(&world, boot(1));
@@ -168,7 +168,12 @@ fn fences_of(mode: Mode, step: Step) -> u64 {
     let medium = forgetful(world.medium(), Arc::clone(&left));
     let pool = open_pool(medium, boot(1)).expect("open");
     let stage = Stage::new(pool.attach().expect("attach"));
-    let file = world.create("dir/file").expect("create");
+    (world.create("dir/file").expect("create"), stage, left)
+}
+
+/// Fences of a step, after one that has made log and chunks ready.
+fn fences_of(mode: Mode, step: Step) -> u64 {
+    let (file, stage, left) = counted();
     let staged = StagedFile::open(&stage, &name_of(&file), file, mode).expect("stage");
     Append(1).run(1, &staged).expect("step");
     let before = left.load(Ordering::Relaxed);
@@ -184,14 +189,7 @@ fn to_stage_a_file_fences_nothing() {
         (Mode::Strict, Append(9000), 1),
         (Mode::Atomic, Append(5000), 0),
     ] {
-        let world = World::new(tiny_size(24));
-        world.put_behind_page_cache(TINY.header_len());
-        create_pool(&world, boot(1));
-        let left = Arc::new(AtomicU64::new(u64::MAX));
-        let medium = forgetful(world.medium(), Arc::clone(&left));
-        let pool = open_pool(medium, boot(1)).expect("open");
-        let stage = Stage::new(pool.attach().expect("attach"));
-        let file = world.create("dir/file").expect("create");
+        let (file, stage, left) = counted();
         let open = || StagedFile::open(&stage, &name_of(&file), file.clone(), mode);
         // Names, log and data have their chunks.
         let before = open().expect("stage");
