@@ -362,10 +362,8 @@ impl<M: Medium> Attachment<M> {
     ) -> Result<(Locked<'_, M>, Acquired)> {
         self.ensure_current()?;
         let acquired = self.pool.lock_word(name, offset, self.owner, PATIENCE)?;
-        Ok((
-            Locked::new(&self.pool, offset, self.owner, self.epoch),
-            acquired,
-        ))
+        let attachment = self;
+        Ok((Locked { attachment, offset }, acquired))
     }
 
     fn lock_files(&self) -> Result<Locked<'_, M>> {

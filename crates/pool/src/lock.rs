@@ -14,7 +14,7 @@ use adit_pmem::Medium;
 
 use crate::error::{Error, Result};
 use crate::layout::at;
-use crate::pool::Pool;
+use crate::pool::{Attachment, Pool};
 
 /// How long a lock held by somebody alive is waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
@@ -153,23 +153,10 @@ impl<M: Medium> Pool<M> {
     }
 }
 
-/// A lock held until dropped.
+/// A lock of an attachment, held until dropped. It is moved by every append, so it is kept short.
 pub(crate) struct Locked<'a, M: Medium> {
-    pool: &'a Pool<M>,
-    offset: u64,
-    owner: Owner,
-    epoch: u64,
-}
-
-impl<'a, M: Medium> Locked<'a, M> {
-    pub(crate) fn new(pool: &'a Pool<M>, offset: u64, owner: Owner, epoch: u64) -> Self {
-        Self {
-            pool,
-            offset,
-            owner,
-            epoch,
-        }
-    }
+    pub(crate) attachment: &'a Attachment<M>,
+    pub(crate) offset: u64,
 }
 
 /// A word that nobody who lives has, of a slot that no pool has: the lock of a dead owner whose repair failed.
@@ -178,16 +165,17 @@ pub(crate) const NOBODY: u64 = 0xffff | 1 << 32;
 impl<M: Medium> Locked<'_, M> {
     /// Whoever takes the lock next is told again that its owner died: what he left could not be repaired.
     pub(crate) fn leave_unrepaired(&self) {
-        let own = self.owner.word();
-        let _ = self.pool.cas(self.offset, own, NOBODY);
+        let own = self.attachment.owner.word();
+        let _ = self.attachment.pool.cas(self.offset, own, NOBODY);
     }
 }
 
 impl<M: Medium> Drop for Locked<'_, M> {
     fn drop(&mut self) {
         // A child forked while the lock was held has a copy of this guard, not of the lock.
-        if crate::fork::is_current(self.epoch) {
-            self.pool.unlock_word(self.offset, self.owner);
+        let Attachment { pool, owner, .. } = self.attachment;
+        if crate::fork::is_current(self.attachment.epoch) {
+            pool.unlock_word(self.offset, *owner);
         }
     }
 }

@@ -517,13 +517,9 @@ impl<M: Medium> Attachment<M> {
 
     fn locked(&self, file: FileRef, entry: u64, acquired: Acquired) -> Result<FileGuard<'_, M>> {
         let offset = entry + at!(FileEntry.lock);
-        let lock = Locked::new(&self.pool, offset, self.owner, self.epoch);
-        let guard = FileGuard {
-            attachment: self,
-            file,
-            entry,
-            lock,
-        };
+        let attachment = self;
+        let lock = Locked { attachment, offset };
+        let guard = FileGuard { file, lock };
         // It may have been forgotten, and its entry reused, before or while we waited.
         if acquired == Acquired::OwnerDied {
             let repaired = self
@@ -636,29 +632,32 @@ impl<M: Medium> Attachment<M> {
 
 /// A locked file.
 pub struct FileGuard<'a, M: Medium> {
-    attachment: &'a Attachment<M>,
     file: FileRef,
-    pub(crate) entry: u64,
     pub(crate) lock: Locked<'a, M>,
 }
 
 impl<M: Medium> FileGuard<'_, M> {
     pub(crate) fn attachment(&self) -> &Attachment<M> {
-        self.attachment
+        self.lock.attachment
     }
 
     pub(crate) fn pool(&self) -> &Pool<M> {
-        &self.attachment.pool
+        &self.attachment().pool
+    }
+
+    /// Where the file's entry begins.
+    pub(crate) fn entry(&self) -> u64 {
+        self.lock.offset - at!(FileEntry.lock)
     }
 
     #[inline]
     fn get(&self, field: u64) -> Result<u64> {
-        self.pool().load(self.entry + field)
+        self.pool().load(self.entry() + field)
     }
 
     #[inline]
     fn set(&self, field: u64, value: u64) -> Result<()> {
-        self.pool().store(self.entry + field, value)
+        self.pool().store(self.entry() + field, value)
     }
 
     /// The file.
@@ -764,7 +763,7 @@ impl<M: Medium> FileGuard<'_, M> {
     /// and all before it are durable if it is no later than `durable`.
     fn write(&self, record: &mut Record, prev: u64, durable: u64) -> Result<Place> {
         let for_commit = record.kind == RecordKind::Commit as u8;
-        let place = self.attachment.take_place(for_commit)?;
+        let place = self.attachment().take_place(for_commit)?;
         record.seq = self.number(place)?;
         record.prev = prev.min(record.seq - 1);
         record.file_id = self.file.id;
@@ -777,10 +776,10 @@ impl<M: Medium> FileGuard<'_, M> {
     pub(crate) fn number(&self, place: Place) -> Result<u64> {
         let seq = self.next_seq()?;
         if seq == 0 || seq > SEQ_MAX {
-            self.attachment.settle_unwritten(place);
+            self.attachment().settle_unwritten(place);
             return Err(Error::damaged(
                 "file entry",
-                self.entry,
+                self.entry(),
                 "impossible sequence number",
             ));
         }
@@ -806,9 +805,9 @@ impl<M: Medium> FileGuard<'_, M> {
 
     /// Writes a record to its place, which is given up when that fails.
     pub(crate) fn put(&self, place: Place, record: &mut Record) -> Result<()> {
-        self.attachment
+        self.attachment()
             .write_record(place, record)
-            .inspect_err(|_| self.attachment.settle_unwritten(place))
+            .inspect_err(|_| self.attachment().settle_unwritten(place))
     }
 
     /// Says that no record is being written.
@@ -832,7 +831,7 @@ impl<M: Medium> FileGuard<'_, M> {
     /// up first, then waits for [`Pool::settle`], and tells nobody of the operation before. `durable` is
     /// the last record of the file of which the caller knows that it is durable, with all before it.
     pub fn log(&mut self, op: &Op, counts: When, durable: u64) -> Result<u64> {
-        self.attachment.ensure_current()?;
+        self.attachment().ensure_current()?;
         op.check()?;
         let mut record = op.record();
         if counts == When::Now {
@@ -867,7 +866,7 @@ impl<M: Medium> FileGuard<'_, M> {
         if let Some((extent, len)) = op.extent()
             && len < extent.len
         {
-            self.attachment.trim(extent, len);
+            self.attachment().trim(extent, len);
         }
     }
 
@@ -883,7 +882,7 @@ impl<M: Medium> FileGuard<'_, M> {
 
     /// [`FileGuard::append_group`] as [`FileGuard::log`] is [`FileGuard::append`].
     pub fn log_group(&mut self, ops: &[Op], counts: When, durable: u64) -> Result<u64> {
-        self.attachment.ensure_current()?;
+        self.attachment().ensure_current()?;
         ops.iter().try_for_each(Op::check)?;
         if ops.is_empty() {
             return Err(Error::Invalid("a group of no operations"));
@@ -900,7 +899,7 @@ impl<M: Medium> FileGuard<'_, M> {
             Err(error) => {
                 // Without its end the group never counts; the extents stay the caller's.
                 for place in written {
-                    self.attachment.settle(place);
+                    self.attachment().settle(place);
                 }
                 self.nothing_pending()?;
                 Err(error)
@@ -954,7 +953,7 @@ impl<M: Medium> FileGuard<'_, M> {
 
     /// [`FileGuard::commit`] as [`FileGuard::log`] is [`FileGuard::append`].
     pub fn log_commit(&mut self, durable: u64) -> Result<u64> {
-        self.attachment.ensure_current()?;
+        self.attachment().ensure_current()?;
         let mut commit = Record {
             kind: RecordKind::Commit as u8,
             file_offset: END_UNKNOWN,
@@ -969,19 +968,19 @@ impl<M: Medium> FileGuard<'_, M> {
     /// Retires the file's records up to `seq`, durably, all at once. The base file (and, for names,
     /// its directory) is durable already: that is the caller's part.
     pub fn retire(&mut self, seq: u64) -> Result<()> {
-        self.attachment.ensure_current()?;
+        self.attachment().ensure_current()?;
         let (id, field) = (self.file.id, at!(FileEntry.retired));
         let old = checked_value(self.get(field)?, id)
-            .ok_or_else(|| Error::damaged("file entry", self.entry + field, "check bits"))?;
+            .ok_or_else(|| Error::damaged("file entry", self.entry() + field, "check bits"))?;
         if seq <= old {
             // Perhaps raised by somebody who died before it was durable.
-            return self.pool().make_durable(self.entry + field, 8);
+            return self.pool().make_durable(self.entry() + field, 8);
         }
         if seq > SEQ_MAX {
             return Err(Error::Invalid("no such sequence number"));
         }
         self.pool()
-            .persist(self.entry + field, checked_word(seq, id))
+            .persist(self.entry() + field, checked_word(seq, id))
     }
 }
 

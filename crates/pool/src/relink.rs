@@ -38,7 +38,7 @@ impl<M: Medium> FileGuard<'_, M> {
         let attachment = self.attachment();
         attachment.ensure_current()?;
         let id = self.file().id;
-        let sealed = self.entry + at!(FileEntry.sealed);
+        let sealed = self.entry() + at!(FileEntry.sealed);
         let old = checked_value(self.pool().load(sealed)?, id)
             .ok_or_else(|| Error::damaged("file entry", sealed, "check bits"))?;
         if old < seq {

@@ -276,10 +276,13 @@ fn threads(stage: &Stage) -> Result<Vec<Case<'_>>, String> {
     let mut cases = Vec::new();
     for count in [1usize, 2, 4] {
         let adit = [Adit::open(
-            &stage.file("threads-adit", FILE)?,
+            &stage.file(&format!("threads-{count}-adit"), FILE)?,
             libc::O_RDWR,
         )?];
-        let kernel = [plain(&stage.file("threads-kernel", FILE)?, libc::O_RDWR)?];
+        let kernel = [plain(
+            &stage.file(&format!("threads-{count}-kernel"), FILE)?,
+            libc::O_RDWR,
+        )?];
         let raw = [Mapped::new(&stage.file("raw", FILE)?, FILE)?];
         cases.push(Case {
             name: format!("pwrite 4 KB, random, {count} threads, one file"),

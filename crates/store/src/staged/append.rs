@@ -53,11 +53,29 @@ pub enum Place {
 /// A program's buffers, from which a write takes its bytes.
 type From<'a> = Cursor<'a, *const u8>;
 
+/// The CRC of bytes, if it travels with their record. It is one word: the halves of an `Option` are stored one by one
+/// and loaded together, which waits until both have left the processor, behind the bytes of the write.
+#[derive(Debug, Clone, Copy)]
+struct DataCrc(u64);
+
+impl DataCrc {
+    const NONE: Self = Self(0);
+    const SOME: u64 = 1 << 32;
+
+    fn of(crc: u32) -> Self {
+        Self(Self::SOME | u64::from(crc))
+    }
+
+    fn get(self) -> Option<u32> {
+        (self.0 & Self::SOME != 0).then_some(self.0 as u32)
+    }
+}
+
 /// Bytes that lie in the pool and belong to no file yet.
 #[derive(Debug, Clone, Copy)]
 struct Filled {
     extent: Extent,
-    data_crc: Option<u32>,
+    data_crc: DataCrc,
     /// The page that the extent is, when records of the file named it before.
     again: Option<Covered>,
 }
@@ -68,7 +86,7 @@ impl Filled {
             file_offset,
             extent: self.extent,
             len: self.extent.len,
-            data_crc: self.data_crc,
+            data_crc: self.data_crc.get(),
         }
     }
 
@@ -169,7 +187,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             }
             let (when, durable) = (self.mode.when(), self.known_durable());
             let seq = guard.log(&Op::Truncate { size }, when, durable)?;
-            self.show(&guard, seq, [ReplayOp::Truncate { size }], clock::now())?;
+            self.show(&guard, seq, &[ReplayOp::Truncate { size }], clock::now())?;
             drop(guard);
             self.settle_up_to(seq)
         })
@@ -251,6 +269,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// # Safety
     ///
     /// As for [`StagedFile::write_from`].
+    #[inline(always)]
     unsafe fn fill(&self, from: &mut From<'_>, len: usize) -> Result<Filled> {
         let (extent, again) = self.space(len as u32)?;
         let filled = |data_crc| Filled {
@@ -262,7 +281,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         match unsafe { self.stream(extent, from, again.is_some()) } {
             Ok(data_crc) => Ok(filled(data_crc)),
             Err(error) => {
-                self.give_back(&[filled(None)])?;
+                self.give_back(&[filled(DataCrc::NONE)])?;
                 Err(error)
             }
         }
@@ -274,17 +293,12 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// # Safety
     ///
     /// As for [`StagedFile::write_from`].
-    unsafe fn stream(
-        &self,
-        extent: Extent,
-        from: &mut From<'_>,
-        again: bool,
-    ) -> Result<Option<u32>> {
+    unsafe fn stream(&self, extent: Extent, from: &mut From<'_>, again: bool) -> Result<DataCrc> {
         let attachment = self.stage.attachment();
         let len = extent.len as usize;
         if attachment.pool().medium().fence_is_slow() {
             // SAFETY: the caller vouches for the buffers.
-            return unsafe { self.stream_checked(extent, from) }.map(Some);
+            return unsafe { self.stream_checked(extent, from) }.map(DataCrc::of);
         }
         if len > CRC_LIMIT {
             let cold = again && self.recycled.are_cold();
@@ -292,14 +306,14 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
                 // SAFETY: the caller vouches for the buffers.
                 unsafe { attachment.fill_from(extent, done as u32, at, part, cold) }
             })?;
-            return Ok(None);
+            return Ok(DataCrc::NONE);
         }
         let mut own = [0; CRC_LIMIT];
         let own = &mut own[..len];
         // SAFETY: the caller vouches for the buffers.
         unsafe { take(from, own) }?;
         attachment.fill(extent, 0, own)?;
-        Ok(Some(crc32c::crc32c(own)))
+        Ok(DataCrc::of(crc32c::crc32c(own)))
     }
 
     /// Copies the next bytes into an extent, block by block, and returns their CRC. Few bytes wait for the
@@ -400,7 +414,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         self.make_publishable(offset, len)?;
         let (when, durable) = (self.mode.when(), self.known_durable());
         let seq = guard.log(&filled.op(offset), when, durable)?;
-        self.show(guard, seq, [filled.replay(offset)], request.time)?;
+        self.show(guard, seq, &[filled.replay(offset)], request.time)?;
         Ok((offset, seq))
     }
 
@@ -421,7 +435,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             .unzip();
         let (when, durable) = (self.mode.when(), self.known_durable());
         let seq = guard.log_group(&ops, when, durable)?;
-        self.show(&guard, seq, shown, clock::now())?;
+        self.show(&guard, seq, &shown, clock::now())?;
         drop(guard);
         self.settle_up_to(seq)?;
         Ok(offset)
@@ -445,20 +459,14 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// device, in [`StagedFile::settle_up_to`]: nobody acts on bytes that a crash would take back. The
     /// caller holds the file's lock. Operations of one group share the number of its end: they are
     /// published and retired together.
-    fn show(
-        &self,
-        guard: &FileGuard<'_, M>,
-        seq: u64,
-        ops: impl IntoIterator<Item = ReplayOp>,
-        time: u64,
-    ) -> Result<()> {
+    fn show(&self, guard: &FileGuard<'_, M>, seq: u64, ops: &[ReplayOp], time: u64) -> Result<()> {
         guard.set_modified(time)?;
         let waits = self.waits_after_lock();
         let mut view = self.change();
         let nothing_before = !view.has_uncommitted();
         for op in ops {
             if waits {
-                view.waiting.push_back((seq, op));
+                view.waiting.push_back((seq, *op));
             } else {
                 view.record(seq, op);
             }
@@ -487,8 +495,6 @@ struct Request {
 impl Request {
     /// Where a write goes that goes to the end.
     const END: u64 = u64::MAX;
-    /// Set beside the length of bytes that have a CRC.
-    const HAS_CRC: u64 = 1 << 32;
 
     /// What somebody else has to know of it.
     fn words(&self) -> Words {
@@ -500,10 +506,8 @@ impl Request {
             Place::At(offset) => offset.min(Self::END - 1),
             Place::End => Self::END,
         };
-        let has_crc = data_crc.map_or(0, |_| Self::HAS_CRC);
-        let crc = u64::from(data_crc.unwrap_or(0));
         let len = u64::from(extent.len);
-        [place, extent.offset, len | has_crc, crc, self.time]
+        [place, extent.offset, len, data_crc.0, self.time]
     }
 
     fn of([place, offset, len, crc, time]: Words) -> Self {
@@ -511,7 +515,6 @@ impl Request {
             offset,
             len: len as u32,
         };
-        let data_crc = (len & Self::HAS_CRC != 0).then_some(crc as u32);
         let place = match place {
             Self::END => Place::End,
             offset => Place::At(offset),
@@ -520,7 +523,7 @@ impl Request {
             place,
             filled: Filled {
                 extent,
-                data_crc,
+                data_crc: DataCrc(crc),
                 again: None,
             },
             time,

@@ -312,11 +312,11 @@ pub(super) struct View {
 }
 
 impl View {
-    pub(super) fn record(&mut self, seq: u64, op: ReplayOp) {
+    pub(super) fn record(&mut self, seq: u64, op: &ReplayOp) {
         let covered = &mut self.covered;
         self.overlay
             .apply_telling(op, |offset| covered.note(offset, seq));
-        self.ops.push_back((seq, op));
+        self.ops.push_back((seq, *op));
     }
 
     /// How many operations there are up to record `seq`.
@@ -344,7 +344,7 @@ impl View {
     pub(super) fn reveal(&mut self, seq: u64) {
         let nothing_before = !self.has_uncommitted();
         while let Some((own, op)) = self.waiting.pop_front_if(|(waiting, _)| *waiting <= seq) {
-            self.record(own, op);
+            self.record(own, &op);
         }
         self.durable = self.durable.max(seq);
         self.is_committed(seq, nothing_before);

@@ -328,13 +328,13 @@ impl Overlay {
 
     /// One more operation happens.
     pub fn apply(&mut self, op: ReplayOp) {
-        self.apply_telling(op, |_| ());
+        self.apply_telling(&op, |_| ());
     }
 
     /// One more operation happens; `covers` is told where in the pool whole pages lie of the file that
     /// another page takes the place of.
-    pub(super) fn apply_telling(&mut self, op: ReplayOp, covers: impl FnMut(u64)) {
-        match op {
+    pub(super) fn apply_telling(&mut self, op: &ReplayOp, covers: impl FnMut(u64)) {
+        match *op {
             ReplayOp::Write {
                 file_offset,
                 pool_offset,

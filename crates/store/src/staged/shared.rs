@@ -138,7 +138,7 @@ impl View {
             return;
         };
         let nothing_before = !self.has_uncommitted();
-        self.record(news.seq, op);
+        self.record(news.seq, &op);
         if news.committed {
             self.is_committed(news.seq, nothing_before);
         }
