@@ -90,6 +90,24 @@ class Writer:
         return f"task check-{self.tag} 60 {quote(command)}\n"
 
 
+@dataclass
+class Database(Writer):
+    """A database, and its client. One that never syncs needs a mode in which every call is durable when it returns."""
+
+    def start(self):
+        how = "careless" if self.mode == "strict" or self.doomed else "careful"
+        arguments = f"{self.kind} {self.directory} {how} /dev/ttyS1 {self.tag} env {EAGER} {adit(self.mode)}"
+        command = f"/adit/database write {arguments} >/dev/null 2>&1"
+        return f"mkdir -p {self.directory}\n{{ {command}; echo @@ended {self.tag} with $?; }} &\n"
+
+    def check(self):
+        command = f"/adit/database check {self.kind} {self.directory} {self.acknowledged}"
+        # Nothing was promised of a database that was not made yet.
+        if self.acknowledged == 0:
+            command = "echo nothing was acknowledged"
+        return f"task check-{self.tag} 90 {quote(command)}\n"
+
+
 # What writes in each mode: kind, and what it does differently. Where calls are durable by themselves an appender
 # leaves out its fsync.
 KINDS = {
@@ -143,6 +161,20 @@ def planted_in_publishers(base_seed, mode):
     wrong = found[0]
     wrong.plant, wrong.doomed = f"{wrong.plant} early", True
     return found
+
+
+def databases(number, base_seed, mode):
+    """Every database on both file systems."""
+    return [Database(f"{place}.{kind}", kind, f"/mnt/{place}/cut{number}/{kind}", base_seed, mode)
+            for place in PLACES for kind in ("redis", "sqlite-delete", "sqlite-wal")]
+
+
+def planted_in_databases(base_seed, mode):
+    """Databases that never sync, in a mode that leaves that to them, on one file system: a sync of another one would make
+    theirs durable, too."""
+    wrong = [replace(database, mode="posix", doomed=True) for database in databases(0, base_seed, mode)
+             if database.place() == "xfs"]
+    return wrong + [database for database in databases(0, base_seed, mode) if database.place() == "ext4"]
 
 
 def engine_writers(number, base_seed):
@@ -206,6 +238,8 @@ class Lane:
     publishing: bool = False
     # A recovery that is no recovery, which must lose something.
     futile: str | None = None
+    # Some cuts come while the writers still make their files.
+    early: bool = True
 
     def recover(self, chance):
         every = (RECOVER, RECOVER_BY_RUN, RECOVER_WITHOUT_LIST)
@@ -217,6 +251,9 @@ PROGRAMS = Lane("power", writers, lambda seed, mode: planted(seed), planted_dax=
 DISK = Lane("disk", writers, planted_on_a_disk, dax="never", planted_dax="never", futile="")
 ENGINE = Lane("engine", lambda number, seed, mode: engine_writers(number, seed), lambda seed, mode:
               planted_in_engine(seed), futile="")
+DATABASES = Lane("database", databases, planted_in_databases, planted_dax="never", futile="", early=False)
+# Where they are written through a page cache.
+DATABASES_ON_A_DISK = replace(DATABASES, dax="never")
 PUBLISHING = Lane("publishing", publishers, planted_in_publishers, publishing=True, futile="")
 
 
@@ -471,7 +508,7 @@ def series(lab, inspector, options, lane, count, deadline, say, report):
                             freezer.some(PLANTED_LOOKS, chance, "planted bugs")
 
                 # Not the first: what nothing was acknowledged of proves nothing.
-                early = chance.random() < 0.2 and number > 1
+                early = lane.early and chance.random() < 0.2 and number > 1
                 cut(machine, after, chance, 120, early, freeze, aimed(watch, chance))
                 report.publishing += bool(watch and watch.publishing())
                 report.failures += [(f"cut {number}: {line}", machine.lines[-20:]) for line in machine.lines

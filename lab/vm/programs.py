@@ -119,7 +119,8 @@ def built(target, say):
     cargo(["build", "--workspace"], target)
     tests = listed(target)
     judges = powercut(target)
-    files = {"/adit/fsx.toml": ROOT / "lab" / "programs" / "fsx.toml"}
+    files = {"/adit/fsx.toml": ROOT / "lab" / "programs" / "fsx.toml",
+             "/adit/database": ROOT / "lab" / "vm" / "guest" / "database"}
     files |= {f"/adit/{name}": release / name for name in ("adit", "libadit.so", "adit-oracle")}
     files["/adit/adit-torture"] = debug / "adit-torture"
     files["/adit/staged-writer"] = debug / "examples" / "staged-writer"

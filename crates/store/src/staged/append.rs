@@ -380,7 +380,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             // The fence of whoever serves us does not cover what this core has streamed.
             self.stage.attachment().pool().medium().order();
         };
-        let serve = |round: &mut Round<'a, M>, words| self.serve(round, &Request::of(words));
+        let serve =
+            |round: &mut Round<'a, M>, words: &Words| self.serve(round, &Request::of(words));
         let answer = self
             .board
             .ask(request.words(), fence_own, Round::default, serve);
@@ -510,7 +511,7 @@ impl Request {
         [place, extent.offset, len, data_crc.0, self.time]
     }
 
-    fn of([place, offset, len, crc, time]: Words) -> Self {
+    fn of(&[place, offset, len, crc, time]: &Words) -> Self {
         let extent = Extent {
             offset,
             len: len as u32,

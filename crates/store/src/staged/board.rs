@@ -97,13 +97,13 @@ impl Board {
         request: Words,
         sit: impl FnOnce(),
         begin: impl Fn() -> R,
-        serve: impl Fn(&mut R, Words) -> Words,
+        serve: impl Fn(&mut R, &Words) -> Words,
     ) -> Words {
         let mut tries = 0;
         let seat = loop {
             if let Some(_inside) = self.enter() {
                 let mut round = begin();
-                let answer = serve(&mut round, request);
+                let answer = serve(&mut round, &request);
                 self.serve_all(&mut round, &serve);
                 return answer;
             }
@@ -134,10 +134,10 @@ impl Board {
         self.seats.iter().any(|seat| seat.get(ASKED).is_some())
     }
 
-    fn serve_all<R>(&self, round: &mut R, serve: &impl Fn(&mut R, Words) -> Words) {
+    fn serve_all<R>(&self, round: &mut R, serve: &impl Fn(&mut R, &Words) -> Words) {
         for seat in &self.seats {
             if let Some(request) = seat.get(ASKED) {
-                seat.put(serve(round, request), SERVED);
+                seat.put(serve(round, &request), SERVED);
             }
         }
     }

@@ -18,7 +18,7 @@ pub fn asking() {
         served: Cell::new(0),
     });
     let ask = |shared: &Shared, who: u64| {
-        let serve = |(): &mut (), request: board::Words| {
+        let serve = |(): &mut (), request: &board::Words| {
             let nth = shared.served.load(Relaxed);
             shared.served.store(nth + 1, Relaxed);
             [request[0] * 10, nth, 0, 0, 0]
