@@ -471,43 +471,51 @@ impl Writer {
         &self,
         ofd: &Ofd,
         fd: i32,
-        work: impl FnOnce(&Staged) -> Result<T, Doubt>,
+        mut work: impl FnMut(&Staged) -> Result<T, Doubt>,
     ) -> Answer<T> {
         if let Err(errno) = self.ask_the_parent(ofd, fd) {
             return Answer::Failed(errno);
         }
         let _inside = engine::enter();
-        self.join(ofd, fd);
-        if ofd.is_wanted() && matches!(*self.look(), State::Staged(_)) {
-            // A child goes on with the file. What could not be published when it asked, and cannot be now, is the
-            // program's all the same.
-            let _ = self.set_down(ofd, fd);
-        }
-        let (answer, serial, unsynced) = match &*self.look() {
-            State::Staged(staged) => {
-                let answer = work(staged);
-                let unsynced = answer.is_err() && !staged.is_sound();
-                (answer, staged.serial, unsynced)
+        loop {
+            self.join(ofd, fd);
+            if ofd.is_wanted() && matches!(*self.look(), State::Staged(_)) {
+                // A child goes on with the file. What could not be published when it asked, and cannot be now, is the
+                // program's all the same.
+                let _ = self.set_down(ofd, fd);
             }
-            State::Fresh(_) | State::Kernel | State::Parents => return Answer::NotStaged,
-        };
-        match answer {
-            Ok(done) => Answer::Done(done),
-            Err(Doubt::Engine(Error::Taken)) => {
-                self.lose(ofd, fd, serial);
-                Answer::NotStaged
-            }
-            Err(Doubt::Whole) => self.set_down(ofd, fd).into(),
-            Err(Doubt::Unserved) if ofd.is_wanted() => self.set_down(ofd, fd).into(),
-            // A sync has failed, maybe that of this call: what it did may be found by whoever publishes now, so it is
-            // not done again.
-            Err(Doubt::Engine(error)) if unsynced => {
-                let _ = self.unstage(ofd, fd);
-                Answer::Failed(error.errno().raw_os_error())
-            }
-            Err(Doubt::Engine(Error::NoSpace)) if self.must_stay() => Answer::Failed(libc::ENOSPC),
-            Err(Doubt::Engine(Error::Base(errno))) => Answer::Failed(errno.raw_os_error()),
-            Err(_) => self.unstage(ofd, fd).into(),
+            let (answer, serial, unsynced) = match &*self.look() {
+                State::Staged(staged) => {
+                    let answer = work(staged);
+                    let unsynced = answer.is_err() && !staged.is_sound();
+                    (answer, staged.serial, unsynced)
+                }
+                State::Fresh(_) | State::Kernel | State::Parents => return Answer::NotStaged,
+            };
+            return match answer {
+                Ok(done) => Answer::Done(done),
+                Err(Doubt::Engine(Error::Taken)) => {
+                    self.lose(ofd, fd, serial);
+                    // Another program may have staged it anew since, and written more than the kernel knows.
+                    if self.declared {
+                        continue;
+                    }
+                    Answer::NotStaged
+                }
+                Err(Doubt::Whole) => self.set_down(ofd, fd).into(),
+                Err(Doubt::Unserved) if ofd.is_wanted() => self.set_down(ofd, fd).into(),
+                // A sync has failed, maybe that of this call: what it did may be found by whoever publishes now, so it is
+                // not done again.
+                Err(Doubt::Engine(error)) if unsynced => {
+                    let _ = self.unstage(ofd, fd);
+                    Answer::Failed(error.errno().raw_os_error())
+                }
+                Err(Doubt::Engine(Error::NoSpace)) if self.must_stay() => {
+                    Answer::Failed(libc::ENOSPC)
+                }
+                Err(Doubt::Engine(Error::Base(errno))) => Answer::Failed(errno.raw_os_error()),
+                Err(_) => self.unstage(ofd, fd).into(),
+            };
         }
     }
 
@@ -1478,12 +1486,11 @@ impl Writer {
     /// `fsync`; `None` when it is the kernel's.
     pub(crate) fn sync(&self, ofd: &Ofd, fd: i32) -> Option<sys::Result> {
         self.bypassed.store(false, Ordering::Relaxed);
-        if let Some(done) = together::sync(ofd) {
-            if self.declared && done.is_ok() {
-                // Others see it from here on.
-                let _ = self.ask(ofd, fd, |staged| Ok(staged.fsync()?));
-            }
-            return Some(done);
+        match together::sync(ofd) {
+            // Others see it from here on; and what they have staged anew was not among it.
+            Some(Ok(_)) if self.declared => {}
+            Some(done) => return Some(done),
+            None => {}
         }
         match self.ask(ofd, fd, |staged| Ok(staged.fsync()?)) {
             Answer::Done(()) => Some(Ok(0)),

@@ -271,6 +271,41 @@ fn names_times_and_rights_are_changed_by_others() {
     }
 }
 
+/// What somebody stages anew, after the file was taken from all, the others go by at their very next call, whatever it is.
+#[test]
+fn what_is_staged_anew_is_seen_at_the_next_call() {
+    for mode in MODES {
+        let Some((place, program)) = place("anew") else {
+            return;
+        };
+        let file = place.file();
+        let named = file.display();
+        let [mut one, mut other] = two_sharers(&place, &program, mode);
+        let mut third = sharer(&place, &program, mode);
+        one.all_well(&[&format!("o0 rw {named}"), "w0 begin"]);
+        other.all_well(&[&format!("o0 rw {named}"), "p0 0 B"]);
+        let mut content = "Begin".to_owned();
+        for (call, text) in [("e0", " end"), ("s0", " size"), ("r0", " read")] {
+            third.all_well(&[&format!("u 1000000000 {named}")]);
+            one.all_well(&[&format!("p0 {} {text}", content.len())]);
+            content += text;
+            let expected = match call {
+                "r0" => content.clone(),
+                _ => content.len().to_string(),
+            };
+            assert_eq!(other.tell(call), format!("0 {expected}"), "{mode}: {call}");
+        }
+        third.all_well(&[&format!("u 1000000000 {named}")]);
+        one.all_well(&["p0 0 b"]);
+        content.replace_range(..1, "b");
+        other.all_well(&["f0"]);
+        assert_eq!(place.content(), content, "{mode}: after the sync");
+        for sharer in [one, other, third] {
+            sharer.end();
+        }
+    }
+}
+
 /// What a program has locked through a description that only reads stays locked when it cuts the file by its name.
 #[test]
 fn cutting_by_name_keeps_locks() {
