@@ -17,7 +17,10 @@ use adit_store::direct::DirectFile;
 use adit_store::registry::FileId;
 use adit_store::staged::Mode;
 use core::ffi::{c_int, c_uint};
+use core::mem::MaybeUninit;
+use core::ops::Range;
 use core::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// Opens whose data path is the kernel's: not readable through a mapping, or with a promise about
 /// every write that only the kernel can keep (PROTOCOLS F1, F8).
@@ -37,6 +40,50 @@ pub(crate) extern "C" fn opened_at(
     fd: c_int,
 ) -> c_int {
     note_open(fd, flags)
+}
+
+/// Longer than publishing a file takes; who has stopped the program that stages it is told `EAGAIN` then.
+const LET_GO: Duration = Duration::from_secs(2);
+const PAUSES: Range<Duration> = Duration::from_micros(20)..Duration::from_millis(2);
+
+/// After an `open(path, flags, …)` that failed.
+pub(crate) extern "C" fn refused(path: usize, flags: c_int) -> c_int {
+    refused_at(libc::AT_FDCWD, path, flags)
+}
+
+/// After an `openat(directory, path, flags, …)` that failed. Whoever says `O_NONBLOCK` of a regular file, as `tar` does
+/// of all that it reads, never has to wait for one, and takes `EAGAIN` for an error: but a file that another program
+/// stages is under a lease, and the kernel says so instead of waiting until it is published.
+pub(crate) extern "C" fn refused_at(directory: c_int, path: usize, flags: c_int) -> c_int {
+    if flags & libc::O_NONBLOCK == 0 || sys::errno() != libc::EAGAIN {
+        return -1;
+    }
+    let dir = directory as usize;
+    let mut stat = MaybeUninit::<libc::stat>::zeroed();
+    let link = match flags & libc::O_NOFOLLOW {
+        0 => 0,
+        _ => libc::AT_SYMLINK_NOFOLLOW as usize,
+    };
+    let looked = sys::newfstatat(dir, path, stat.as_mut_ptr() as usize, link);
+    // SAFETY: all zero is a valid stat, and the kernel has filled it if it could.
+    let mode = unsafe { stat.assume_init() }.st_mode;
+    let mut result = Err(libc::EAGAIN);
+    if looked.is_ok() && mode & libc::S_IFMT == libc::S_IFREG {
+        let (begun, mut pause) = (Instant::now(), PAUSES.start);
+        // There is a file: nothing is to be made any more.
+        let flags = flags & !(libc::O_CREAT | libc::O_EXCL);
+        while result == Err(libc::EAGAIN) && begun.elapsed() < LET_GO {
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(PAUSES.end);
+            result = sys::openat(dir, path, flags as usize, 0);
+        }
+    }
+    sys::to_libc(result) as c_int
+}
+
+/// After a call of the `mkstemp` family that failed, which is for none of this.
+pub(crate) extern "C" fn still_refused() -> c_int {
+    -1
 }
 
 /// After the `mkstemp` family, which opens for reading and writing, and to append where `mkostemp` is told so.

@@ -12,7 +12,7 @@
 //! | `asks_served`, `asks_live`, `asks_mapped` | as `asks`, but only for a promoted descriptor, one with any entry, or a promoted one in the fifth argument |
 //! | `offered` | for a promoted descriptor, or while stores await their times: the hook's answer or, if it has none, libc's |
 //! | `after` | call libc, then the hook with the first three arguments and a non-negative result; what it returns is returned |
-//! | `opens` | as `after`; in the modes that stage a first hook looks before, and may change the arguments, and a last one ends what it began |
+//! | `opens` | as `after`; in the modes that stage a first hook looks before, and may change the arguments, and a last one ends what it began; one that the kernel refused is looked at before |
 //! | `creates` | jump to the stub of `open`, with the flags of `creat` |
 //! | `listed` | call the Rust function with the first argument and a list of all others, as they lie in memory |
 //! | `looks` | while anything is staged or awaits its times: jump to the Rust function, else to libc |
@@ -313,7 +313,7 @@ macro_rules! stub {
         }
     };
 
-    (opens $name:ident $before:path, $hook:path) => {
+    (opens $name:ident $before:path, $refused:path, $hook:path) => {
         stub!(@common $name);
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
@@ -339,7 +339,14 @@ macro_rules! stub {
                 "xor eax, eax",
                 "call qword ptr [rip + {real}]",
                 "test eax, eax",
+                "jns 4f",
+                "mov rdx, qword ptr [rsp + 16]",
+                "mov rsi, qword ptr [rsp + 24]",
+                "mov rdi, qword ptr [rsp + 32]",
+                "call {refused}",
+                "test eax, eax",
                 "js 3f",
+                "4:",
                 "mov ecx, eax",
                 "mov rdx, qword ptr [rsp + 16]",
                 "mov rsi, qword ptr [rsp + 24]",
@@ -361,6 +368,7 @@ macro_rules! stub {
                 before = sym $before,
                 opened = sym $crate::names::opened,
                 real = sym REAL,
+                refused = sym $refused,
                 hook = sym $hook,
             )
         }

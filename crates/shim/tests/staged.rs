@@ -1397,6 +1397,27 @@ fn synced(trace: &str, dir: &Path) -> Vec<(String, String)> {
 }
 
 /// Whoever does not want to wait is told so once, and finds everything at the next try.
+/// A program that Adit reaches opens a staged file with `O_NONBLOCK` as it would without Adit: at once, and all of it.
+#[test]
+fn an_impatient_program_opens_what_another_one_stages() {
+    let Some(place) = Place::new("patient") else {
+        return;
+    };
+    place.compile("lines");
+    let program = place.compile("impatient");
+    for reader in ["posix", "strict"] {
+        let mut writer = Lines::start(&place, "strict", "aw", "line", &["30"]);
+        assert_eq!(writer.batch(), 30);
+        let mut impatient = place.command(&program, Some(reader));
+        let output = impatient.arg(place.file()).output().expect("timeout(1)");
+        writer.go_on();
+        writer.end();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{reader}");
+        assert_eq!(output.stdout, lines("line", 30).as_bytes(), "{reader}");
+        fs::remove_file(place.file()).expect("the file");
+    }
+}
+
 #[test]
 fn an_impatient_outsider_is_told_to_come_again() {
     let Some(place) = Place::new("impatient") else {
