@@ -180,6 +180,54 @@ fn what_the_address_sanitizer_watches_starts_anywhere() {
     }
 }
 
+/// Valgrind takes the kernel's clock out of the program's memory, and leaves the kernel's word that it is there. Nothing is
+/// staged under it, for want of addresses.
+#[test]
+fn what_valgrind_watches_runs_as_always() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        println!("skipped: valgrind is not installed");
+        return;
+    }
+    let scratch = Scratch::new();
+    let source = scratch.file(
+        "program.c",
+        br#"#include <fcntl.h>
+            #include <string.h>
+            #include <unistd.h>
+            int main(int count, char **words) {
+                int fd = open(words[1], O_RDWR | O_CREAT, 0600);
+                char back[8];
+                for (int i = 0; i < 100; i++)
+                    if (write(fd, "written", 8) != 8) return 1;
+                if (fsync(fd) || pread(fd, back, 8, 400) != 8) return 2;
+                return strcmp(back, "written") || close(fd) ? 3 : 0;
+            }"#,
+        0o600,
+    );
+    let program = scratch.0.join("program");
+    let mut gcc = Command::new("gcc");
+    gcc.arg(source).arg("-o").arg(&program);
+    assert!(gcc.status().expect("gcc").success());
+    let program = program.display().to_string();
+    for mode in ["posix", "atomic", "strict"] {
+        let file = scratch.0.join(mode);
+        let path = file.display().to_string();
+        let valgrind = ["valgrind", "-q", "--error-exitcode=9"];
+        let done = finish(
+            adit(["run", "--mode", mode])
+                .args(valgrind)
+                .args([&program, &path])
+                .env_remove("ADIT_NO_MONITOR")
+                .env("ADIT_KERNEL_BLOCKS", "0")
+                .env("XDG_STATE_HOME", &scratch.0)
+                .env("ADIT_RUNTIME_DIR", scratch.0.join("runtime")),
+        );
+        assert_eq!((done.code(), &*done.err), (Some(0), ""), "{mode}: {done:?}");
+        let written = std::fs::read(&file).expect("the file");
+        assert_eq!(written, b"written\0".repeat(100), "{mode}");
+    }
+}
+
 #[test]
 fn the_library_is_really_loaded() {
     let done = finish(&mut adit(["run", "sh", "-c", "cat /proc/self/maps"]));
