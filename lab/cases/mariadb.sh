@@ -1,6 +1,7 @@
 #!/bin/bash
 # what:   MariaDB (InnoDB buffered, direct and by io_uring, Aria, MyISAM): DDL, LOAD DATA, dumps, kill -9 twice, then a plain server
 # needs:  mariadbd mariadb-install-db mariadb mariadb-admin mariadb-dump
+# media:  ram ext4
 # debian: mariadb-server
 # limit:  180
 # ignore: data data/* *.log

@@ -1,6 +1,7 @@
 #!/bin/bash
 # what:   PostgreSQL: a cluster made, loaded, vacuumed, stopped and killed while clients commit; a plain server finds all of it
 # needs:  psql pg_createcluster setpriv pkill
+# media:  ram ext4
 # debian: postgresql postgresql-client util-linux procps
 # limit:  120
 # ignore: data data/* *.log

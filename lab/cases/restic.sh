@@ -1,6 +1,7 @@
 #!/bin/bash
 # what:   a Go program, which calls the kernel itself: restic backs up, checks and restores files that another program has just written and still has open; busybox and tar copy them
 # needs:  restic /usr/bin/python3 /bin/busybox tar
+# media:  ram ext4
 # debian: restic python3-minimal busybox-static tar
 # limit:  120
 # ignore: repository repository/* *.log

@@ -231,7 +231,24 @@ pub(crate) extern "C" fn pwrite(fd: i32, from: *const c_void, len: usize, at: i6
     )
 }
 
-/// A program's vector, copied so that it cannot change under us. Longer ones go to the kernel.
+/// A part of a vector that there is none of.
+pub(crate) const NO_PART: libc::iovec = libc::iovec {
+    iov_base: core::ptr::null_mut(),
+    iov_len: 0,
+};
+
+/// Copies a program's vector of as many parts as there is room for, and says how many bytes they have; `None` when it
+/// cannot be read, or moves nothing or too much.
+pub(crate) fn copy_parts(iov: *const libc::iovec, into: &mut [libc::iovec]) -> Option<usize> {
+    // SAFETY: the slice has room for so many bytes; the program's pointer may fault.
+    unsafe { guarded_copy(into.as_mut_ptr().cast(), iov.cast(), size_of_val(into)) }.ok()?;
+    into.iter()
+        .try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))
+        // An empty vector moves nothing, but the kernel still checks the access mode.
+        .filter(|&total| total > 0 && total <= LONGEST)
+}
+
+/// A program's vector, copied so that it cannot change under us. Of longer ones nothing is served from a mapping.
 pub(crate) struct Vector {
     parts: [libc::iovec; Self::MOST],
     count: usize,
@@ -245,19 +262,8 @@ impl Vector {
         let count = usize::try_from(count)
             .ok()
             .filter(|&count| count <= Self::MOST)?;
-        let empty = libc::iovec {
-            iov_base: core::ptr::null_mut(),
-            iov_len: 0,
-        };
-        let mut parts = [empty; Self::MOST];
-        let bytes = count * size_of::<libc::iovec>();
-        // SAFETY: the array has room for `count` parts; the program's pointer may fault.
-        unsafe { guarded_copy(parts.as_mut_ptr().cast(), iov.cast(), bytes) }.ok()?;
-        let total = parts[..count]
-            .iter()
-            .try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))
-            // An empty vector moves nothing, but the kernel still checks the access mode.
-            .filter(|&total| total > 0 && total <= LONGEST)?;
+        let mut parts = [NO_PART; Self::MOST];
+        let total = copy_parts(iov, &mut parts[..count])?;
         Some(Self {
             parts,
             count,

@@ -508,6 +508,7 @@ fn every_call_answers_as_the_kernel_does() {
         let stages = String::from_utf8_lossy(&adit.stderr).into_owned();
         for when in [
             "after a write",
+            "after many parts",
             "owned",
             "cut",
             "appending",

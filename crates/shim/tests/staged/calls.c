@@ -64,6 +64,18 @@ static void offsets(void) {
     memset(bytes, 'a', sizeof bytes);
     say("write", write(fd, bytes, 100));
     staged_now(fd, "after a write");
+    struct iovec many[1025];
+    for (int i = 0; i < 1025; i++) many[i] = (struct iovec){bytes + i, i % 7};
+    memset(bytes, 'm', 1000);
+    say("40 parts", writev(fd, many, 40));
+    say("1024 parts", writev(fd, many, 1024));
+    staged_now(fd, "after many parts");
+    say("1025 parts", writev(fd, many, 1025));
+    memset(bytes, 0, sizeof bytes);
+    say("40 parts", preadv(fd, many, 40, 90));
+    say("1025 parts", preadv(fd, many, 1025, 90));
+    printf("%.50s\n", bytes);
+    memset(bytes, 'a', sizeof bytes);
     say("write", write(fd, bytes, sizeof bytes));
     say("cur", lseek(fd, 0, SEEK_CUR));
     say("end", lseek(fd, -10, SEEK_END));
