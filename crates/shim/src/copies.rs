@@ -16,11 +16,16 @@
 use crate::fds;
 use crate::ofd::{Ofd, Users};
 use crate::writer::Writer;
-use crate::{descriptors, signal, sys};
+use crate::{descriptors, process, signal, sys};
 use adit_pmem::copy::guarded_copy;
 use core::ffi::{c_int, c_long};
 use core::mem::MaybeUninit;
 
+const FIOCLEX: u32 = libc::FIOCLEX as u32;
+const FIONCLEX: u32 = libc::FIONCLEX as u32;
+const TCGETS: u32 = libc::TCGETS as u32;
+const TIOCGPGRP: u32 = libc::TIOCGPGRP as u32;
+const TIOCGWINSZ: u32 = libc::TIOCGWINSZ as u32;
 const FICLONE: u32 = 0x4004_9409;
 const FICLONERANGE: u32 = 0x4020_940d;
 const FIDEDUPERANGE: u32 = 0xc018_9436;
@@ -220,6 +225,12 @@ impl Call {
                     None => Err(libc::EOPNOTSUPP),
                 })
             }
+            // About this number alone, or whether it leads to a terminal.
+            FIONCLEX if process::in_vfork_child() => {
+                descriptors::hand_on(fd as c_int);
+                Ok(None)
+            }
+            FIOCLEX | FIONCLEX | TCGETS | TIOCGPGRP | TIOCGWINSZ => Ok(None),
             // It reads this one. No byte of the others changes.
             FIDEDUPERANGE => self.ready(fd, true, usize::MAX, |_| Ok(None)),
             _ => descriptors::hand_over(fd as c_int).map(|()| None),

@@ -1419,6 +1419,40 @@ fn an_impatient_program_opens_what_another_one_stages() {
     }
 }
 
+/// A command that does not get a file leaves it staged, or has it staged again; one that gets it shares its offset with the
+/// program for good.
+#[test]
+fn a_command_that_does_not_get_a_file_leaves_it_staged() {
+    let Some(place) = Place::new("commands") else {
+        return;
+    };
+    let program = place.compile("commands");
+    let gets = ["inherited", "dup2", "duplicate", "kept"];
+    for how in ["system", "popen", "posix_spawn", "vfork"]
+        .into_iter()
+        .chain(gets)
+    {
+        let run = |mode: Option<&str>| {
+            let output = run(place.command(&program, mode).arg(place.file()).arg(how));
+            (
+                place.content(),
+                String::from_utf8_lossy(&output.stderr).into_owned(),
+            )
+        };
+        let (plainly, _) = run(None);
+        for mode in ["sync", "atomic", "strict"] {
+            let (content, said) = run(Some(mode));
+            assert_eq!(content, plainly, "{how} {mode}");
+            let is = if gets.contains(&how) {
+                "plain\n"
+            } else {
+                "staged\n"
+            };
+            assert_eq!(said, is, "{how} {mode}");
+        }
+    }
+}
+
 #[test]
 fn an_impatient_outsider_is_told_to_come_again() {
     let Some(place) = Place::new("impatient") else {
