@@ -148,7 +148,7 @@ lab-sequences: release
 
 # Of the crates' own tests and the cases of real programs what an emulated processor does in some minutes; `make lab-dax`
 # runs them all.
-WHOLE := --whole 420 --whole-quick --whole-media ext4-dax --whole-tests shim-staged,cli-pool \
+WHOLE := --whole 480 --whole-quick --whole-media ext4-dax --whole-tests shim-staged,cli-pool \
 	--whole-programs bash,children,shared,sqlite,tail
 
 # A stock kernel on emulated NVDIMMs: DAX file systems and power cuts. (What goes through a page cache is cut in

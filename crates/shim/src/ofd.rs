@@ -370,7 +370,7 @@ impl Ofd {
         self.shared.store(1, Ordering::SeqCst);
         match self.writer() {
             Some(writer) if with == With::Child => writer.share_with_child(self, fd),
-            Some(writer) if with == With::VforkChild && ends_with_us(fd) => {
+            Some(writer) if with == With::VforkChild && writer.lends() && ends_with_us(fd) => {
                 writer.lend_to_vfork_child(self, fd)
             }
             // What this process was forked with, and the program does not get, is nobody's business.

@@ -875,6 +875,11 @@ impl Writer {
         self.calls.fetch_sub(1, Ordering::SeqCst);
     }
 
+    /// Whether it comes back from a loan. What is on trial begins anew at once, whoever has it.
+    pub(crate) fn lends(&self) -> bool {
+        self.trial.is_none()
+    }
+
     /// Before a `vfork` child may use the description, which the program that it executes does not get: it comes back
     /// with the first write after that, unless the child hands it on.
     pub(crate) fn lend_to_vfork_child(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {

@@ -1427,28 +1427,29 @@ fn a_command_that_does_not_get_a_file_leaves_it_staged() {
         return;
     };
     let program = place.compile("commands");
-    let gets = ["inherited", "dup2", "duplicate", "kept"];
-    for how in ["system", "popen", "posix_spawn", "vfork"]
-        .into_iter()
-        .chain(gets)
-    {
-        let run = |mode: Option<&str>| {
-            let output = run(place.command(&program, mode).arg(place.file()).arg(how));
-            (
-                place.content(),
-                String::from_utf8_lossy(&output.stderr).into_owned(),
-            )
-        };
-        let (plainly, _) = run(None);
-        for mode in ["sync", "atomic", "strict"] {
-            let (content, said) = run(Some(mode));
-            assert_eq!(content, plainly, "{how} {mode}");
-            let is = if gets.contains(&how) {
-                "plain\n"
-            } else {
-                "staged\n"
-            };
-            assert_eq!(said, is, "{how} {mode}");
+    let ways = [
+        (
+            ["system", "popen", "posix_spawn", "vfork"],
+            "before\nafter\nend\n",
+            "staged\n",
+        ),
+        (
+            ["inherited", "dup2", "duplicate", "kept"],
+            "before\nnow\nbetween\nlater\nafter\nend\n",
+            "plain\n",
+        ),
+    ];
+    for (ways, left, said) in ways {
+        for how in ways {
+            for mode in ["atomic", "strict"] {
+                let output = run(place
+                    .command(&program, Some(mode))
+                    .arg(place.file())
+                    .arg(how));
+                assert_eq!(place.content(), left, "{how} {mode}");
+                let stderr = String::from_utf8_lossy(&output.stderr);
+                assert_eq!(stderr, said, "{how} {mode}");
+            }
         }
     }
 }
