@@ -16,7 +16,7 @@
 use crate::fds;
 use crate::ofd::{Ofd, Users};
 use crate::writer::Writer;
-use crate::{descriptors, process, signal, sys};
+use crate::{descriptors, signal, sys};
 use adit_pmem::copy::guarded_copy;
 use core::ffi::{c_int, c_long};
 use core::mem::MaybeUninit;
@@ -226,10 +226,6 @@ impl Call {
                 })
             }
             // About this number alone, or whether it leads to a terminal.
-            FIONCLEX if process::in_vfork_child() => {
-                descriptors::hand_on(fd as c_int);
-                Ok(None)
-            }
             FIOCLEX | FIONCLEX | TCGETS | TIOCGPGRP | TIOCGWINSZ => Ok(None),
             // It reads this one. No byte of the others changes.
             FIDEDUPERANGE => self.ready(fd, true, usize::MAX, |_| Ok(None)),

@@ -435,17 +435,23 @@ pub(crate) extern "C" fn minus_one(errno: c_int) -> i64 {
 /// this process become foreign. Right at any time. What cannot be published stays as it is.
 pub(crate) fn release(fd: c_int) -> Result<(), c_int> {
     if process::in_vfork_child() {
-        hand_on(fd);
         return Ok(());
     }
     let Some(word) = fds::word(fd) else {
         return Ok(());
     };
-    match fds::kind(word.load(Ordering::SeqCst)) {
+    let seen = word.load(Ordering::SeqCst);
+    match fds::kind(seen) {
         Kind::Foreign => {}
         Kind::Candidate => word.store(0, Ordering::SeqCst),
         Kind::Promoted(ofd) => {
+            let user = ofd.enter();
+            if word.load(Ordering::SeqCst) != seen {
+                // Closed by another thread meanwhile.
+                return Ok(());
+            }
             ofd.hand_over(fd)?;
+            drop(user);
             ofd::each_promoted(|name, other| {
                 if core::ptr::eq(other, ofd) {
                     forget(name);
@@ -633,26 +639,11 @@ pub(crate) fn forget_handing_over(fd: c_int) {
     forget(fd);
 }
 
-/// A `vfork` child may leave a descriptor of its parent's to the program that it executes.
-pub(crate) fn hand_on(fd: c_int) {
-    let Some(word) = fds::word(fd) else { return };
-    let seen = word.load(Ordering::SeqCst);
-    if let Kind::Promoted(ofd) = fds::kind(seen) {
-        let _user = ofd.enter();
-        if word.load(Ordering::SeqCst) == seen
-            && let Some(writer) = ofd.writer()
-        {
-            writer.is_handed_on();
-        }
-    }
-}
-
 /// Before `fd` gets another name: the engine knows a description by one number, which may be closed
 /// first. What cannot be published keeps its one name; with two, it would be published through the
 /// number of another file one day.
 fn before_alias(fd: c_int) -> Result<(), c_int> {
     if process::in_vfork_child() {
-        hand_on(fd);
         return Ok(());
     }
     let Some(ofd) = fds::promoted(fd) else {
@@ -712,11 +703,7 @@ pub(crate) extern "C" fn dup(old: c_int) -> c_int {
 
 /// What `dup2` and `dup3` do before and after: `old` gets the name `new`, which may be in use.
 fn dup_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
-    if process::in_vfork_child() {
-        hand_on(old);
-        return call();
-    }
-    if old == new {
+    if old == new || process::in_vfork_child() {
         return call();
     }
     if let Err(errno) = before_alias(old) {
@@ -765,10 +752,6 @@ pub(crate) extern "C" fn before_fcntl(fd: c_int, command: c_int, argument: usize
 
 fn ready_for_fcntl(fd: c_int, command: c_int, argument: usize) -> Result<(), c_int> {
     match command {
-        libc::F_SETFD if process::in_vfork_child() => {
-            hand_on(fd);
-            Ok(())
-        }
         // A second name of what is staged would be published through the number of another file.
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => before_alias(fd),
         // New status flags may add O_APPEND or O_DIRECT: to a writer that is the kernel's alone, any

@@ -363,16 +363,9 @@ impl Ofd {
 
     /// Notes that another process is about to have the description.
     pub(crate) fn share(&self, fd: i32, with: With) -> Result<(), i32> {
-        // A command does not get it, and this process goes on with it.
-        if with == With::Command && self.writer().is_some() && ends_with_us(fd) {
-            return Ok(());
-        }
         self.shared.store(1, Ordering::SeqCst);
         match self.writer() {
             Some(writer) if with == With::Child => writer.share_with_child(self, fd),
-            Some(writer) if with == With::VforkChild && writer.lends() && ends_with_us(fd) => {
-                writer.lend_to_vfork_child(self, fd)
-            }
             // What this process was forked with, and the program does not get, is nobody's business.
             Some(writer)
                 if with == With::Program && writer.is_the_parents() && ends_with_us(fd) =>

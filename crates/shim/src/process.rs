@@ -58,12 +58,8 @@ pub(crate) fn sharers() -> u32 {
 pub(crate) enum With {
     /// A forked child, which will end.
     Child,
-    /// A program that takes this one's place, and gets what is not closed when it starts.
+    /// A program that gets what is not closed when it starts.
     Program,
-    /// A program that gets the same, and runs beside this one.
-    Command,
-    /// A `vfork` child, which may use all of it, and then executes such a program, or ends.
-    VforkChild,
     /// Anybody.
     Anybody,
 }
@@ -77,7 +73,13 @@ pub(crate) fn share(fd: c_int, with: With) -> Result<(), c_int> {
         let seen = word.load(Ordering::SeqCst);
         match fds::kind(seen) {
             Kind::Foreign => return Ok(()),
-            Kind::Promoted(ofd) => return ofd.share(fd, with),
+            Kind::Promoted(ofd) => {
+                // Another thread may close it meanwhile, and what it was be used for the next file.
+                let _user = ofd.enter();
+                if word.load(Ordering::SeqCst) == seen {
+                    return ofd.share(fd, with);
+                }
+            }
             // A store would copy the page once more after every fork.
             Kind::Candidate if seen & fds::SHARED != 0 => return Ok(()),
             Kind::Candidate => {
@@ -109,19 +111,10 @@ fn share_all_with(with: With) -> Result<(), c_int> {
     fds::all().try_for_each(|fd| share(fd, with))
 }
 
-/// Before another program takes this one's place.
-fn before_program() -> c_int {
-    before_program_with(With::Program)
-}
-
-/// Before `system` and `wordexp` start one inside libc. (What another thread of this process stages while they do is not
-/// looked after.)
-pub(crate) extern "C" fn before_command() -> c_int {
-    before_program_with(With::Command)
-}
-
-fn before_program_with(with: With) -> c_int {
-    let ready = share_all_with(with);
+/// Before another program takes this one's place, or `system` and `wordexp` start one inside libc.
+/// (What another thread of this process stages while they do is not looked after.)
+pub(crate) extern "C" fn before_program() -> c_int {
+    let ready = share_all_with(With::Program);
     if ready.is_ok() {
         signal::before_program();
     }
@@ -324,9 +317,9 @@ pub(crate) fn register_fork_handlers() {
 
 /// Shares every description, then creates a process. Meanwhile no other thread stages anything, which
 /// the new process would have as well.
-fn while_sharing<T>(with: With, create: impl FnOnce() -> T) -> Result<T, c_int> {
+fn while_sharing<T>(create: impl FnOnce() -> T) -> Result<T, c_int> {
     SHARING.fetch_add(1, Ordering::SeqCst);
-    let created = share_all_with(with).map(|()| create());
+    let created = share_all().map(|()| create());
     SHARING.fetch_sub(1, Ordering::SeqCst);
     created
 }
@@ -345,9 +338,7 @@ macro_rules! spawns {
             arguments: usize,
             environment: usize,
         ) -> c_int {
-            // What is asked for may hand on what would be closed.
-            let whom = if actions == 0 { With::Command } else { With::Anybody };
-            spawn_by(whom, || {
+            spawn_by(|| {
                 // SAFETY: libc's own function with the program's own arguments.
                 let spawn = unsafe { call_real!(table::$name, Spawn) };
                 let with = |environment| {
@@ -371,13 +362,13 @@ spawns! {
 pub(crate) extern "C" fn popen(command: *const c_char, how: *const c_char) -> *mut libc::FILE {
     // SAFETY: libc's own function with the program's own arguments.
     let open = || unsafe { call_real!(table::popen, Open)(command, how) };
-    spawn_by(With::Command, open).unwrap_or_else(|errno| {
+    spawn_by(open).unwrap_or_else(|errno| {
         sys::set_errno(errno);
         core::ptr::null_mut()
     })
 }
 
-fn spawn_by<T>(with: With, create: impl FnOnce() -> T) -> Result<T, c_int> {
+fn spawn_by<T>(create: impl FnOnce() -> T) -> Result<T, c_int> {
     let create = || {
         signal::before_program();
         create()
@@ -385,7 +376,7 @@ fn spawn_by<T>(with: With, create: impl FnOnce() -> T) -> Result<T, c_int> {
     if in_vfork_child() {
         return Ok(create());
     }
-    while_sharing(with, create)
+    while_sharing(create)
 }
 
 /// Looks up, once, what children call that their parent seldom does. Each child would do it anew, and
@@ -485,7 +476,7 @@ extern "C" fn before_vfork() -> c_int {
         return 0;
     }
     SHARING.fetch_add(1, Ordering::SeqCst);
-    if let Err(errno) = share_all_with(With::VforkChild) {
+    if let Err(errno) = share_all() {
         SHARING.fetch_sub(1, Ordering::SeqCst);
         return errno;
     }

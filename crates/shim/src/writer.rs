@@ -875,25 +875,6 @@ impl Writer {
         self.calls.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whether it comes back from a loan. What is on trial begins anew at once, whoever has it.
-    pub(crate) fn lends(&self) -> bool {
-        self.trial.is_none()
-    }
-
-    /// Before a `vfork` child may use the description, which the program that it executes does not get: it comes back
-    /// with the first write after that, unless the child hands it on.
-    pub(crate) fn lend_to_vfork_child(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
-        self.lend_for_a_call(ofd, fd)?;
-        self.call_has_returned(true);
-        Ok(())
-    }
-
-    /// Somebody gets it of whom nobody will know when he has ended: it is the kernel's for good, as during a call that
-    /// never returns. A `vfork` child says so, in its parent's memory, where it must take no lock.
-    pub(crate) fn is_handed_on(&self) {
-        self.calls.fetch_add(1, Ordering::SeqCst);
-    }
-
     /// Leaves a fresh description, whose state is held, to the kernel for a while.
     fn lend_out(&self, ofd: &Ofd, fd: i32, to: To, why: Reason) {
         self.loan.begin(fd, to);

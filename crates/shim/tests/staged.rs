@@ -1419,41 +1419,6 @@ fn an_impatient_program_opens_what_another_one_stages() {
     }
 }
 
-/// A command that does not get a file leaves it staged, or has it staged again; one that gets it shares its offset with the
-/// program for good.
-#[test]
-fn a_command_that_does_not_get_a_file_leaves_it_staged() {
-    let Some(place) = Place::new("commands") else {
-        return;
-    };
-    let program = place.compile("commands");
-    let ways = [
-        (
-            ["system", "popen", "posix_spawn", "vfork"],
-            "before\nafter\nend\n",
-            "staged\n",
-        ),
-        (
-            ["inherited", "dup2", "duplicate", "kept"],
-            "before\nnow\nbetween\nlater\nafter\nend\n",
-            "plain\n",
-        ),
-    ];
-    for (ways, left, said) in ways {
-        for how in ways {
-            for mode in ["atomic", "strict"] {
-                let output = run(place
-                    .command(&program, Some(mode))
-                    .arg(place.file())
-                    .arg(how));
-                assert_eq!(place.content(), left, "{how} {mode}");
-                let stderr = String::from_utf8_lossy(&output.stderr);
-                assert_eq!(stderr, said, "{how} {mode}");
-            }
-        }
-    }
-}
-
 #[test]
 fn an_impatient_outsider_is_told_to_come_again() {
     let Some(place) = Place::new("impatient") else {

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/sendfile.h>
@@ -69,6 +70,8 @@ static void offsets(void) {
     memset(bytes, 'm', 1000);
     say("40 parts", writev(fd, many, 40));
     say("1024 parts", writev(fd, many, 1024));
+    say("to be closed", ioctl(fd, FIOCLEX));
+    say("terminal", ioctl(fd, TIOCGWINSZ, bytes));
     staged_now(fd, "after many parts");
     say("1025 parts", writev(fd, many, 1025));
     memset(bytes, 0, sizeof bytes);
