@@ -440,26 +440,31 @@ pub(crate) fn release(fd: c_int) -> Result<(), c_int> {
     let Some(word) = fds::word(fd) else {
         return Ok(());
     };
-    let seen = word.load(Ordering::SeqCst);
-    match fds::kind(seen) {
-        Kind::Foreign => {}
-        Kind::Candidate => word.store(0, Ordering::SeqCst),
-        Kind::Promoted(ofd) => {
-            let user = ofd.enter();
-            if word.load(Ordering::SeqCst) != seen {
-                // Closed by another thread meanwhile.
+    loop {
+        let seen = word.load(Ordering::SeqCst);
+        match fds::kind(seen) {
+            Kind::Foreign => return Ok(()),
+            Kind::Candidate => {
+                word.store(0, Ordering::SeqCst);
                 return Ok(());
             }
-            ofd.hand_over(fd)?;
-            drop(user);
-            ofd::each_promoted(|name, other| {
-                if core::ptr::eq(other, ofd) {
-                    forget(name);
+            Kind::Promoted(ofd) => {
+                // Another thread may close it meanwhile: what has the number then is looked at anew.
+                let user = ofd.enter();
+                if word.load(Ordering::SeqCst) != seen {
+                    continue;
                 }
-            });
+                ofd.hand_over(fd)?;
+                drop(user);
+                ofd::each_promoted(|name, other| {
+                    if core::ptr::eq(other, ofd) {
+                        forget(name);
+                    }
+                });
+                return Ok(());
+            }
         }
     }
-    Ok(())
 }
 
 /// Before libc keeps `fd` to itself.

@@ -1578,29 +1578,21 @@ fn with_parts<A: Copy, T>(
         }
         Buffers::Many(parts, listed) => (*parts, *listed),
     };
-    let listed = usize::try_from(listed).ok();
-    let listed = listed.filter(|listed| *listed <= libc::UIO_MAXIOV as usize);
-    let listed = listed.ok_or(Doubt::Unserved)?;
-    // Few parts need no memory of their own; for many it may be taken, as handlers of signals wait until this is over.
-    let (mut few, mut many) = ([data::NO_PART; Vector::MOST], Vec::new());
-    let copied = match few.get_mut(..listed) {
-        Some(few) => few,
-        None => {
-            many.resize(listed, data::NO_PART);
-            &mut many[..]
-        }
-    };
-    let total = data::copy_parts(parts, copied).ok_or(Doubt::Unserved)?;
-    let filled = copied.iter().filter(|part| part.iov_len > 0);
-    let mut filled = filled.map(|part| (address(part.iov_base), part.iov_len));
-    if listed > Vector::MOST {
-        return work(&filled.collect::<Vec<_>>(), total);
+    let filled = |part: &libc::iovec| (address(part.iov_base), part.iov_len);
+    if listed > Vector::MOST as i32 && listed <= libc::UIO_MAXIOV {
+        // Memory may be taken: handlers of signals wait until this is over.
+        let mut copied = vec![data::NO_PART; listed as usize];
+        let total = data::copy_parts(parts, &mut copied).ok_or(Doubt::Unserved)?;
+        let list = copied.iter().filter(|part| part.iov_len > 0).map(filled);
+        return work(&list.collect::<Vec<_>>(), total);
     }
+    let vector = Vector::copy(parts, listed).ok_or(Doubt::Unserved)?;
     let mut list = [(address(core::ptr::null_mut()), 0); Vector::MOST];
     let mut count = 0;
-    for (to, part) in list.iter_mut().zip(&mut filled) {
-        *to = part;
+    for (to, part) in list.iter_mut().zip(vector.parts()) {
+        *to = filled(part);
         count += 1;
     }
+    let total = list[..count].iter().map(|(_, len)| *len).sum();
     work(&list[..count], total)
 }

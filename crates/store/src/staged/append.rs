@@ -269,6 +269,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// # Safety
     ///
     /// As for [`StagedFile::write_from`].
+    // What it returns would go through memory otherwise, and wait there behind the bytes.
     #[inline(always)]
     unsafe fn fill(&self, from: &mut From<'_>, len: usize) -> Result<Filled> {
         let (extent, again) = self.space(len as u32)?;
