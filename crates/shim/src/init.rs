@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use crate::appends::Appends;
-use crate::{alloc, data, declared, names, process, signal, stage, stdio, sys, times};
+use crate::{alloc, data, declared, elsewhere, names, process, signal, stage, stdio, sys, times};
 use adit_pmem::MediumKind;
 use adit_store::direct::Adoption;
 use adit_store::pools::AskedPool;
@@ -163,6 +163,7 @@ static ASKED: AtomicBool = AtomicBool::new(false);
 /// Promotes nothing any more.
 pub(crate) fn stop_promoting() {
     PROMOTING.store(false, Ordering::SeqCst);
+    elsewhere::stop();
 }
 
 unsafe extern "C" {
@@ -275,6 +276,7 @@ extern "C" fn start() {
     declared::bar_inherited();
     ASKED.store(true, Ordering::Relaxed);
     PROMOTING.store(true, Ordering::SeqCst);
+    elsewhere::start();
 }
 
 /// The process is about to end. Other destructors, and libc's flush of stdio, still run after this

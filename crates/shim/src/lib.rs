@@ -30,6 +30,7 @@ mod copies;
 mod data;
 mod declared;
 mod descriptors;
+mod elsewhere;
 mod fds;
 mod fresh;
 mod init;

@@ -513,11 +513,7 @@ pub(crate) fn staged_anywhere(fd: i32, device: u64) -> Option<Logical> {
     let entry = table.find_file(&name).ok()??;
     let size = table.end(entry).ok()??;
     let modified = table.modified(entry).ok()?;
-    let time = |at: u64| ((at / 1_000_000_000) as i64, (at % 1_000_000_000) as i64);
-    Some(Logical {
-        size,
-        modified: (modified != 0).then(|| time(modified)),
-    })
+    Some(Logical::written_at(size, modified))
 }
 
 /// Whether its owner may open the file, as [`visit`] does.

@@ -1,8 +1,8 @@
 //! What a program sees of the files that it stages when it looks at them.
 //!
-//! The kernel knows a staged file as it was when it was last published. So while this process stages
+//! The kernel knows a staged file as it was when it was last published. So while anybody stages
 //! anything, the `stat` family asks the kernel and then puts size, blocks and times right where the
-//! answer is about a file of ours. What sets times publishes the file first, so that no older write
+//! answer is about a file of ours, or of another program under Adit. What sets times publishes the file first, so that no older write
 //! overtakes it; what walks a tree looks inside libc, so everything is published first.
 //!
 //! # Safety
@@ -12,7 +12,8 @@
 
 use crate::declared::{self, Asked};
 use crate::real::call_real;
-use crate::{descriptors, fds, names, process, stage, table, times};
+use crate::{descriptors, elsewhere, fds, names, process, stage, table, times};
+use adit_store::registry::{FileId, Filter};
 use core::ffi::{c_char, c_int, c_uint};
 use core::sync::atomic::Ordering;
 
@@ -24,8 +25,22 @@ pub(crate) struct Logical {
     pub(crate) modified: Option<(i64, i64)>,
 }
 
+impl Logical {
+    /// Of this size, and written at a time in nanoseconds since 1970; zero when nobody said.
+    pub(crate) fn written_at(size: u64, at: u64) -> Self {
+        let time = ((at / 1_000_000_000) as i64, (at % 1_000_000_000) as i64);
+        Self {
+            size,
+            modified: (at != 0).then_some(time),
+        }
+    }
+}
+
 /// The staged file of this process with this identity.
 fn logical(device: u64, inode: u64) -> Option<Logical> {
+    if stage::STAGED.load(Ordering::SeqCst) == 0 {
+        return None;
+    }
     fds::all().find_map(|fd| {
         let ofd = fds::promoted(fd)?;
         ofd.writer()?.logical(&ofd, fd, device, inode)
@@ -103,8 +118,10 @@ pub(crate) fn look<A: Answer>(answer: *mut A, asked: Asked, kernel: impl Fn() ->
         return kernel();
     }
     times::settle_all();
+    let anywhere = elsewhere::filter();
+    let mut published = None;
     loop {
-        let gone = gone();
+        let gone = gone(anywhere);
         // Asked first: what is not staged then is in the file, for the kernel to see.
         let others = declared::logical(asked);
         let result = kernel();
@@ -122,15 +139,29 @@ pub(crate) fn look<A: Answer>(answer: *mut A, asked: Asked, kernel: impl Fn() ->
             unsafe { answer.write_unaligned(seen) };
             return result;
         }
-        if gone == self::gone() {
+        let file = FileId {
+            dev: device,
+            ino: inode,
+        };
+        if published != Some(file) && anywhere.is_some_and(|filter| filter.may_have(file)) {
+            if let Some(logical) = elsewhere::logical(file) {
+                seen.correct(logical);
+                // SAFETY: as above.
+                unsafe { answer.write_unaligned(seen) };
+                return result;
+            }
+            // It is in the file by now, for the kernel to see.
+            published = Some(file);
+        } else if gone == self::gone(anywhere) {
             return result;
         }
     }
 }
 
-/// How many files were staged and are not any more.
-fn gone() -> u64 {
-    stage::GONE.load(Ordering::SeqCst)
+/// How many files were staged and are not any more, by this process and by any.
+fn gone(anywhere: Option<Filter>) -> (u64, u64) {
+    let here = stage::GONE.load(Ordering::SeqCst);
+    (here, anywhere.map_or(0, |filter| filter.gone()))
 }
 
 /// Defines the entries of each signature: libc's function of the name is called, then what it left in

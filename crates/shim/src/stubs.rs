@@ -15,7 +15,7 @@
 //! | `opens` | as `after`; in the modes that stage a first hook looks before, and may change the arguments, and a last one ends what it began; one that the kernel refused is looked at before |
 //! | `creates` | jump to the stub of `open`, with the flags of `creat` |
 //! | `listed` | call the Rust function with the first argument and a list of all others, as they lie in memory |
-//! | `looks` | while anything is staged or awaits its times: jump to the Rust function, else to libc |
+//! | `looks` | while anything is staged anywhere or awaits its times: jump to the Rust function, else to libc |
 //! | `watched` | in the modes that stage: jump to the Rust function, else to libc |
 //! | `before_watched` | as `before`, but only while anything is staged or awaits its times |
 //! | `around` | for a descriptor with any entry: hook, which may refuse, libc with the first three arguments, then as `after` |
@@ -288,12 +288,13 @@ macro_rules! stub {
     };
 
     (looks $name:ident $hook:path) => {
-        stub!(@gated $name $hook, $crate::stage::STAGED, $crate::times::PENDING);
+        stub!(@gated $name $hook, $crate::stage::STAGED, $crate::times::PENDING,
+            "mov r10, qword ptr [rip + {elsewhere}]\nor r11d, dword ptr [r10]");
     };
     (watched $name:ident $hook:path) => {
-        stub!(@gated $name $hook, $crate::names::WATCHED, $crate::names::WATCHED);
+        stub!(@gated $name $hook, $crate::names::WATCHED, $crate::names::WATCHED, "");
     };
-    (@gated $name:ident $hook:path, $one:path, $other:path) => {
+    (@gated $name:ident $hook:path, $one:path, $other:path, $more:literal) => {
         stub!(@common $name);
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
@@ -301,12 +302,15 @@ macro_rules! stub {
             core::arch::naked_asm!(
                 "mov r11d, dword ptr [rip + {one}]",
                 "or r11d, dword ptr [rip + {other}]",
+                concat!("/* {elsewhere} */\n", $more),
+                "test r11d, r11d",
                 "je 2f",
                 "jmp {hook}",
                 "2:",
                 "jmp qword ptr [rip + {real}]",
                 one = sym $one,
                 other = sym $other,
+                elsewhere = sym $crate::elsewhere::ANY,
                 hook = sym $hook,
                 real = sym REAL,
             )

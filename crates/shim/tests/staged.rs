@@ -24,6 +24,8 @@ mod declared;
 mod descriptors;
 #[path = "staged/early.rs"]
 mod early;
+#[path = "staged/elsewhere.rs"]
+mod elsewhere;
 #[path = "staged/faults.rs"]
 mod faults;
 #[path = "staged/group.rs"]

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use crate::clock;
 use crate::pools::AskedPool;
 use crate::registry::RuntimeDir;
+use crate::registry::text::number;
 use crate::registry::wire::{self, Answer, Request};
 use crate::staged::Mode;
 
@@ -33,6 +34,9 @@ const FOR_A_RELEASE: Duration = Duration::from_secs(3);
 
 /// How long taking a file away from all may take: it is published and synced.
 const FOR_A_BAR: Duration = Duration::from_secs(10);
+
+/// How long a look may take: the monitor knows the answer.
+const FOR_A_LOOK: Duration = wire::PATIENCE;
 
 /// How long giving a lease up may take of a monitor that was silent lately.
 const FOR_A_SILENT_RELEASE: Duration = Duration::from_millis(500);
@@ -301,6 +305,14 @@ pub fn release(dir: &RuntimeDir, lease: &Lease) -> Result<bool, Refused> {
 pub fn publish(dir: &RuntimeDir, dev: u64, ino: u64, patience: Duration) -> Result<bool, Refused> {
     let answer = ask_anyway(dir, &Request::Publish { dev, ino }, None, patience)?;
     Ok(answer.value != 0)
+}
+
+/// How long a file is that somebody may have staged, and when it was written: nanoseconds since 1970, zero when
+/// nobody said. `None` when the monitor holds no such file, or does not answer.
+#[must_use]
+pub fn look(dir: &RuntimeDir, dev: u64, ino: u64) -> Option<(u64, u64)> {
+    let answer = ask(dir, &Request::Look { dev, ino }, None, FOR_A_LOOK).ok()?;
+    Some((answer.value, number(answer.path.as_bytes())?))
 }
 
 fn ask(

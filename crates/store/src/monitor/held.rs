@@ -256,6 +256,13 @@ impl Held {
         self.is_leased() || self.is_shared() && live()
     }
 
+    /// How long the file is with what is staged of it, and when it was written last, zero when nobody said.
+    pub(super) fn seen(&self) -> Option<(u64, u64)> {
+        let table = self.pool.file.pool();
+        let size = table.end(self.terms.file).ok()??;
+        Some((size, table.modified(self.terms.file).ok()?))
+    }
+
     /// Whether its program has given it back, and waits for the end of it.
     pub(super) fn is_given_back(&self) -> bool {
         self.release.get().is_some()

@@ -45,6 +45,8 @@ use super::standby::Standby;
 use super::workers::{Haste, Workers};
 use super::{Means, Ready, has_room_for};
 use crate::pools::{AskedPool, NoPool, Places};
+use crate::registry::FileId;
+use crate::registry::anywhere::{Mark, Marks};
 use crate::registry::sys::{Fd, insist};
 use crate::registry::wire::{self, Answer, Staged};
 use crate::staged::Mode;
@@ -115,6 +117,8 @@ pub(super) struct Leases {
     breaks: usize,
     /// Declared files that nobody stages who is not alone.
     pub(super) barred: Barred,
+    /// For all programs: which files are held.
+    marks: Marks,
     ending: bool,
 }
 
@@ -138,6 +142,8 @@ struct Entry {
     /// In front of what it names, which is closed later.
     listed: Listed,
     held: Arc<Held>,
+    /// Behind it: it goes when everything is in the file.
+    _mark: Mark,
     owner: Arc<Owner>,
     /// A worker takes it away, or will again at this time.
     breaking: bool,
@@ -193,6 +199,7 @@ impl Leases {
         standby: Standby,
         publish_after: Duration,
         means: Means,
+        marks: Marks,
     ) -> Self {
         let barred = Barred::new(Rc::clone(&records));
         Self {
@@ -221,6 +228,7 @@ impl Leases {
             asking: false,
             breaks: 0,
             barred,
+            marks,
             ending: false,
         }
     }
@@ -297,6 +305,9 @@ impl Leases {
         self.commit_dead();
         self.take_back(now, said, due);
         self.clear_seats();
+        if self.is_empty() && self.barred.knows_all() {
+            self.marks.clear();
+        }
         if due {
             self.looked_at = now;
             if !self.held.is_empty() || self.waits_for_pools() {
@@ -724,9 +735,11 @@ impl Leases {
     }
 
     fn insert(&mut self, number: u64, listed: Listed, held: Held, owner: Arc<Owner>) {
+        let (dev, ino) = held.id;
         let entry = Entry {
             listed,
             held: Arc::new(held),
+            _mark: self.marks.add(FileId { dev, ino }),
             owner,
             breaking: false,
             again_at: None,
@@ -1056,6 +1069,25 @@ impl Leases {
             wire::answer(&connection, &answer);
             Report::Nothing
         });
+    }
+
+    /// Says how long a file is with what is staged of it, and when it was written. Of one that is not staged, the kernel
+    /// knows.
+    pub(super) fn look(&self, connection: &Fd, id: (u64, u64)) {
+        let its = self.held.values().filter(|entry| entry.held.id == id);
+        let seen = its.map(|entry| &entry.held).find_map(|held| held.seen());
+        let answer = match seen {
+            Some((size, modified)) => {
+                let mut answer = Answer {
+                    value: size,
+                    ..Answer::yes()
+                };
+                answer.path.push_number(modified);
+                answer
+            }
+            None => Refused::NotUnderstood.answer(),
+        };
+        wire::answer(connection, &answer);
     }
 
     /// The open pool of a path.

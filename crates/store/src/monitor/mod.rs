@@ -45,6 +45,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
 use crate::pools::{Places, PoolList};
+use crate::registry::anywhere::Marks;
 use crate::registry::snapshot::{Condition, Name, Snapshot, names};
 use crate::registry::sys::{self, Fd};
 use crate::registry::wire::{self, Request, ask};
@@ -321,7 +322,9 @@ impl Monitor {
         let means = means.map_err(failed("receive signals"))?;
         let news = watch(&dir).ok();
         let records = Rc::clone(&begin.records);
-        let leases = Leases::new(places, records, standby, options.publish_after, means);
+        let marks = Marks::new(&dir);
+        let after = options.publish_after;
+        let leases = Leases::new(places, records, standby, after, means, marks);
         let mut server = Server::new(&dir, begin.listener, begin.records, leases);
         let barred = &mut server.leases.barred;
         if begin.after_another {

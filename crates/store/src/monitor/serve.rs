@@ -232,6 +232,9 @@ impl Server {
             (Request::Publish { dev, ino }, _) => {
                 return self.leases.publish(connection, (dev, ino));
             }
+            (Request::Look { dev, ino }, _) => {
+                return self.leases.look(&connection, (dev, ino));
+            }
             (Request::Share { lease }, _) => return self.leases.share(connection, lease),
             (Request::HoldAlone { lease }, _) => {
                 return self.leases.hold_alone(&connection, lease);

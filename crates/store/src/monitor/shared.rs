@@ -97,6 +97,11 @@ impl Barred {
         self.unknown = true;
     }
 
+    /// Whether all that programs have staged is known.
+    pub(super) fn knows_all(&self) -> bool {
+        !self.unknown
+    }
+
     /// It was found shared, and whoever bars it asks us.
     fn was_shared(&mut self, id: FileId) {
         if self.unsure && !self.files.contains_key(&id) && self.sure.len() < MOST {

@@ -274,13 +274,21 @@ impl Registry {
         }
     }
 
-    fn make_file(&self) -> Result<(Text<LONGEST>, *mut c_void), DirError> {
-        // SAFETY: the configuration is not written after the phase that precedes this one.
+    /// Where the runtime directory is; `None` before the registry is configured.
+    pub fn runtime_dir(&self) -> Option<Result<RuntimeDir, DirError>> {
+        if self.phase.load(Ordering::Acquire) < phase::DETACHED {
+            return None;
+        }
+        // SAFETY: the configuration is not written after the phases before this one.
         let config = unsafe { &*self.config.get() };
-        let dir = RuntimeDir::resolve(&Env {
+        Some(RuntimeDir::resolve(&Env {
             adit_runtime_dir: Some(config.adit.as_bytes()),
             xdg_runtime_dir: Some(config.xdg.as_bytes()),
-        })?;
+        }))
+    }
+
+    fn make_file(&self) -> Result<(Text<LONGEST>, *mut c_void), DirError> {
+        let dir = self.runtime_dir().unwrap_or(Err(DirError::BadPath))?;
         let dir_fd = dir.open_or_create()?;
         let (name, data) = create(&dir_fd).map_err(DirError::Kernel)?;
         let mode = self.mode.load(Ordering::Relaxed);

@@ -8,6 +8,7 @@
 //! A process attaches when it registers its first file ([`Registry::file`]), so one that never
 //! promotes a file pays nothing. Nothing on the I/O path makes a system call, allocates or waits.
 
+pub(crate) mod anywhere;
 mod attach;
 pub(crate) mod attention;
 mod dir;
@@ -29,6 +30,7 @@ use core::sync::atomic::Ordering;
 use crate::clock;
 use rustix::fs::Statx;
 
+pub use anywhere::{Anywhere, Filter};
 pub use attach::Registry;
 pub use dir::{DirError, Env, RuntimeDir};
 pub use list::{Counts, FileStat, Listing, ProcessStat, Skipped, list};

@@ -82,6 +82,13 @@ pub(crate) enum Request<'a> {
         /// Its inode number.
         ino: u64,
     },
+    /// Say how long a file is with what is staged of it, and when it was written.
+    Look {
+        /// Its device.
+        dev: u64,
+        /// Its inode number.
+        ino: u64,
+    },
     /// Share a declared file with who opens it next.
     Share {
         /// Number of its lease.
@@ -195,6 +202,11 @@ impl<'a> Request<'a> {
                 kind: 11,
                 ..Parts::default()
             },
+            Self::Look { dev, ino } => Parts {
+                kind: 12,
+                longs: [dev, ino],
+                ..Parts::default()
+            },
         }
     }
 
@@ -253,6 +265,7 @@ impl<'a> Request<'a> {
             (9, true) => Self::HoldAlone { lease: x },
             (10, true) => Self::Bar,
             (11, true) => Self::TakeAway,
+            (12, true) => Self::Look { dev: x, ino: y },
             _ => return None,
         })
     }
@@ -267,7 +280,7 @@ pub(crate) struct Answer {
     pub(crate) errno: u32,
     /// A number that goes with a yes.
     pub(crate) value: u64,
-    /// A path that goes with a yes.
+    /// A path that goes with a yes, or a second number in decimal digits.
     pub(crate) path: Path,
 }
 
@@ -531,6 +544,7 @@ mod tests {
             Request::HoldAlone { lease: 6 },
             Request::Bar,
             Request::TakeAway,
+            Request::Look { dev: 3, ino: 4 },
         ] {
             let mut bytes = [0; MESSAGE];
             let len = request.encode(&mut bytes).expect("fits");

@@ -1,0 +1,62 @@
+//! What other programs stage, for one that looks at a file without opening it.
+//!
+//! A program that stages nothing has no pool. A filter in shared memory ([`Filter`]) tells it whether anybody may
+//! have a file staged, and the monitor how long that is. The stubs of the `stat` family look at one word, which is
+//! zero while nothing is staged anywhere; where the filter lies is found out at a program's first look.
+
+use crate::stat::Logical;
+use crate::{init, signal};
+use adit_store::monitor::client;
+use adit_store::registry::{Anywhere, FileId, Filter};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+static FILTER: Anywhere = Anywhere::new();
+
+/// Of a program without Adit, or that could not learn of others.
+static NOTHING: AtomicU32 = AtomicU32::new(0);
+/// Of one that has not looked yet.
+static UNKNOWN: AtomicU32 = AtomicU32::new(1);
+
+/// Where the word is that is not zero while anybody may stage anything.
+pub(crate) static ANY: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const NOTHING).cast_mut());
+
+fn is_at(word: &AtomicU32) {
+    ANY.store(core::ptr::from_ref(word).cast_mut(), Ordering::SeqCst);
+}
+
+/// Adit was asked for.
+pub(crate) fn start() {
+    is_at(&UNKNOWN);
+}
+
+/// This process asks nobody any more: it may not be allowed to.
+pub(crate) fn stop() {
+    is_at(&NOTHING);
+}
+
+/// Whether anybody may stage anything, as far as this process knows.
+pub(crate) fn is_anything() -> bool {
+    let any = |filter: Filter| filter.any().load(Ordering::SeqCst) != 0;
+    init::credit().is_some() && FILTER.get().is_none_or(any)
+}
+
+/// What others may have staged, if this process can learn of it.
+pub(crate) fn filter() -> Option<Filter> {
+    init::credit()?;
+    let known = FILTER.get();
+    known.or_else(|| {
+        let _inside = signal::engine::enter();
+        let dir = init::REGISTRY.runtime_dir()?.ok();
+        let filter = dir.and_then(|dir| FILTER.open(&dir));
+        is_at(filter.map_or(&NOTHING, |filter| filter.any()));
+        filter
+    })
+}
+
+/// Size and time of a file that another program has staged.
+pub(crate) fn logical(file: FileId) -> Option<Logical> {
+    let _inside = signal::engine::enter();
+    let dir = init::REGISTRY.runtime_dir()?.ok()?;
+    let (size, modified) = client::look(&dir, file.dev, file.ino)?;
+    Some(Logical::written_at(size, modified))
+}
