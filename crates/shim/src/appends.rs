@@ -132,7 +132,7 @@ impl Trial {
 
 /// Watches a descriptor that the program has just opened with `flags`.
 pub(crate) fn note_open(fd: c_int, flags: c_int, appends: Appends) {
-    if process::sharing() || flags & descriptors::KERNEL_ONLY != 0 {
+    if process::shares(fd) || flags & descriptors::KERNEL_ONLY != 0 {
         return;
     }
     let alone = flags & libc::O_ACCMODE == libc::O_WRONLY && init::single_threaded();
@@ -141,7 +141,7 @@ pub(crate) fn note_open(fd: c_int, flags: c_int, appends: Appends) {
     }
     if let Some(ofd) = promote(fd, flags, appends, appends.price()) {
         fds::set_promoted(fd, ofd);
-        if process::sharing() {
+        if process::shares(fd) {
             // Nothing is staged yet that could fail.
             let _ = process::share(fd, With::Anybody);
         }

@@ -226,7 +226,8 @@ impl Call {
                 })
             }
             // About this number alone, or whether it leads to a terminal.
-            FIOCLEX | FIONCLEX | TCGETS | TIOCGPGRP | TIOCGWINSZ => Ok(None),
+            FIOCLEX | TCGETS | TIOCGPGRP | TIOCGWINSZ => Ok(None),
+            FIONCLEX => descriptors::before_inheriting(fd as c_int).map(|()| None),
             // It reads this one. No byte of the others changes.
             FIDEDUPERANGE => self.ready(fd, true, usize::MAX, |_| Ok(None)),
             _ => descriptors::hand_over(fd as c_int).map(|()| None),

@@ -126,8 +126,8 @@ pub(crate) fn note_open(fd: c_int, flags: c_int) -> c_int {
         return fd;
     }
     let shared = flags & libc::O_APPEND != 0;
-    fds::set_candidate(fd, credit, shared || process::sharing());
-    if process::sharing() {
+    fds::set_candidate(fd, credit, shared || process::shares(fd));
+    if process::shares(fd) {
         let _ = process::share(fd, With::Anybody);
     }
     fd
@@ -165,7 +165,7 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode, declared: bool) -> Option<c_
     }
     if let Some(ofd) = ofd {
         fds::set_promoted(fd, ofd);
-        if process::sharing() {
+        if process::shares(fd) {
             // Nothing is staged yet that could fail.
             let _ = process::share(fd, With::Anybody);
         }
@@ -257,7 +257,7 @@ pub(crate) extern "C" fn consider(fd: c_int) {
         if !written {
             ofd.hand_over_offset(fd);
             ofd.drop_name(fd);
-        } else if process::sharing() {
+        } else if process::shares(fd) {
             let _ = process::share(fd, With::Anybody);
         }
     }
@@ -658,6 +658,21 @@ fn before_alias(fd: c_int) -> Result<(), c_int> {
         .map_or(Ok(()), |writer| writer.unstage(&ofd, fd))
 }
 
+/// Whether `exec` closes it.
+pub(crate) fn ends_with_us(fd: c_int) -> bool {
+    sys::fcntl(fd as usize, libc::F_GETFD as usize, 0)
+        .is_ok_and(|flags| flags & libc::FD_CLOEXEC as usize != 0)
+}
+
+/// Before `exec` closes `fd` no more. Another thread may be starting a command just now, that found it to be closed.
+pub(crate) fn before_inheriting(fd: c_int) -> Result<(), c_int> {
+    if ends_with_us(fd) {
+        unstage(fd)
+    } else {
+        Ok(())
+    }
+}
+
 /// Whether libc may read and write through the number `fd` inside itself: of the standard streams, and
 /// while the slots are libc's of whatever is open and not ours.
 fn may_be_a_stream(fd: c_int) -> bool {
@@ -757,6 +772,7 @@ pub(crate) extern "C" fn before_fcntl(fd: c_int, command: c_int, argument: usize
 
 fn ready_for_fcntl(fd: c_int, command: c_int, argument: usize) -> Result<(), c_int> {
     match command {
+        libc::F_SETFD if argument & libc::FD_CLOEXEC as usize == 0 => before_inheriting(fd),
         // A second name of what is staged would be published through the number of another file.
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => before_alias(fd),
         // New status flags may add O_APPEND or O_DIRECT: to a writer that is the kernel's alone, any

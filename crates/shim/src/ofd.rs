@@ -20,6 +20,7 @@
 #![allow(unsafe_code)]
 
 use crate::children::Common;
+use crate::descriptors::ends_with_us;
 use crate::process::With;
 use crate::signal::engine;
 use crate::times::{self, ONE_SETTLES, STORED};
@@ -363,6 +364,13 @@ impl Ofd {
 
     /// Notes that another process is about to have the description.
     pub(crate) fn share(&self, fd: i32, with: With) -> Result<(), i32> {
+        // A command does not get it, but may look at the file, and this process goes on with it.
+        if let Some(writer) = self.writer()
+            && with == With::Command
+            && ends_with_us(fd)
+        {
+            return writer.show(self, fd);
+        }
         self.shared.store(1, Ordering::SeqCst);
         match self.writer() {
             Some(writer) if with == With::Child => writer.share_with_child(self, fd),
@@ -526,12 +534,6 @@ impl Ofd {
                 .fetch_update(Ordering::AcqRel, Ordering::Acquire, further);
         }
     }
-}
-
-/// Whether `exec` closes it.
-fn ends_with_us(fd: i32) -> bool {
-    sys::fcntl(fd as usize, libc::F_GETFD as usize, 0)
-        .is_ok_and(|flags| flags & libc::FD_CLOEXEC as usize != 0)
 }
 
 /// Gives an offset that several processes have in common to the kernel, and `O_APPEND` with it. Who died with that half

@@ -2,7 +2,8 @@
 //!
 //! Before any of them, every description's offset goes back to the kernel and every candidate is marked as
 //! shared; but what forked children alone can have stays staged, with an offset that parent and children keep
-//! in common ([`crate::children`]) until they are all gone or somebody else can have it. So parent and child,
+//! in common ([`crate::children`]) until they are all gone or somebody else can have it, and what a command does not get,
+//! because it is closed when that starts, stays staged as if there were none. So parent and child,
 //! and whatever either executes, share offsets exactly as the kernel shares them, whoever dies when (PROTOCOLS,
 //! design section 6).
 //!
@@ -37,9 +38,19 @@ pub(crate) fn shares_for_good() -> bool {
     FOR_GOOD.load(Ordering::SeqCst)
 }
 
-/// Whether descriptors opened or promoted just now may be shared already.
+/// Whether processes are made that may have descriptors which were opened or promoted just now.
 pub(crate) fn sharing() -> bool {
     SHARING.load(Ordering::SeqCst) != 0
+}
+
+/// How many threads are between looking at everything for a command and having started it, which gets what is not closed
+/// then alone.
+static COMMANDS: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this descriptor, opened or promoted just now, may be shared already. Before its mark to be closed is taken
+/// away, it is the kernel's ([`descriptors::before_inheriting`]).
+pub(crate) fn shares(fd: c_int) -> bool {
+    sharing() || (COMMANDS.load(Ordering::SeqCst) != 0 && !descriptors::ends_with_us(fd))
 }
 
 /// Whether this is a forked child that was not told so yet: a handler for a signal runs, or one that another library has
@@ -58,8 +69,10 @@ pub(crate) fn sharers() -> u32 {
 pub(crate) enum With {
     /// A forked child, which will end.
     Child,
-    /// A program that gets what is not closed when it starts.
+    /// A program that takes this one's place, and gets what is not closed when it starts.
     Program,
+    /// A program that gets the same, and runs beside this one.
+    Command,
     /// Anybody.
     Anybody,
 }
@@ -111,10 +124,23 @@ fn share_all_with(with: With) -> Result<(), c_int> {
     fds::all().try_for_each(|fd| share(fd, with))
 }
 
-/// Before another program takes this one's place, or `system` and `wordexp` start one inside libc.
-/// (What another thread of this process stages while they do is not looked after.)
-pub(crate) extern "C" fn before_program() -> c_int {
-    let ready = share_all_with(With::Program);
+/// Before another program takes this one's place.
+fn before_program() -> c_int {
+    let refusal = before_program_with(With::Program);
+    if refusal == 0 && !in_vfork_child() {
+        stage::leave();
+    }
+    refusal
+}
+
+/// Before `system` and `wordexp` start one inside libc. (What is not closed then, and another thread of this process stages
+/// while they do, is not looked after.)
+pub(crate) extern "C" fn before_command() -> c_int {
+    before_program_with(With::Command)
+}
+
+fn before_program_with(with: With) -> c_int {
+    let ready = share_all_with(with);
     if ready.is_ok() {
         signal::before_program();
     }
@@ -315,12 +341,16 @@ pub(crate) fn register_fork_handlers() {
     unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
 }
 
-/// Shares every description, then creates a process. Meanwhile no other thread stages anything, which
-/// the new process would have as well.
-fn while_sharing<T>(create: impl FnOnce() -> T) -> Result<T, c_int> {
-    SHARING.fetch_add(1, Ordering::SeqCst);
-    let created = share_all().map(|()| create());
-    SHARING.fetch_sub(1, Ordering::SeqCst);
+/// Shares descriptions, then creates a process. Meanwhile no other thread stages anything that the new process would
+/// have as well.
+fn while_sharing<T>(with: With, create: impl FnOnce() -> T) -> Result<T, c_int> {
+    let sharers = match with {
+        With::Command => &COMMANDS,
+        With::Child | With::Program | With::Anybody => &SHARING,
+    };
+    sharers.fetch_add(1, Ordering::SeqCst);
+    let created = share_all_with(with).map(|()| create());
+    sharers.fetch_sub(1, Ordering::SeqCst);
     created
 }
 
@@ -338,7 +368,9 @@ macro_rules! spawns {
             arguments: usize,
             environment: usize,
         ) -> c_int {
-            spawn_by(|| {
+            // What the child does before it executes the program may hand on what would be closed then.
+            let with = if actions == 0 { With::Command } else { With::Anybody };
+            spawn_by(with, || {
                 // SAFETY: libc's own function with the program's own arguments.
                 let spawn = unsafe { call_real!(table::$name, Spawn) };
                 let with = |environment| {
@@ -362,13 +394,13 @@ spawns! {
 pub(crate) extern "C" fn popen(command: *const c_char, how: *const c_char) -> *mut libc::FILE {
     // SAFETY: libc's own function with the program's own arguments.
     let open = || unsafe { call_real!(table::popen, Open)(command, how) };
-    spawn_by(open).unwrap_or_else(|errno| {
+    spawn_by(With::Command, open).unwrap_or_else(|errno| {
         sys::set_errno(errno);
         core::ptr::null_mut()
     })
 }
 
-fn spawn_by<T>(create: impl FnOnce() -> T) -> Result<T, c_int> {
+fn spawn_by<T>(with: With, create: impl FnOnce() -> T) -> Result<T, c_int> {
     let create = || {
         signal::before_program();
         create()
@@ -376,7 +408,7 @@ fn spawn_by<T>(create: impl FnOnce() -> T) -> Result<T, c_int> {
     if in_vfork_child() {
         return Ok(create());
     }
-    while_sharing(create)
+    while_sharing(with, create)
 }
 
 /// Looks up, once, what children call that their parent seldom does. Each child would do it anew, and
@@ -417,6 +449,7 @@ fn renew() {
     brief::in_child();
     // A ring that was made before the fork is the child's, too.
     SHARING.store(u32::from(shares_for_good()), Ordering::SeqCst);
+    COMMANDS.store(0, Ordering::SeqCst);
 }
 
 /// Before `clone(function, stack, flags, …)`. Threads share everything as before; a new process

@@ -63,7 +63,7 @@ pub(crate) mod engine;
 pub(crate) mod mask;
 
 use crate::real::call_real;
-use crate::{descriptors, process, stage, sys, table};
+use crate::{descriptors, process, sys, table};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -250,9 +250,6 @@ fn put_in_front(signal: c_int) -> bool {
 /// `SIG_IGN` where the program believes it has. Ignoring a fault kills, so nothing may be served any
 /// more. Programs that ignore these two signals are rare; this one goes on as if without us.
 pub(crate) fn before_program() {
-    if !process::in_vfork_child() {
-        stage::leave();
-    }
     let ignored = |word: &AtomicU64| Wish(word.load(Ordering::SeqCst)).handler() == libc::SIG_IGN;
     if !READY.load(Ordering::SeqCst) || !WISHES.iter().any(ignored) {
         return;

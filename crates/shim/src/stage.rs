@@ -273,7 +273,7 @@ pub(crate) fn take(
     appends: bool,
     (named, declared): (bool, bool),
 ) -> Result<Staged, Refusal> {
-    may_stage()?;
+    may_stage(fd)?;
     // In mode `posix` what is declared is read with what others have staged of it, and written by the kernel.
     if declared && mode == Mode::Posix {
         return Err(libc::EOPNOTSUPP);
@@ -305,12 +305,12 @@ pub(crate) fn take(
     Ok(staged)
 }
 
-/// Whether this process may stage anything now.
-fn may_stage() -> Result<(), Refusal> {
+/// Whether this process may stage the file of a descriptor now.
+fn may_stage(fd: i32) -> Result<(), Refusal> {
     if data::KERNEL_WRITES.load(Ordering::Relaxed) || init::memory_limited() {
         return Err(libc::ENOMEM);
     }
-    if process::sharing() {
+    if process::shares(fd) {
         return Err(if process::shares_for_good() {
             libc::EOPNOTSUPP
         } else {
@@ -399,7 +399,7 @@ impl Entry {
 
     /// Reads with what others have staged of the file; `None` when nobody has.
     pub(crate) fn watch(&self, fd: i32, mode: Mode) -> Result<Option<Staged>, Refusal> {
-        may_stage()?;
+        may_stage(fd)?;
         let Some((pool, entry)) = self.found(fd) else {
             return Ok(None);
         };
@@ -819,6 +819,14 @@ impl Staged {
     /// Publishes everything. Who else does so just now is waited for: he may have begun before the last write.
     fn publish(&self) -> Result<(), Error> {
         patiently(|| self.file.publish(Scope::Everything).map(drop))
+    }
+
+    /// Publishes everything, for who looks at the file. What only others have staged is theirs to show.
+    pub(crate) fn show(&self) -> Result<(), Error> {
+        if self.watches() {
+            return Ok(());
+        }
+        self.publish()
     }
 
     /// The engine's view of it.

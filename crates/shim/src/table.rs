@@ -253,10 +253,10 @@ interpose! {
     replace posix_spawnp (process::posix_spawnp);
     replace pidfd_spawn (process::pidfd_spawn);
     replace pidfd_spawnp (process::pidfd_spawnp);
-    asks system (process::before_program, descriptors::minus_one);
+    asks system (process::before_command, descriptors::minus_one);
     replace popen (process::popen);
     alias _IO_popen (process::popen);
-    asks wordexp (process::before_program, process::no_space);
+    asks wordexp (process::before_command, process::no_space);
     asks forkpty (process::before_forkpty, descriptors::minus_one);
     asks execve (process::before_execve, descriptors::minus_one);
     asks execv (process::before_execv, descriptors::minus_one);

@@ -846,6 +846,22 @@ impl Writer {
         true
     }
 
+    /// Before a command starts that does not get the description, but may look at the file: all is published, and stays
+    /// staged. What cannot be published this way is the kernel's, or an error, as if the command got it.
+    pub(crate) fn show(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        self.be_told(ofd);
+        let _inside = engine::enter();
+        together::before_publishing(ofd);
+        let shown = match &*self.look() {
+            State::Staged(staged) => staged.show(),
+            State::Fresh(_) | State::Kernel | State::Parents => Ok(()),
+        };
+        match shown {
+            Ok(()) | Err(Error::Taken) => Ok(()),
+            Err(_) => self.unstage(ofd, fd),
+        }
+    }
+
     /// Before a call of the kernel's that copies into the file, or uses the offset: publishes everything and lends the
     /// description to the kernel until the next write behind [`Self::call_has_returned`]. After an error the file is
     /// staged as before.
@@ -903,7 +919,7 @@ impl Writer {
         // Asked first: who forks later lends it once more, and waits for the state. And nothing else is asked
         // meanwhile, when this may be a child already, whose children are others.
         let to_children = self.loan.is_to_children() || ofd.is_wanted();
-        let others = if process::sharing() {
+        let others = if process::shares(fd) {
             Others::Children
         } else if to_children {
             children::others()

@@ -1421,6 +1421,71 @@ fn an_impatient_program_opens_what_another_one_stages() {
     }
 }
 
+/// A command that does not get a file leaves it staged, and finds all of it; one that gets it shares its offset with the
+/// program for good.
+#[test]
+fn a_command_that_does_not_get_a_file_leaves_it_staged() {
+    let Some(place) = Place::new("commands") else {
+        return;
+    };
+    let program = place.compile("commands");
+    let size = place.file().with_extension("size");
+    let ways = [
+        (
+            ["system", "popen", "wordexp", "posix_spawn"],
+            "before\nafter\nend\n",
+            "staged\n",
+        ),
+        (
+            ["actions", "inherited", "cleared", "told"],
+            "before\nnow\nbetween\nlater\nafter\nend\n",
+            "plain\n",
+        ),
+    ];
+    for (ways, left, said) in ways {
+        for how in ways {
+            for mode in ALL.into_iter().filter(|mode| stages_here(mode)) {
+                let mut command = place.command(&program, Some(mode));
+                let output = run(command.arg(place.file()).arg(how));
+                assert_eq!(place.content(), left, "{how} {mode}");
+                let stderr = String::from_utf8_lossy(&output.stderr);
+                assert_eq!(stderr, said, "{how} {mode}");
+                if said == "staged\n" {
+                    let seen = fs::read_to_string(&size).expect("a size");
+                    assert_eq!(seen, "7\n", "{how} {mode}");
+                    fs::remove_file(&size).expect("a size");
+                }
+            }
+        }
+    }
+}
+
+/// Threads that start commands disturb none that write: no byte is lost, and where files must be staged, no write is
+/// refused.
+#[test]
+fn threads_write_while_others_start_commands() {
+    let Some(place) = Place::new("busy") else {
+        return;
+    };
+    let program = place.compile("busy");
+    for mode in ALL.into_iter().filter(|mode| stages_here(mode)) {
+        let required = format!("{mode} ADIT_REQUIRE=1");
+        let mut command = place.command(&program, Some(&required));
+        let output = run(command.arg(place.file()).args(["30", "spa"]));
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{mode}");
+
+        let mut command = place.command(&program, Some(mode));
+        let output = run(command.arg(place.file()).args(["30", "spav", "keeps"]));
+        let said = String::from_utf8_lossy(&output.stderr);
+        // What a command gets, and all that the child of a `vfork` has, is the kernel's.
+        let others: Vec<_> = said
+            .lines()
+            .filter(|line| !line.ends_with(": plain"))
+            .collect();
+        assert_eq!(others, [""; 0], "{mode}");
+    }
+}
+
 #[test]
 fn an_impatient_outsider_is_told_to_come_again() {
     let Some(place) = Place::new("impatient") else {
