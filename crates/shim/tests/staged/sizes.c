@@ -68,6 +68,6 @@ int main(int count, char **args)
 		if (least && (stat(args[1], &stat_) || stat_.st_size < least))
 			behind++;
 	}
-	printf("%d behind, %s\n", behind, looks > 30 ? "often" : "seldom");
+	printf("%d behind, %s\n", behind, looks > 5 ? "often" : "seldom");
 	return 0;
 }
