@@ -9,7 +9,7 @@
 //! [`Writer`] is there from the start, because another thread may be between its decision to call the
 //! kernel and the call. The kernel keeps the offset until the file is staged.
 
-use crate::ofd::{self, Backing, Ofd};
+use crate::ofd::{self, Backing, Users};
 use crate::process::With;
 use crate::writer::Writer;
 use crate::{descriptors, fds, init, process, signal, sys};
@@ -140,7 +140,7 @@ pub(crate) fn note_open(fd: c_int, flags: c_int, appends: Appends) {
         return fds::set_candidate(fd, appends.price(), false);
     }
     if let Some(ofd) = promote(fd, flags, appends, appends.price()) {
-        fds::set_promoted(fd, ofd);
+        fds::set_promoted(fd, &ofd);
         if process::shares(fd) {
             // Nothing is staged yet that could fail.
             let _ = process::share(fd, With::Anybody);
@@ -154,7 +154,7 @@ pub(crate) fn look_at(
     flags: c_int,
     alone: bool,
     appends: Appends,
-) -> Option<&'static Ofd> {
+) -> Option<Users<'static>> {
     let at_the_end = || {
         let size = descriptors::regular_file(fd).map(|stat| stat.st_size as usize);
         let offset = sys::lseek(fd as usize, 0, libc::SEEK_CUR as usize).ok();
@@ -166,7 +166,7 @@ pub(crate) fn look_at(
         .flatten()
 }
 
-fn promote(fd: c_int, flags: c_int, appends: Appends, price: u64) -> Option<&'static Ofd> {
+fn promote(fd: c_int, flags: c_int, appends: Appends, price: u64) -> Option<Users<'static>> {
     let stat = descriptors::regular_file(fd)?;
     if stat.st_nlink == 0 || !appends.fits(fd) {
         return None;

@@ -13,7 +13,7 @@
 use crate::ofd::{Ofd, Offset};
 use crate::real::call_real;
 use crate::writer::{Buffers, Writer};
-use crate::{descriptors, fds, ofd, stage, sys, table, times};
+use crate::{descriptors, fds, stage, sys, table, times};
 use adit_pmem::copy::guarded_copy;
 use adit_store::direct::{DirectFile, Served};
 use adit_store::registry::{FileSlot, Reason};
@@ -624,6 +624,6 @@ pub(crate) extern "C" fn before_sync_range(fd: i32) {
 pub(crate) extern "C" fn before_sync() {
     times::settle_all();
     if stage::STAGED.load(Ordering::Relaxed) != 0 {
-        ofd::each_promoted(|fd, _| before_sync_range(fd));
+        fds::each_promoted().for_each(|(fd, _)| before_sync_range(fd));
     }
 }

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use crate::fds::{self, Kind};
-use crate::ofd::{self, Backing, Ofd};
+use crate::ofd::{self, Backing, Users};
 use crate::process::With;
 use crate::real::call_real;
 use crate::writer::{self, Writer};
@@ -163,7 +163,7 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode, declared: bool) -> Option<c_
         // It is the kernel's from here on. What cannot be published now cannot be told either.
         let _ = declared::bar(fd);
     }
-    if let Some(ofd) = ofd {
+    if let Some(ofd) = &ofd {
         fds::set_promoted(fd, ofd);
         if process::shares(fd) {
             // Nothing is staged yet that could fail.
@@ -171,7 +171,7 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode, declared: bool) -> Option<c_
         }
     }
     if init::required() && writes && mode != Mode::Posix {
-        let staged = match ofd.and_then(|ofd| Some((ofd, ofd.writer()?))) {
+        let staged = match ofd.as_ref().and_then(|ofd| Some((ofd, ofd.writer()?))) {
             Some((_, writer)) if !writer.must_stage() => Ok(()),
             Some((ofd, writer)) => writer.stage(ofd, fd),
             // What the mode adds nothing to is the kernel's.
@@ -243,16 +243,14 @@ pub(crate) extern "C" fn consider(fd: c_int) {
         None => Verdict::Foreign,
         Some(_) => look_at(fd, seen & fds::SHARED != 0, seen & fds::WAITED != 0),
     };
-    let new = match verdict {
+    let new = match &verdict {
         Verdict::Foreign => 0,
         Verdict::Later(credit) => {
-            (seen & fds::SHARED) | fds::CANDIDATE | fds::WAITED | (credit << fds::CREDIT_SHIFT)
+            (seen & fds::SHARED) | fds::CANDIDATE | fds::WAITED | (*credit << fds::CREDIT_SHIFT)
         }
         Verdict::Promote(ofd) => ofd.word(),
     };
-    let written = word
-        .compare_exchange(seen, new, Ordering::SeqCst, Ordering::SeqCst)
-        .is_ok();
+    let written = fds::change(fd, seen, new);
     if let Verdict::Promote(ofd) = verdict {
         if !written {
             ofd.hand_over_offset(fd);
@@ -289,7 +287,7 @@ pub(crate) fn is_mappable(kind: MediumKind, stat: &libc::stat) -> bool {
 enum Verdict {
     Foreign,
     Later(u64),
-    Promote(&'static Ofd),
+    Promote(Users<'static>),
 }
 
 /// Asks the kernel what `fd` is and whether its use can be served.
@@ -401,22 +399,14 @@ fn has_capabilities(fd: c_int) -> bool {
 /// the old descriptor was closed where we could not see it. The old file's times are left to the
 /// monitor; settling them through this number would touch the new file.
 fn forget_stale(fd: c_int) {
-    let Some(word) = fds::word(fd) else { return };
-    if word.load(Ordering::Relaxed) == 0 {
-        return;
-    }
-    if let Kind::Promoted(ofd) = fds::kind(word.swap(0, Ordering::SeqCst)) {
+    if let Some(ofd) = fds::take(fd) {
         ofd.drop_name(-1);
     }
 }
 
 /// Makes `fd` foreign because its number is about to mean something else.
 pub(crate) fn forget(fd: c_int) {
-    let Some(word) = fds::word(fd) else { return };
-    if word.load(Ordering::Relaxed) == 0 {
-        return;
-    }
-    if let Kind::Promoted(ofd) = fds::kind(word.swap(0, Ordering::SeqCst)) {
+    if let Some(ofd) = fds::take(fd) {
         ofd.drop_name(fd);
     }
 }
@@ -434,33 +424,20 @@ pub(crate) extern "C" fn minus_one(errno: c_int) -> i64 {
 /// Gives everything about `fd`'s description back to the kernel: its offset, and all its names in
 /// this process become foreign. Right at any time. What cannot be published stays as it is.
 pub(crate) fn release(fd: c_int) -> Result<(), c_int> {
-    if process::in_vfork_child() {
-        return Ok(());
-    }
-    let Some(word) = fds::word(fd) else {
-        return Ok(());
-    };
     loop {
-        let seen = word.load(Ordering::SeqCst);
-        match fds::kind(seen) {
+        match fds::kind(fd) {
             Kind::Foreign => return Ok(()),
-            Kind::Candidate => {
-                word.store(0, Ordering::SeqCst);
-                return Ok(());
+            Kind::Candidate(word) => {
+                if fds::change(fd, word, 0) {
+                    return Ok(());
+                }
             }
             Kind::Promoted(ofd) => {
-                // Another thread may close it meanwhile: what has the number then is looked at anew.
-                let user = ofd.enter();
-                if word.load(Ordering::SeqCst) != seen {
-                    continue;
-                }
                 ofd.hand_over(fd)?;
-                drop(user);
-                ofd::each_promoted(|name, other| {
-                    if core::ptr::eq(other, ofd) {
-                        forget(name);
-                    }
-                });
+                // What another thread has closed meanwhile is no name of this any more.
+                fds::all()
+                    .filter(|&name| fds::change(name, ofd.word(), 0))
+                    .for_each(|name| ofd.enter().drop_name(name));
                 return Ok(());
             }
         }
@@ -502,10 +479,12 @@ pub(crate) extern "C" fn before_holes(fd: c_int) -> c_int {
 
 /// Before `truncate`, which names its file by path: any of ours may be meant.
 pub(crate) fn before_holes_somewhere() {
-    ofd::each_promoted(|_, ofd| match ofd.writer() {
-        Some(writer) => writer.holes_somewhere(),
-        None => drop(ofd.file().map(|file| file.holes_from(0))),
-    });
+    for (_, ofd) in fds::each_promoted() {
+        match ofd.writer() {
+            Some(writer) => writer.holes_somewhere(),
+            None => drop(ofd.file().map(|file| file.holes_from(0))),
+        }
+    }
 }
 
 /// Before the file of `fd` is mapped: the mapping shows what the kernel has.
@@ -692,18 +671,22 @@ fn alias(old: c_int, fd: c_int, of_stream: bool) {
         let _ = process::share(old, With::Anybody);
         return;
     }
-    let Some(word) = fds::word(old) else { return };
-    let seen = word.load(Ordering::SeqCst);
-    match fds::kind(seen) {
-        Kind::Foreign => {}
-        Kind::Candidate => {
-            // Two words cannot share one offset: only positional reads can be served from here on.
-            word.fetch_or(fds::SHARED, Ordering::SeqCst);
-            fds::set_candidate(fd, seen >> fds::CREDIT_SHIFT, true);
-        }
-        Kind::Promoted(ofd) => {
-            ofd.add_name();
-            fds::set_promoted(fd, ofd);
+    loop {
+        match fds::kind(old) {
+            Kind::Foreign => return,
+            Kind::Candidate(word) => {
+                // Two words cannot share one offset: only positional reads can be served from here on.
+                if fds::change(old, word, word | fds::SHARED) {
+                    return fds::set_candidate(fd, word >> fds::CREDIT_SHIFT, true);
+                }
+            }
+            Kind::Promoted(ofd) => {
+                // Without a name left it was closed meanwhile, and the new one is the kernel's.
+                if ofd.add_name() {
+                    fds::set_promoted(fd, &ofd);
+                }
+                return;
+            }
         }
     }
 }

@@ -11,7 +11,10 @@
 //!
 //! # Safety
 //! An even word is the address of an [`Ofd`] in the arena, whose memory is never returned, so a
-//! stale word still points to an `Ofd`; [`promoted`] re-reads the word after announcing itself.
+//! stale word still points to an `Ofd`. What serves it is another matter: it goes when another thread
+//! closes the descriptor, and the cell is used for the next file. So nothing but [`Users`] leaves this
+//! module, who keep it in place: [`kind`] re-reads the word after announcing itself, and [`take`] has a
+//! name of its own.
 #![allow(unsafe_code)]
 
 use crate::ofd::{Ofd, Users};
@@ -66,46 +69,82 @@ pub(crate) fn set_candidate(fd: i32, credit: u64, shared: bool) {
 }
 
 /// Makes `fd` a name of `ofd`, which must have been counted for it.
-pub(crate) fn set_promoted(fd: i32, ofd: &'static Ofd) {
+pub(crate) fn set_promoted(fd: i32, ofd: &Users<'static>) {
     if let Some(word) = word(fd) {
         HIGH.fetch_max(fd as u32 + 1, Ordering::SeqCst);
         word.store(ofd.word(), Ordering::SeqCst);
     }
 }
 
-/// What a word says.
+/// What a descriptor is.
 pub(crate) enum Kind {
     Foreign,
-    Candidate,
-    Promoted(&'static Ofd),
+    /// With this word.
+    Candidate(u64),
+    /// A name of this description, which stays what it is as long as it is held here.
+    Promoted(Users<'static>),
 }
 
-/// Reads a word's meaning.
+/// What `fd` is. A `vfork` child has descriptors of its own but its parent's table, of which nothing is
+/// about them.
 #[inline]
-pub(crate) fn kind(word: u64) -> Kind {
-    if word == 0 {
-        Kind::Foreign
-    } else if word & CANDIDATE != 0 {
-        Kind::Candidate
-    } else {
-        // SAFETY: even words are written only by set_promoted, and the arena never frees.
-        Kind::Promoted(unsafe { &*(word as *const Ofd) })
+pub(crate) fn kind(fd: i32) -> Kind {
+    let Some(word) = word(fd) else {
+        return Kind::Foreign;
+    };
+    loop {
+        let seen = word.load(Ordering::Acquire);
+        if seen == 0 || process::in_vfork_child() {
+            return Kind::Foreign;
+        }
+        let Some(ofd) = named_by(seen) else {
+            return Kind::Candidate(seen);
+        };
+        let users = ofd.enter();
+        if word.load(Ordering::SeqCst) == seen {
+            return Kind::Promoted(users);
+        }
     }
 }
 
 /// The promoted description behind `fd`, held in use until the guard is dropped.
-///
-/// A `vfork` child has descriptors of its own but its parent's table, so it is given none.
 #[inline]
 pub(crate) fn promoted(fd: i32) -> Option<Users<'static>> {
+    match kind(fd) {
+        Kind::Promoted(users) => Some(users),
+        Kind::Foreign | Kind::Candidate(_) => None,
+    }
+}
+
+/// Every promoted descriptor, with its description held in use.
+pub(crate) fn each_promoted() -> impl Iterator<Item = (i32, Users<'static>)> {
+    all().filter_map(|fd| Some((fd, promoted(fd)?)))
+}
+
+/// Gives a descriptor another word than the one that was seen, unless it is something else by now.
+pub(crate) fn change(fd: i32, seen: u64, new: u64) -> bool {
+    let (set, fetch) = (Ordering::SeqCst, Ordering::SeqCst);
+    // Looked at first: after a fork an exchange would copy the page, also one that fails.
+    word(fd).is_some_and(|word| {
+        word.load(fetch) == seen && word.compare_exchange(seen, new, set, fetch).is_ok()
+    })
+}
+
+/// Makes `fd` foreign; the caller has the name that it was.
+pub(crate) fn take(fd: i32) -> Option<Users<'static>> {
     let word = word(fd)?;
-    let seen = word.load(Ordering::Acquire);
-    let Kind::Promoted(ofd) = kind(seen) else {
-        return None;
-    };
-    if process::in_vfork_child() {
+    // After a fork a store would copy the page.
+    if word.load(Ordering::Relaxed) == 0 {
         return None;
     }
-    let users = ofd.enter();
-    (word.load(Ordering::SeqCst) == seen).then_some(users)
+    // No other thread uncounts the name, so there is at least one when this enters.
+    named_by(word.swap(0, Ordering::SeqCst)).map(Ofd::enter)
+}
+
+/// The description whose address a word is.
+#[inline]
+fn named_by(word: u64) -> Option<&'static Ofd> {
+    let is_address = word != 0 && word & CANDIDATE == 0;
+    // SAFETY: even words are written only by set_promoted and change, and the arena never frees.
+    is_address.then(|| unsafe { &*(word as *const Ofd) })
 }

@@ -103,9 +103,8 @@ fn each_staged(
     }
     // SAFETY: all zero is a valid stat, and the kernel has filled it.
     let stat = unsafe { stat.assume_init() };
-    for fd in fds::all() {
-        if let Some(ofd) = fds::promoted(fd)
-            && let Some(writer) = ofd.writer()
+    for (fd, ofd) in fds::each_promoted() {
+        if let Some(writer) = ofd.writer()
             && writer.logical(&ofd, fd, stat.st_dev, stat.st_ino).is_some()
         {
             work(writer, &ofd, fd);
@@ -589,9 +588,8 @@ pub(crate) extern "C" fn truncate(path: Path, size: libc::off_t) -> c_int {
 /// its locks on it, or else through one that is made for that.
 fn truncate_declared(path: Path, size: libc::off_t) -> sys::Result {
     let this = declared::with_path(libc::AT_FDCWD, path, 0, identity_of).flatten();
-    for fd in fds::all() {
-        if let Some(ofd) = fds::promoted(fd)
-            && ofd.writer().is_some_and(Writer::is_writable)
+    for (fd, ofd) in fds::each_promoted() {
+        if ofd.writer().is_some_and(Writer::is_writable)
             && this.is_some()
             && identity_of(fd) == this
         {
@@ -777,11 +775,9 @@ fn leave_to_the_kernel(dir: c_int, path: Path, flags: c_int) {
     }
     // SAFETY: all zero is a valid stat, and the kernel has filled it.
     let stat = unsafe { stat.assume_init() };
-    for fd in fds::all() {
+    for (fd, ofd) in fds::each_promoted() {
         let is_it = |other: libc::stat| (other.st_dev, other.st_ino) == (stat.st_dev, stat.st_ino);
-        if fds::promoted(fd).is_some_and(|ofd| ofd.writer().is_none())
-            && descriptors::regular_file(fd).is_some_and(is_it)
-        {
+        if ofd.writer().is_none() && descriptors::regular_file(fd).is_some_and(is_it) {
             let _ = descriptors::release(fd);
         }
     }

@@ -71,12 +71,13 @@ pub(crate) struct Ofd {
     stored: AtomicU32,
     /// Set once another process may have the description, and change its flags.
     shared: AtomicU32,
-    /// Set once the last name is gone; whoever leaves last unmaps.
+    /// How often the last name has gone, and whoever left last has unmapped then, together: odd in between. Who saw
+    /// an earlier life of the cell end unmaps nothing of a later one.
     closing: AtomicU32,
     /// Which cell this is.
     index: AtomicU32,
     next_free: AtomicU32,
-    /// Initialised from `allocate` until the last user has left.
+    /// Initialised from `allocate` until the last user has left after the last name.
     backing: UnsafeCell<MaybeUninit<Backing>>,
     /// Where the registry records this file; without it nobody would see to its times later.
     slot: UnsafeCell<Option<FileSlot>>,
@@ -88,6 +89,11 @@ pub(crate) struct Ofd {
 fn shard_of_this_thread() -> usize {
     let word = sys::thread_word();
     ((word >> 12) ^ (word >> 18)) % SHARDS
+}
+
+/// Whether [`Ofd::closing`] says that what serves the cell is on its way out.
+fn is_closing(turn: u32) -> bool {
+    turn & 1 != 0
 }
 
 /// Where the next sequential byte is.
@@ -132,25 +138,64 @@ impl Users<'static> {
     }
 }
 
+impl Users<'_> {
+    /// In a forked child: threads that used the mapping in the parent do not exist here, and the
+    /// parent's record of the file is not this process's, so overwrites go to the kernel. This use is
+    /// counted no more either.
+    pub(crate) fn in_new_process(self) {
+        self.ofd.renew();
+        for shard in &self.ofd.users {
+            shard.0.store(0, Ordering::SeqCst);
+        }
+        core::mem::forget(self);
+    }
+
+    /// Uncounts a descriptor; after the last one the mapping goes as soon as nobody uses it, so that
+    /// nothing of ours outlives the program's own close (PROTOCOLS F1).
+    pub(crate) fn drop_name(self, fd: i32) {
+        if self.names.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.settle(fd);
+            if let Some(slot) = self.slot() {
+                slot.close(fd);
+            }
+            self.end();
+        }
+    }
+
+    /// Ends the mapping. Who left a copy by `siglongjmp` out of a signal handler, or was cancelled in
+    /// it, stays counted as a user for ever; so the file is not waited for: where anybody else is still
+    /// counted, only the addresses stay, and a copy under way faults and is redone by the kernel.
+    fn end(self) {
+        self.ofd.closing.fetch_add(1, Ordering::SeqCst);
+        let counted = |shard: &Shard| shard.0.load(Ordering::SeqCst);
+        if self.users.iter().map(counted).sum::<u32>() > 1
+            && let Some(file) = self.file()
+        {
+            file.revoke();
+        }
+    }
+}
+
 impl Drop for Users<'_> {
     #[inline]
     fn drop(&mut self) {
         self.ofd.users[self.shard].0.fetch_sub(1, Ordering::SeqCst);
-        if self.ofd.closing.load(Ordering::SeqCst) != 0 {
-            self.ofd.retire_if_idle();
+        let turn = self.ofd.closing.load(Ordering::SeqCst);
+        if is_closing(turn) && self.ofd.is_idle() {
+            self.ofd.retire(turn);
         }
     }
 }
 
 impl Ofd {
     /// The word that names this description in the table.
-    pub(crate) fn word(&'static self) -> u64 {
+    pub(crate) fn word(&self) -> u64 {
         &raw const *self as u64
     }
 
     #[inline]
     fn backing(&self) -> &Backing {
-        // SAFETY: callers hold a `Users` or a name, so the backing has not been dropped.
+        // SAFETY: nobody gets at an `Ofd` but through `Users`, or while he retires it, so the backing has not been dropped.
         unsafe { (*self.backing.get()).assume_init_ref() }
     }
 
@@ -209,11 +254,11 @@ impl Ofd {
     fn wait_for_the_offset(&self) {
         let _ = sys::sched_yield();
         if self.common().is_some_and(Common::is_stuck) {
-            each_promoted(|fd, other| {
-                if core::ptr::eq(other, self) {
+            for (fd, other) in fds::each_promoted() {
+                if core::ptr::eq(&*other, self) {
                     self.hand_over_offset(fd);
                 }
-            });
+            }
         }
     }
 
@@ -448,50 +493,25 @@ impl Ofd {
         times::wait_for_others(&self.stored);
     }
 
-    /// Counts one more descriptor that names this description.
-    pub(crate) fn add_name(&self) {
-        self.names.fetch_add(1, Ordering::SeqCst);
+    /// Counts one more descriptor that names this description; false where another thread has uncounted the last one.
+    pub(crate) fn add_name(&self) -> bool {
+        let more = |names: u32| (names > 0).then_some(names + 1);
+        let (set, fetch) = (Ordering::SeqCst, Ordering::SeqCst);
+        self.names.fetch_update(set, fetch, more).is_ok()
     }
 
-    /// Uncounts a descriptor; after the last one the mapping goes as soon as nobody uses it, so that
-    /// nothing of ours outlives the program's own close (PROTOCOLS F1).
-    pub(crate) fn drop_name(&self, fd: i32) {
-        if self.names.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.settle(fd);
-            if let Some(slot) = self.slot() {
-                slot.close(fd);
-            }
-            self.end();
-        }
-    }
-
-    /// Ends the mapping. Who left a copy by `siglongjmp` out of a signal handler, or was cancelled in
-    /// it, stays counted as a user for ever; so the file is not waited for: where anybody is still
-    /// counted, only the addresses stay, and a copy under way faults and is redone by the kernel.
-    fn end(&self) {
-        // Counted itself, so that nobody gives the addresses back meanwhile.
-        let own = self.enter();
-        self.closing.store(1, Ordering::SeqCst);
-        let counted = |shard: &Shard| shard.0.load(Ordering::SeqCst);
-        if self.users.iter().map(counted).sum::<u32>() > 1
-            && let Some(file) = own.file()
-        {
-            file.revoke();
-        }
-    }
-
-    fn retire_if_idle(&self) {
+    fn is_idle(&self) -> bool {
         fence(Ordering::SeqCst);
-        if self
-            .users
-            .iter()
-            .any(|shard| shard.0.load(Ordering::SeqCst) != 0)
-        {
-            return;
-        }
+        let is_left = |shard: &Shard| shard.0.load(Ordering::SeqCst) == 0;
+        self.users.iter().all(is_left)
+    }
+
+    /// Drops what serves the description, which was idle after it was seen to be closing at this turn.
+    fn retire(&self, turn: u32) {
+        let next = turn.wrapping_add(1);
         if self
             .closing
-            .compare_exchange(1, 2, Ordering::SeqCst, Ordering::SeqCst)
+            .compare_exchange(turn, next, Ordering::SeqCst, Ordering::SeqCst)
             .is_ok()
         {
             let _inside = engine::enter();
@@ -508,12 +528,8 @@ impl Ofd {
         }
     }
 
-    /// In a forked child: threads that used the mapping in the parent do not exist here, and the
-    /// parent's record of the file is not this process's, so overwrites go to the kernel.
-    pub(crate) fn in_new_process(&self) {
-        for shard in &self.users {
-            shard.0.store(0, Ordering::SeqCst);
-        }
+    /// See [`Users::in_new_process`].
+    fn renew(&self) {
         self.stored.fetch_and(STORED, Ordering::SeqCst);
         // SAFETY: this is the only thread of the process.
         unsafe { *self.slot.get() = None };
@@ -591,12 +607,13 @@ fn cell(index: u32) -> Option<*mut Ofd> {
     Some(unsafe { start.add(index as usize % BLOCK) })
 }
 
-/// A fresh description with no mapping yet, named once. `offset` is `None` when the kernel keeps it.
+/// A fresh description with no mapping yet, named once. `offset` is `None` when the kernel keeps it. It is in use: as
+/// soon as a descriptor is its name, another thread may close that.
 pub(crate) fn allocate(
     backing: Backing,
     slot: Option<FileSlot>,
     offset: Option<u64>,
-) -> Option<&'static Ofd> {
+) -> Option<Users<'static>> {
     let index = match pop_free() {
         Some(index) => index,
         None => first_use()?,
@@ -616,8 +633,7 @@ pub(crate) fn allocate(
         (*cell).names.store(1, Ordering::SeqCst);
         (*cell).stored.store(0, Ordering::SeqCst);
         (*cell).shared.store(0, Ordering::SeqCst);
-        (*cell).closing.store(0, Ordering::SeqCst);
-        Some(&*cell)
+        Some((*cell).enter())
     }
 }
 
@@ -661,13 +677,87 @@ fn release(ofd: &Ofd) {
     }
 }
 
-/// Runs `work` on every promoted descriptor.
-pub(crate) fn each_promoted(mut work: impl FnMut(i32, &'static Ofd)) {
-    for fd in fds::all() {
-        if let Some(word) = fds::word(fd)
-            && let fds::Kind::Promoted(ofd) = fds::kind(word.load(Ordering::SeqCst))
-        {
-            work(fd, ofd);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::descriptors;
+    use adit_store::staged::Mode;
+
+    fn fresh() -> Users<'static> {
+        let writer = Writer::new(Mode::Sync, libc::O_WRONLY, false);
+        allocate(Backing::Writer(writer), None, None).expect("a cell")
+    }
+
+    /// A description that one descriptor names, and nobody uses.
+    fn named(fd: i32) {
+        fds::set_promoted(fd, &fresh());
+    }
+
+    /// Whether the next description would get the cell of this one, whose file is gone, then.
+    fn is_gone(ofd: *const Ofd) -> bool {
+        let next = fresh();
+        let is_it = core::ptr::eq(&*next, ofd);
+        next.drop_name(-1);
+        is_it
+    }
+
+    /// Another thread may close a descriptor at any time; here the close comes as soon as the description is reached, in
+    /// each of the ways in which one is. What serves it has to stay until it is let go of, and no longer. One test has
+    /// all of this, as others would take the cells that it looks for.
+    #[test]
+    fn what_is_closed_meanwhile_stays_until_it_is_let_go_of() {
+        const FD: i32 = 1000;
+        let by_number = || fds::promoted(FD).expect("promoted");
+        let by_kind = || match fds::kind(FD) {
+            fds::Kind::Promoted(ofd) => ofd,
+            fds::Kind::Foreign | fds::Kind::Candidate(_) => panic!("promoted"),
+        };
+        let among_all = || {
+            let this = fds::each_promoted().find(|(fd, _)| *fd == FD);
+            this.expect("promoted").1
+        };
+        let ways: [&dyn Fn() -> Users<'static>; 3] = [&by_number, &by_kind, &among_all];
+        for (nth, reach) in ways.into_iter().enumerate() {
+            named(FD);
+            let held = reach();
+            let address = core::ptr::from_ref::<Ofd>(&held);
+            descriptors::forget(FD);
+            assert!(!is_gone(address), "way {nth} holds nothing");
+            assert!(held.writer().is_some());
+            assert!(!held.add_name(), "it has no name to be copied");
+            drop(held);
+            assert!(is_gone(address), "way {nth} holds for ever");
         }
+
+        // Who was about to name it is not overtaken by a close either.
+        let made = fresh();
+        let address = core::ptr::from_ref::<Ofd>(&made);
+        fds::set_promoted(FD, &made);
+        descriptors::forget(FD);
+        assert!(!is_gone(address));
+        drop(made);
+        assert!(is_gone(address));
+
+        // Two may see that it is idle. The one that comes late must not end the cell's next life.
+        named(FD);
+        let turn = by_number().closing.load(Ordering::SeqCst) + 1;
+        descriptors::forget(FD);
+        let next = fresh();
+        assert!(core::ptr::eq(&*next, address));
+        fds::set_promoted(FD, &next);
+        descriptors::forget(FD);
+        next.retire(turn);
+        assert!(!is_gone(address), "it is in use");
+        drop(next);
+        assert!(is_gone(address));
+
+        // A child of fork counts from the start, also those that count themselves while it does.
+        named(FD);
+        let of_the_parents = by_number();
+        by_number().in_new_process();
+        assert!(of_the_parents.is_idle());
+        core::mem::forget(of_the_parents);
+        descriptors::forget(FD);
+        assert!(is_gone(address));
     }
 }

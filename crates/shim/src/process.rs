@@ -20,7 +20,7 @@ use crate::fds::{self, Kind};
 use crate::real::call_real;
 use crate::signal::engine;
 use crate::strangers::{self, Named};
-use crate::{alloc, appends, children, descriptors, init, ofd, signal, stage, sys, table, times};
+use crate::{alloc, appends, children, descriptors, init, signal, stage, sys, table, times};
 use adit_pmem::brief;
 use adit_pmem::copy::guarded_copy;
 use core::arch::naked_asm;
@@ -79,28 +79,14 @@ pub(crate) enum With {
 
 /// Gives the offset of `fd` to the kernel because somebody else is about to have the description.
 pub(crate) fn share(fd: c_int, with: With) -> Result<(), c_int> {
-    let Some(word) = fds::word(fd) else {
-        return Ok(());
-    };
     loop {
-        let seen = word.load(Ordering::SeqCst);
-        match fds::kind(seen) {
+        match fds::kind(fd) {
             Kind::Foreign => return Ok(()),
-            Kind::Promoted(ofd) => {
-                // Another thread may close it meanwhile, and what it was be used for the next file.
-                let _user = ofd.enter();
-                if word.load(Ordering::SeqCst) == seen {
-                    return ofd.share(fd, with);
-                }
-            }
+            Kind::Promoted(ofd) => return ofd.share(fd, with),
             // A store would copy the page once more after every fork.
-            Kind::Candidate if seen & fds::SHARED != 0 => return Ok(()),
-            Kind::Candidate => {
-                let shared = seen | fds::SHARED;
-                if word
-                    .compare_exchange(seen, shared, Ordering::SeqCst, Ordering::SeqCst)
-                    .is_ok()
-                {
+            Kind::Candidate(word) if word & fds::SHARED != 0 => return Ok(()),
+            Kind::Candidate(word) => {
+                if fds::change(fd, word, word | fds::SHARED) {
                     return Ok(());
                 }
             }
@@ -440,12 +426,12 @@ fn renew() {
     init::REGISTRY.after_fork_child();
     // SAFETY: only this thread came along.
     unsafe { stage::in_new_process() };
-    ofd::each_promoted(|_, ofd| {
+    for (_, ofd) in fds::each_promoted() {
         if let Some(writer) = ofd.writer() {
             writer.forget_the_parent();
         }
-    });
-    ofd::each_promoted(|_, ofd| ofd.in_new_process());
+    }
+    fds::each_promoted().for_each(|(_, ofd)| ofd.in_new_process());
     brief::in_child();
     // A ring that was made before the fork is the child's, too.
     SHARING.store(u32::from(shares_for_good()), Ordering::SeqCst);
@@ -668,7 +654,9 @@ pub(crate) extern "C" fn before_prlimit(_pid: c_int, resource: c_int, new: usize
 pub(crate) fn unstage_all() -> Result<(), c_int> {
     let mut unstaged = Ok(());
     if init::staging() && !in_vfork_child() {
-        ofd::each_promoted(|fd, _| unstaged = unstaged.and(descriptors::unstage(fd)));
+        for (fd, _) in fds::each_promoted() {
+            unstaged = unstaged.and(descriptors::unstage(fd));
+        }
     }
     unstaged
 }
@@ -677,9 +665,9 @@ pub(crate) fn unstage_all() -> Result<(), c_int> {
 pub(crate) fn finish_all() {
     if init::staging() && !in_vfork_child() {
         // What cannot be published is found by whoever recovers.
-        ofd::each_promoted(|fd, _| {
+        for (fd, _) in fds::each_promoted() {
             let _ = descriptors::publish(fd);
-        });
+        }
     }
 }
 

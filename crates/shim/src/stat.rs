@@ -41,10 +41,7 @@ fn logical(device: u64, inode: u64) -> Option<Logical> {
     if stage::STAGED.load(Ordering::SeqCst) == 0 {
         return None;
     }
-    fds::all().find_map(|fd| {
-        let ofd = fds::promoted(fd)?;
-        ofd.writer()?.logical(&ofd, fd, device, inode)
-    })
+    fds::each_promoted().find_map(|(fd, ofd)| ofd.writer()?.logical(&ofd, fd, device, inode))
 }
 
 /// The blocks (of 512 bytes) that the file will take, given what the kernel says it takes now. What is

@@ -5,7 +5,7 @@
 //! to date before anything could look: `stat` and its family, `fsync`, close, exec, exit; for
 //! everybody else within a second, by the monitor.
 
-use crate::{init, ofd};
+use crate::{fds, init};
 use core::sync::atomic::{AtomicU32, Ordering};
 use rustix::fs::Timespec;
 
@@ -58,6 +58,6 @@ pub(crate) fn one_less_pending() {
 /// Before a call that reads, sets or makes durable any file's times.
 pub(crate) extern "C" fn settle_all() {
     if PENDING.load(Ordering::SeqCst) != 0 {
-        ofd::each_promoted(|fd, ofd| ofd.settle(fd));
+        fds::each_promoted().for_each(|(fd, ofd)| ofd.settle(fd));
     }
 }

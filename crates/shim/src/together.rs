@@ -8,7 +8,7 @@ use crate::ofd::{Ofd, Users};
 use crate::signal::engine;
 use crate::stage::Staged;
 use crate::writer::Held;
-use crate::{fds, init, ofd, sys};
+use crate::{fds, init, sys};
 use adit_store::staged::{Error, StagedFile};
 
 /// A description that is used, by one of its descriptors.
@@ -66,10 +66,8 @@ fn commit_all(one: &Ofd, if_so: impl Fn(&Staged) -> bool) -> Option<sys::Result>
         fd: -1,
         ofd: one.enter(),
     }];
-    ofd::each_promoted(|fd, _| {
-        let promoted = fds::promoted(fd).filter(|ofd| ofd.writer().is_some());
-        used.extend(promoted.map(|ofd| Used { fd, ofd }));
-    });
+    let writers = fds::each_promoted().filter(|(_, ofd)| ofd.writer().is_some());
+    used.extend(writers.map(|(fd, ofd)| Used { fd, ofd }));
     in_order(&mut used);
     let held = hold(&used);
     let own = used
