@@ -1499,12 +1499,19 @@ impl Writer {
         }
     }
 
+    /// Whether somebody else has ended the staging, and this process has not noticed yet.
+    fn is_taken(&self) -> bool {
+        let _inside = engine::enter();
+        matches!(&*self.look(), State::Staged(staged) if staged.file().is_taken())
+    }
+
     /// `fsync`; `None` when it is the kernel's.
     pub(crate) fn sync(&self, ofd: &Ofd, fd: i32) -> Option<sys::Result> {
         self.bypassed.store(false, Ordering::Relaxed);
         match together::sync(ofd) {
-            // Others see it from here on; and what they have staged anew was not among it.
-            Some(Ok(_)) if self.declared => {}
+            // Others see it from here on; and what they have staged anew was not among it. Nor was what is in the kernel
+            // of a file that was taken away, and that somebody else may have written.
+            Some(Ok(_)) if self.declared || self.is_taken() => {}
             Some(done) => return Some(done),
             None => {}
         }

@@ -312,3 +312,71 @@ fn programs_link_against_the_library() {
         assert_eq!(String::from_utf8_lossy(&done.stderr), active, "{mode:?}");
     }
 }
+
+/// The kernel makes durable what is in a file that was taken away, also what others have written to it since.
+#[test]
+fn an_fsync_reaches_a_file_that_was_taken_away() {
+    if !has_strace() {
+        return;
+    }
+    if !scratch::is_memory() {
+        println!("skipped: it counts the kernel's syncs, of which a file on a disk takes more");
+        return;
+    }
+    let Some(place) = Place::new("taken-together") else {
+        return;
+    };
+    let (file, program) = (place.file(), place.compile("sharer"));
+    fs::write(&file, "").expect("the file");
+    let mode = "atomic ADIT_COMMIT=together";
+    let traced = place.tracing(&program, mode, "fsync,fdatasync");
+    let mut one = Told::of(&mut place.for_the_file_alone(&traced));
+    one.all_well(&[
+        &format!("o0 rwa {}", file.display()),
+        "w0 one ",
+        "f0",
+        "w0 two ",
+    ]);
+    // Whoever opens it has it taken away first.
+    let mut open = fs::OpenOptions::new();
+    let mut outsider = open.append(true).open(&file).expect("the file");
+    outsider.write_all(b"other").expect("write");
+    one.all_well(&["f0"]);
+    one.end();
+    assert_eq!(place.content(), "one two other");
+    let trace = fs::read_to_string(place.dir.join("trace")).expect("the trace");
+    let syncs = trace.lines().filter(|line| line.contains("sync(")).count();
+    assert_eq!(
+        syncs, 1,
+        "what the outsider wrote is durable nowhere: {trace}"
+    );
+}
+
+/// Who reads a declared file without Adit finds in it what a sync has committed.
+#[test]
+fn an_fsync_shows_what_it_commits_of_a_declared_file() {
+    let Some(mut place) = Place::new("shown-together") else {
+        return;
+    };
+    place.end_monitor();
+    place.monitor = Place::watch_and_publish(&place.dir, "run", None, "3600").expect("a monitor");
+    let (file, program) = (place.file(), place.compile("sharer"));
+    fs::write(&file, "").expect("the file");
+    let declared = file.with_file_name("");
+    let mode = format!(
+        "atomic ADIT_COMMIT=together ADIT_PATH={}",
+        declared.display()
+    );
+    let mut sharers = [(), ()].map(|()| Told::of(&mut place.command(&program, Some(&mode))));
+    for sharer in &mut sharers {
+        sharer.all_well(&[&format!("o0 rwa {}", file.display())]);
+    }
+    sharers[0].all_well(&["w0 one "]);
+    sharers[1].all_well(&["w0 two "]);
+    assert_eq!(place.content(), "", "there was nothing to be shown");
+    sharers[0].all_well(&["f0"]);
+    assert_eq!(place.content(), "one two ");
+    for sharer in sharers {
+        sharer.end();
+    }
+}

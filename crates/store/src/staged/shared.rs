@@ -51,6 +51,12 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         Ok(self.stage.attachment().pool().version(self.file)? & SHARED != 0)
     }
 
+    /// Whether somebody has ended the staging: everything is in the base file, which others may have written since.
+    pub fn is_taken(&self) -> bool {
+        let live = self.stage.attachment().pool().ensure_live(self.file);
+        matches!(live, Err(adit_pool::Error::Forgotten))
+    }
+
     /// Whether others may have written or published what the overlay does not show.
     pub(super) fn is_behind(&self) -> Result<bool> {
         if !self.is_shared()? {
