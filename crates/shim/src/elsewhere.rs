@@ -7,8 +7,9 @@
 use crate::stat::Logical;
 use crate::{init, signal};
 use adit_store::monitor::client;
-use adit_store::registry::{Anywhere, FileId, Filter};
+use adit_store::registry::{Anywhere, DirError, FileId, Filter};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use rustix::io::Errno;
 
 static FILTER: Anywhere = Anywhere::new();
 
@@ -46,10 +47,19 @@ pub(crate) fn filter() -> Option<Filter> {
     let known = FILTER.get();
     known.or_else(|| {
         let _inside = signal::engine::enter();
-        let dir = init::REGISTRY.runtime_dir()?.ok();
-        let filter = dir.and_then(|dir| FILTER.open(&dir));
-        is_at(filter.map_or(&NOTHING, |filter| filter.any()));
-        filter
+        let dir = init::REGISTRY.runtime_dir()?;
+        match dir.and_then(|dir| FILTER.open(&dir)) {
+            Ok(filter) => {
+                is_at(filter.any());
+                Some(filter)
+            }
+            // That passes.
+            Err(DirError::Kernel(Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => None,
+            Err(_) => {
+                stop();
+                None
+            }
+        }
     })
 }
 

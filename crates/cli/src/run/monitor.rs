@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use adit_store::registry::RuntimeDir;
+use adit_store::registry::{RuntimeDir, prepare_filter};
 
 use super::environment::{Environment, PRELOAD};
 use crate::failure::Failure;
@@ -56,6 +56,8 @@ pub(crate) fn start(
         why.what = format!("{path}: {}", why.what);
         why
     })?;
+    // Without it programs see of what others stage what was published last, as everybody does.
+    let _ = prepare_filter(&dir);
     let pid = std::process::id();
     if adit_store::monitor::join(&dir, pid) {
         return Ok(());

@@ -65,6 +65,32 @@ fn who_looks_sees_what_others_have_staged() {
     }
 }
 
+/// A monitor that is stopped keeps nobody from looking for longer than it is waited for once.
+#[test]
+fn who_looks_does_not_wait_for_a_stopped_monitor() {
+    let Some(place) = place("looked-at-alone") else {
+        return;
+    };
+    let (file, writes, sizes) = (
+        place.file(),
+        place.compile("sharer"),
+        place.compile("sizes"),
+    );
+    fs::write(&file, "").expect("the file");
+    let mut looker = Told::of(place.command(&sizes, Some("posix")).arg(&file));
+    let mut writer = Told::of(&mut place.command(&writes, Some("strict")));
+    writer.all_well(&[&format!("o0 rwa {}", file.display()), "w0 0123456789"]);
+    sees(&mut looker, 10);
+    signal("-STOP", &place.monitors_pid());
+    let begun = Instant::now();
+    let said = [looker.tell(""), looker.tell("")];
+    let took = begun.elapsed();
+    signal("-CONT", &place.monitors_pid());
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    // What was published last, which is nothing.
+    assert!(said.iter().all(|line| line.starts_with("0 0 ")), "{said:?}");
+}
+
 /// The file is published by its program again and again, at any instant of a look; also between the kernel's answer,
 /// which is held back here, and the look at who has the file.
 #[test]

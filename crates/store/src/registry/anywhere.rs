@@ -5,8 +5,8 @@
 //! way to learn that the kernel's answer may be old: one word says whether anything is staged, one bit by
 //! device and inode number whether this file may be. Only then the monitor is asked.
 //!
-//! The filter is one file of the runtime directory. Whoever comes first makes it, and nobody removes it, so a
-//! mapping is good for as long as its process lives. **Only the monitor writes it**: a bit is set before it
+//! The filter is one file of the runtime directory. `adit run` makes it before the first program, and nobody
+//! removes it, so a mapping is good for as long as its process lives. **Only the monitor writes it**: a bit is set before it
 //! grants the file, and cleared after everything is in the file and it was counted as gone ([`Filter::gone`]).
 //! A monitor leaves the bits of one that was killed as they are until it holds nothing itself: a bit too many
 //! costs a question, one too few would show an old size.
@@ -26,12 +26,12 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use rustix::fd::AsFd as _;
-use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::fs::{FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::FileId;
-use super::dir::RuntimeDir;
+use super::dir::{DirError, RuntimeDir};
 use super::sys::{self, Fd};
 
 /// Its name has the version of the layout.
@@ -61,26 +61,39 @@ impl Page {
         (&self.bits[bit / 64 % self.bits.len()], 1 << (bit % 64))
     }
 
-    fn map(dir: &Fd, protection: ProtFlags) -> Result<*mut Self, Errno> {
-        let flags = OFlags::RDWR | OFlags::CREATE;
+    /// For the monitor: makes the file where it is missing.
+    fn make(dir: &Fd) -> Result<*mut Self, Errno> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NONBLOCK;
         let file = sys::open_at(dir, NAME, flags, Mode::RUSR | Mode::WUSR)?;
-        if rustix::fs::fstat(file.as_fd())?.st_size < SIZE as i64 {
-            // Without its blocks a look could meet a full file system.
-            rustix::fs::fallocate(file.as_fd(), FallocateFlags::empty(), 0, SIZE as u64)?;
+        // Without its blocks a look could meet a full file system.
+        rustix::fs::fallocate(file.as_fd(), FallocateFlags::empty(), 0, SIZE as u64)?;
+        Self::map(&file, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn find(dir: &Fd) -> Result<*mut Self, Errno> {
+        // What another thread writes to this number, which the program may have left closed, goes nowhere.
+        let file = sys::open_at(dir, NAME, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())?;
+        let stat = rustix::fs::fstat(file.as_fd())?;
+        let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        if !regular || stat.st_size < SIZE as i64 {
+            return Err(Errno::INVAL);
         }
+        Self::map(&file, ProtFlags::READ)
+    }
+
+    fn map(file: &Fd, protection: ProtFlags) -> Result<*mut Self, Errno> {
+        let (anywhere, shared) = (ptr::null_mut(), MapFlags::SHARED);
         // SAFETY: a new mapping of a file that is so long, anywhere.
-        let page = unsafe {
-            mmap(
-                ptr::null_mut(),
-                SIZE,
-                protection,
-                MapFlags::SHARED,
-                file.as_fd(),
-                0,
-            )
-        };
+        let page = unsafe { mmap(anywhere, SIZE, protection, shared, file.as_fd(), 0) };
         page.map(<*mut _>::cast)
     }
+}
+
+/// Makes the filter of a runtime directory, for programs that look before the monitor is there.
+pub fn prepare(dir: &RuntimeDir) -> Result<(), DirError> {
+    let page = Page::make(&dir.open()?).map_err(DirError::Kernel)?;
+    // SAFETY: nobody has seen this mapping.
+    unsafe { munmap(page.cast(), SIZE) }.map_err(DirError::Kernel)
 }
 
 /// A place for the filter. Made for a `static`.
@@ -102,11 +115,9 @@ impl Anywhere {
         unsafe { self.0.load(SeqCst).as_ref() }.map(Filter)
     }
 
-    /// Opens the filter of a runtime directory, both of which are made where they are missing; `None` where
-    /// that cannot be.
-    pub fn open(&self, dir: &RuntimeDir) -> Option<Filter> {
-        let dir = dir.open_or_create().ok()?;
-        let page = Page::map(&dir, ProtFlags::READ).ok()?;
+    /// Opens the filter of a runtime directory, which the monitor has made, or [`prepare`]; makes nothing.
+    pub fn open(&self, dir: &RuntimeDir) -> Result<Filter, DirError> {
+        let page = Page::find(&dir.open()?).map_err(DirError::Kernel)?;
         if self
             .0
             .compare_exchange(ptr::null_mut(), page, SeqCst, SeqCst)
@@ -115,7 +126,7 @@ impl Anywhere {
             // SAFETY: another thread was faster, and nobody has seen this one.
             let _ = unsafe { munmap(page.cast(), SIZE) };
         }
-        self.get()
+        self.get().ok_or(DirError::Kernel(Errno::INVAL))
     }
 }
 
@@ -167,7 +178,7 @@ struct Marked {
 impl Marks {
     /// Goes on with the filter of a directory.
     pub(crate) fn new(dir: &Fd) -> Self {
-        let page = Page::map(dir, ProtFlags::READ | ProtFlags::WRITE).ok();
+        let page = Page::make(dir).ok();
         // SAFETY: the mapping is never unmapped.
         let page = page.and_then(|page| unsafe { page.as_ref() });
         Self(Rc::new(Marked {
@@ -245,6 +256,7 @@ impl Drop for Mark {
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods)] // Tests run without the preload.
 mod tests {
     use super::*;
     use crate::testing::Scratch;
@@ -259,6 +271,8 @@ mod tests {
         let dir = scratch.runtime();
         let here = Anywhere::new();
         assert!(here.get().is_none());
+        assert!(here.open(&dir).is_err(), "nobody has made it");
+        prepare(&dir).expect("a filter");
         let filter = here.open(&dir).expect("a filter");
         let marks = Marks::new(&dir.open().expect("a directory"));
         marks.clear();
@@ -280,7 +294,8 @@ mod tests {
         let dir = scratch.runtime();
         let opened = dir.open().expect("a directory");
         core::mem::forget(Marks::new(&opened).add(id(1)));
-        let filter = Anywhere::new().open(&dir).expect("a filter");
+        let here = Anywhere::new();
+        let filter = here.open(&dir).expect("a filter");
         let marks = Marks::new(&opened);
         let mark = marks.add(id(2));
         marks.clear();
@@ -289,5 +304,27 @@ mod tests {
         assert!(filter.may_have(id(1)));
         marks.clear();
         assert!(!filter.may_have(id(1)));
+    }
+
+    #[test]
+    fn what_is_no_filter_is_refused() {
+        let scratch = Scratch::new();
+        let dir = scratch.runtime();
+        let path = scratch.path("run/staged.1");
+        let refused = || Anywhere::new().open(&dir).is_err();
+        std::fs::write(&path, [0xff; SIZE - 1]).expect("a short one");
+        assert!(refused());
+        std::fs::remove_file(&path).expect("remove");
+        std::os::unix::fs::symlink("elsewhere", &path).expect("a link");
+        assert!(refused() && prepare(&dir).is_err());
+        std::fs::remove_file(&path).expect("remove");
+        std::fs::create_dir(&path).expect("a directory");
+        assert!(refused() && prepare(&dir).is_err());
+        // The monitor does without it.
+        drop(Marks::new(&dir.open().expect("a directory")).add(id(1)));
+        std::fs::remove_dir(&path).expect("remove");
+        let made = std::process::Command::new("mkfifo").arg(&path).status();
+        assert!(made.expect("mkfifo(1)").success());
+        assert!(refused() && prepare(&dir).is_err());
     }
 }

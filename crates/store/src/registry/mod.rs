@@ -30,7 +30,7 @@ use core::sync::atomic::Ordering;
 use crate::clock;
 use rustix::fs::Statx;
 
-pub use anywhere::{Anywhere, Filter};
+pub use anywhere::{Anywhere, Filter, prepare as prepare_filter};
 pub use attach::Registry;
 pub use dir::{DirError, Env, RuntimeDir};
 pub use list::{Counts, FileStat, Listing, ProcessStat, Skipped, list};
