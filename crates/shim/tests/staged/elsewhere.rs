@@ -24,7 +24,8 @@ fn sees(looker: &mut Told, size: usize) {
         words.iter().all(|said| *said == size as i64),
         "{said}, not {size}"
     );
-    assert!((0..60).contains(&age) && holds == Some(1), "{said}");
+    // `time` may be a tick behind the clock that a write is told by.
+    assert!((-1..60).contains(&age) && holds == Some(1), "{said}");
 }
 
 #[test]
