@@ -1,6 +1,7 @@
 // Appends numbered lines to a file, one write each, and says so on standard output after each batch.
 //   lines FILE FLAGS WHO BATCH...   FLAGS: a (O_APPEND), w (write only) and s (starts another program first); after
-//                                   each batch a byte is read from standard input; at its end the program waits for ever
+//                                   each batch a byte is read from standard input: after an e the file is closed, and at
+//                                   its end the program waits for ever
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -30,6 +31,7 @@ int main(int count, char **args) {
         char byte;
         dprintf(1, "%d\n", number);
         if (read(0, &byte, 1) != 1) pause();
+        if (byte == 'e') break;
     }
     return close(fd) != 0;
 }
