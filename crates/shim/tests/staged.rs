@@ -656,7 +656,11 @@ fn a_monitor_that_comes_later_is_found() {
             written = program.batch();
             place.is_leased()
         });
-        assert_eq!(found, stages_here(mode), "mode {mode}, after {written} lines");
+        assert_eq!(
+            found,
+            stages_here(mode),
+            "mode {mode}, after {written} lines"
+        );
         program.close();
         assert_eq!(place.content(), lines("line", written), "mode {mode}");
     }

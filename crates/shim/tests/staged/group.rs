@@ -320,7 +320,9 @@ fn an_fsync_reaches_a_file_that_was_taken_away() {
         return;
     }
     if !scratch::is_memory() {
-        println!("skipped: it concerns memory: on a disk the file takes more of the kernel's syncs than it counts");
+        println!(
+            "skipped: it concerns memory: on a disk the file takes more of the kernel's syncs than it counts"
+        );
         return;
     }
     let Some(place) = Place::new("taken-together") else {
