@@ -154,6 +154,7 @@ impl Users<'_> {
     /// nothing of ours outlives the program's own close (PROTOCOLS F1).
     pub(crate) fn drop_name(self, fd: i32) {
         if self.names.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.leave_number();
             self.settle(fd);
             if let Some(slot) = self.slot() {
                 slot.close(fd);
@@ -322,6 +323,19 @@ impl Ofd {
                 self.hand_over_offset(fd);
                 Ok(())
             }
+        }
+    }
+
+    /// The number is about to be closed, and may be another file's soon. Who holds this description for a walk over all
+    /// of them publishes nothing through it any more, and moves no offset.
+    fn leave_number(&self) {
+        if let Some(writer) = self.writer() {
+            writer.ends(self);
+        }
+        let own = |at: i64| (at >= 0).then_some(HANDED);
+        let (set, fetch) = (Ordering::AcqRel, Ordering::Acquire);
+        while self.offset.fetch_update(set, fetch, own) == Err(HANDING) {
+            let _ = sys::sched_yield();
         }
     }
 

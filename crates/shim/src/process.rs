@@ -336,7 +336,9 @@ fn while_sharing<T>(with: With, create: impl FnOnce() -> T) -> Result<T, c_int> 
     };
     sharers.fetch_add(1, Ordering::SeqCst);
     let created = share_all_with(with).map(|()| create());
-    sharers.fetch_sub(1, Ordering::SeqCst);
+    // In a child that a handler has forked meanwhile it counts nobody.
+    let less = |count: u32| count.checked_sub(1);
+    let _ = sharers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
     created
 }
 

@@ -785,7 +785,7 @@ impl Staged {
         let Some(lease) = &self.lease else {
             return Ok(());
         };
-        match self.publish() {
+        match self.publish(Scope::Everything) {
             Ok(()) => {
                 // From here on its times are the file's own, also for those who have it staged still.
                 if self.file.is_clean() {
@@ -816,17 +816,18 @@ impl Staged {
         }
     }
 
-    /// Publishes everything. Who else does so just now is waited for: he may have begun before the last write.
-    fn publish(&self) -> Result<(), Error> {
-        patiently(|| self.file.publish(Scope::Everything).map(drop))
+    /// Publishes. Who else does so just now is waited for: he may have begun before the last write.
+    fn publish(&self, scope: Scope) -> Result<(), Error> {
+        patiently(|| self.file.publish(scope).map(drop))
     }
 
-    /// Publishes everything, for who looks at the file. What only others have staged is theirs to show.
-    pub(crate) fn show(&self) -> Result<(), Error> {
-        if self.watches() {
+    /// Publishes, for who looks at the file. What only others have staged is theirs to show, and what was closed without
+    /// our seeing it the monitor's.
+    pub(crate) fn show(&self, fd: i32, scope: Scope) -> Result<(), Error> {
+        if self.watches() || !self.is_behind(fd) {
             return Ok(());
         }
-        self.publish()
+        self.publish(scope)
     }
 
     /// The engine's view of it.
@@ -933,7 +934,7 @@ impl Staged {
     }
 
     /// Whether `fd` still leads to the file.
-    fn is_behind(&self, fd: i32) -> bool {
+    pub(crate) fn is_behind(&self, fd: i32) -> bool {
         rustix::fs::fstat(borrow(fd))
             .is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode))
     }

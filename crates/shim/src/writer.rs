@@ -62,6 +62,9 @@ use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard
 /// Calls that reach beyond here are the kernel's: file systems have limits, and it knows them.
 const FARTHEST: u64 = data::CERTAIN as u64;
 
+/// How often all files are committed before one of them is published, while others go on writing.
+const GROUPS: usize = 8;
+
 /// How often a file that must be staged is tried again while somebody has it open, every five milliseconds.
 const VISIT: usize = 40;
 
@@ -350,6 +353,31 @@ impl Writer {
         self.lock().write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes the state to publish the file, which commits it. Where files are committed together the others are before,
+    /// and nothing is written in between.
+    fn change_committed(&self, ofd: &Ofd) -> RwLockWriteGuard<'_, State> {
+        for _ in 0..GROUPS {
+            together::before_publishing(ofd);
+            let state = self.change();
+            let waits = |staged: &Staged| init::together() && staged.file().has_uncommitted();
+            if !matches!(&*state, State::Staged(staged) if waits(staged)) {
+                return state;
+            }
+        }
+        // What cannot be committed with the others is published by itself.
+        self.change()
+    }
+
+    /// The number of the description is about to lead to something else. What could not be published is the monitor's,
+    /// which has a descriptor of its own; who walks over all descriptions just now leaves this one alone.
+    pub(crate) fn ends(&self, ofd: &Ofd) {
+        self.be_told(ofd);
+        let _inside = engine::enter();
+        if !matches!(*self.look(), State::Kernel) {
+            *self.change() = State::Kernel;
+        }
+    }
+
     /// In a forked child: what is staged is the parent's, and neither its memory nor its locks mean
     /// anything here. `in_common`: the two have the offset in common.
     ///
@@ -631,7 +659,7 @@ impl Writer {
 
     /// Publishes everything and gives the lease back, for something that only the kernel does.
     fn set_down(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
-        let mut state = self.change();
+        let mut state = self.change_committed(ofd);
         if let State::Staged(staged) = &*state {
             staged.give_up(ofd, fd)?;
             self.begin_anew(&mut state, ofd, fd);
@@ -644,7 +672,6 @@ impl Writer {
     pub(crate) fn put_down(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
         self.ask_the_parent(ofd, fd)?;
         let _inside = engine::enter();
-        together::before_publishing(ofd);
         self.set_down(ofd, fd)
     }
 
@@ -766,8 +793,7 @@ impl Writer {
         if matches!(*self.look(), State::Kernel) {
             return Ok(());
         }
-        together::before_publishing(ofd);
-        let mut state = self.change();
+        let mut state = self.change_committed(ofd);
         if let State::Staged(staged) = &*state {
             staged.give_up(ofd, fd)?;
         }
@@ -793,8 +819,7 @@ impl Writer {
         if matches!(*self.look(), State::Kernel | State::Parents) || self.keep(ofd, fd) {
             return Ok(());
         }
-        together::before_publishing(ofd);
-        let mut state = self.change();
+        let mut state = self.change_committed(ofd);
         match &*state {
             State::Kernel | State::Parents => return Ok(()),
             State::Staged(staged) => staged.give_up(ofd, fd)?,
@@ -832,13 +857,14 @@ impl Writer {
         self.identity[1].store(stat.st_ino, Ordering::SeqCst);
         match &*state {
             // What others have taken away is found at the next call, and what cannot be published stays in the pool.
-            State::Staged(staged) => {
+            State::Staged(staged) if staged.is_behind(fd) => {
                 let scope = match self.mode {
                     Mode::Atomic => Scope::Committed,
                     Mode::Posix | Mode::Sync | Mode::Strict => Scope::Everything,
                 };
                 drop(staged.file().publish(scope));
             }
+            State::Staged(_) => {}
             // A child's copy of a mapping would keep the file in use.
             _ => *state = State::Fresh(Fresh::new()),
         }
@@ -847,18 +873,20 @@ impl Writer {
     }
 
     /// Before a command starts that does not get the description, but may look at the file: all is published, and stays
-    /// staged. What cannot be published this way is the kernel's, or an error, as if the command got it.
+    /// staged. What cannot be published this way is published and given back, or an error, as if the command got it.
+    /// Where files are committed together, that is what was committed with the others.
     pub(crate) fn show(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
         self.be_told(ofd);
         let _inside = engine::enter();
         together::before_publishing(ofd);
         let shown = match &*self.look() {
-            State::Staged(staged) => staged.show(),
+            State::Staged(staged) if init::together() => staged.show(fd, Scope::Committed),
+            State::Staged(staged) => staged.show(fd, Scope::Everything),
             State::Fresh(_) | State::Kernel | State::Parents => Ok(()),
         };
         match shown {
             Ok(()) | Err(Error::Taken) => Ok(()),
-            Err(_) => self.unstage(ofd, fd),
+            Err(_) => self.set_down(ofd, fd),
         }
     }
 
@@ -868,8 +896,7 @@ impl Writer {
     pub(crate) fn lend_for_a_call(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
         self.ask_the_parent(ofd, fd)?;
         let _inside = engine::enter();
-        together::before_publishing(ofd);
-        let mut state = self.change();
+        let mut state = self.change_committed(ofd);
         if let State::Staged(staged) = &*state {
             staged.give_up(ofd, fd)?;
             self.begin_anew(&mut state, ofd, fd);

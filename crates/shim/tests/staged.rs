@@ -1477,6 +1477,31 @@ fn a_command_that_does_not_get_a_file_leaves_it_staged() {
     }
 }
 
+/// What a program has closed where nobody saw it is the monitor's to publish: nothing goes to the file that has its number.
+#[test]
+fn the_next_file_of_a_number_gets_nothing() {
+    let Some(place) = Place::new("hidden") else {
+        return;
+    };
+    let program = place.compile("hidden");
+    let other = place.file().with_extension("other");
+    for mode in ALL.into_iter().filter(|mode| stages_here(mode)) {
+        for how in ["popen", "fork"] {
+            let mut command = place.command(&program, Some(mode));
+            let output = run(command.arg(place.file()).arg(&other).arg(how));
+            assert_eq!(
+                String::from_utf8_lossy(&output.stdout),
+                "0\n",
+                "{how} {mode}"
+            );
+            assert_eq!(fs::read(&other).expect("the other"), b"", "{how} {mode}");
+            wait_for("it is published", || place.content() == "staged\n");
+            fs::remove_file(place.file()).expect("the file");
+            fs::remove_file(&other).expect("the other");
+        }
+    }
+}
+
 /// Threads that start commands disturb none that write: no byte is lost, and where files must be staged, no write is
 /// refused.
 #[test]
