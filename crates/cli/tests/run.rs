@@ -12,6 +12,7 @@ mod monitors;
 
 use std::fs::OpenOptions;
 use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -295,6 +296,32 @@ fn the_monitor_is_not_held_to_the_limits_of_a_program() {
     for limit in ["-S -v 9000000", "-S -n 20", "-n 1024"] {
         let done = under(limit);
         assert_eq!(done.out, "answers\n", "{limit}: {done:?}");
+    }
+}
+
+#[test]
+fn neither_limits_nor_masks_keep_it_from_starting_a_program() {
+    let own = env!("CARGO_BIN_EXE_adit");
+    for before in ["ulimit -f 1", "umask 0777"] {
+        let scratch = Scratch::new();
+        let run = scratch.0.join("run");
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{before}; {own} run echo ran")]);
+        command
+            .env("ADIT_LIB", library())
+            .env("XDG_STATE_HOME", &scratch.0)
+            .env("ADIT_RUNTIME_DIR", &run);
+        let done = finish(&mut command);
+        assert_eq!(done.out, "ran\n", "{before}: {done:?}");
+        // What programs share is open to all of this user's.
+        for entry in std::fs::read_dir(&run).into_iter().flatten().flatten() {
+            let mode = entry.metadata().unwrap().permissions().mode();
+            let is_filter = entry.file_name().to_string_lossy().starts_with("staged");
+            assert!(
+                !is_filter || mode & 0o777 == 0o600,
+                "{before}: {entry:?} {mode:o}"
+            );
+        }
     }
 }
 

@@ -5,7 +5,8 @@
 //! zero while nothing is staged anywhere; where the filter lies is found out at a program's first look.
 
 use crate::stat::Logical;
-use crate::{init, signal};
+use crate::{init, signal, sys};
+use adit_pmem::brief;
 use adit_store::monitor::client;
 use adit_store::registry::{Anywhere, DirError, FileId, Filter};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -38,35 +39,52 @@ pub(crate) fn stop() {
 /// Whether anybody may stage anything, as far as this process knows.
 pub(crate) fn is_anything() -> bool {
     let any = |filter: Filter| filter.any().load(Ordering::SeqCst) != 0;
-    init::credit().is_some() && FILTER.get().is_none_or(any)
+    looks() && FILTER.get().is_none_or(any)
+}
+
+/// Whether this process asks others at all.
+fn looks() -> bool {
+    let nothing = (&raw const NOTHING).cast_mut();
+    init::credit().is_some() && ANY.load(Ordering::SeqCst) != nothing
 }
 
 /// What others may have staged, if this process can learn of it.
 pub(crate) fn filter() -> Option<Filter> {
-    init::credit()?;
-    let known = FILTER.get();
-    known.or_else(|| {
-        let _inside = signal::engine::enter();
-        let dir = init::REGISTRY.runtime_dir()?;
-        match dir.and_then(|dir| FILTER.open(&dir)) {
-            Ok(filter) => {
-                is_at(filter.any());
-                Some(filter)
-            }
-            // That passes.
-            Err(DirError::Kernel(Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => None,
-            Err(_) => {
-                stop();
-                None
-            }
+    if !looks() {
+        return None;
+    }
+    FILTER.get().or_else(|| ask(open))
+}
+
+fn open() -> Option<Filter> {
+    let dir = init::REGISTRY.runtime_dir()?;
+    match dir.and_then(|dir| FILTER.open(&dir)) {
+        Ok(filter) => {
+            is_at(filter.any());
+            Some(filter)
         }
+        // That passes.
+        Err(DirError::Kernel(Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => None,
+        Err(_) => {
+            stop();
+            None
+        }
+    }
+}
+
+/// Asks others: no handler of a signal leaves that in the middle, as none leaves a `stat` of the kernel's, and no process
+/// that is forked meanwhile has what is open.
+fn ask<T>(question: impl FnOnce() -> T) -> T {
+    let _inside = signal::engine::enter();
+    sys::with_signals_blocked(|| {
+        let _brief = brief::begin();
+        question()
     })
 }
 
 /// Size and time of a file that another program has staged.
 pub(crate) fn logical(file: FileId) -> Option<Logical> {
-    let _inside = signal::engine::enter();
     let dir = init::REGISTRY.runtime_dir()?.ok()?;
-    let (size, modified) = client::look(&dir, file.dev, file.ino)?;
+    let (size, modified) = ask(|| client::look(&dir, file.dev, file.ino))?;
     Some(Logical::written_at(size, modified))
 }

@@ -59,12 +59,18 @@ fn blocks(now: u64, kernel_size: u64, size: u64) -> u64 {
 /// A program's buffer of either kind.
 pub(crate) trait Answer: Copy {
     fn identity(&self) -> (u64, u64);
+    /// Whether it is of a regular file, as far as it says.
+    fn is_regular(&self) -> bool;
     fn correct(&mut self, logical: Logical);
 }
 
 impl Answer for libc::stat {
     fn identity(&self) -> (u64, u64) {
         (self.st_dev, self.st_ino)
+    }
+
+    fn is_regular(&self) -> bool {
+        self.st_mode & libc::S_IFMT == libc::S_IFREG
     }
 
     fn correct(&mut self, logical: Logical) {
@@ -84,6 +90,11 @@ impl Answer for libc::statx {
     fn identity(&self) -> (u64, u64) {
         let device = libc::makedev(self.stx_dev_major, self.stx_dev_minor);
         (device, self.stx_ino)
+    }
+
+    fn is_regular(&self) -> bool {
+        let told = self.stx_mask & libc::STATX_TYPE != 0;
+        !told || u32::from(self.stx_mode) & libc::S_IFMT == libc::S_IFREG
     }
 
     fn correct(&mut self, logical: Logical) {
@@ -117,7 +128,7 @@ pub(crate) fn look<A: Answer>(answer: *mut A, asked: Asked, kernel: impl Fn() ->
     times::settle_all();
     let anywhere = elsewhere::filter();
     let mut published = None;
-    loop {
+    for _ in 0..LOOKS {
         let gone = gone(anywhere);
         // Asked first: what is not staged then is in the file, for the kernel to see.
         let others = declared::logical(asked);
@@ -140,7 +151,11 @@ pub(crate) fn look<A: Answer>(answer: *mut A, asked: Asked, kernel: impl Fn() ->
             dev: device,
             ino: inode,
         };
-        if published != Some(file) && anywhere.is_some_and(|filter| filter.may_have(file)) {
+        let is_file = seen.is_regular();
+        if is_file
+            && published != Some(file)
+            && anywhere.is_some_and(|filter| filter.may_have(file))
+        {
             if let Some(logical) = elsewhere::logical(file) {
                 seen.correct(logical);
                 // SAFETY: as above.
@@ -153,7 +168,12 @@ pub(crate) fn look<A: Answer>(answer: *mut A, asked: Asked, kernel: impl Fn() ->
             return result;
         }
     }
+    // Somebody takes files away faster than this one can be looked at.
+    kernel()
 }
+
+/// How often a file is looked at while others are taken away.
+const LOOKS: u32 = 64;
 
 /// How many files were staged and are not any more, by this process and by any.
 fn gone(anywhere: Option<Filter>) -> (u64, u64) {

@@ -57,7 +57,10 @@ pub(crate) fn start(
         why
     })?;
     // Without it programs see of what others stage what was published last, as everybody does.
-    let _ = prepare_filter(&dir);
+    // Under a limit on file sizes to make it could end this one.
+    if getrlimit(Resource::Fsize).current.is_none() {
+        let _ = prepare_filter(&dir);
+    }
     let pid = std::process::id();
     if adit_store::monitor::join(&dir, pid) {
         return Ok(());

@@ -92,6 +92,55 @@ fn who_looks_does_not_wait_for_a_stopped_monitor() {
     assert!(said.iter().all(|line| line.starts_with("0 0 ")), "{said:?}");
 }
 
+/// A look that the monitor has no time for is no reason to leave it alone with what is to be staged.
+#[test]
+fn a_look_in_vain_keeps_nothing_from_being_staged() {
+    let Some(place) = place("looked-at-in-vain") else {
+        return;
+    };
+    let (file, program) = (place.file(), place.compile("sharer"));
+    fs::write(&file, "").expect("the file");
+    let mut writer = Told::of(&mut place.command(&program, Some("strict")));
+    writer.all_well(&[&format!("o0 rwa {}", file.display()), "w0 0123456789"]);
+    let mut command = place.command(&program, Some("strict"));
+    let mut other = Told::of(command.env("ADIT_REQUIRE", "1"));
+    let of_its_own = |nth| place.dir.join(format!("own{nth}"));
+    other.all_well(&[&format!("o0 rwac {}", of_its_own(0).display()), "w0 first"]);
+    signal("-STOP", &place.monitors_pid());
+    other.tell(&format!("S0 {}", file.display()));
+    signal("-CONT", &place.monitors_pid());
+    other.all_well(&[&format!("o1 rwac {}", of_its_own(1).display()), "w1 more"]);
+}
+
+/// What is published has the time that its file has, whoever set it.
+#[test]
+fn who_looks_sees_times_that_others_have_set() {
+    for mode in ["strict", "atomic"] {
+        let Some(place) = Place::new("looked-at-times") else {
+            return;
+        };
+        let (file, program) = (place.file(), place.compile("sharer"));
+        fs::write(&file, "").expect("the file");
+        let mut writer = Told::of(&mut place.command(&program, Some(mode)));
+        let open = format!("o0 rwa {}", file.display());
+        writer.all_well(&[&open, "w0 0123456789", "f0"]);
+        let length = || fs::metadata(&file).expect("the file").len();
+        wait_for("it is published", || length() == 10);
+        let mut other = Told::of(&mut place.command(&program, Some("posix")));
+        // The claim of who has published it ends a moment later.
+        wait_for("the time is seen", || {
+            other.all_well(&[&format!("u0 1 {}", file.display())]);
+            other.tell(&format!("M0 {}", file.display())) == "0 1.000000000"
+        });
+        writer.all_well(&["w0 x"]);
+        assert_ne!(
+            other.tell(&format!("M0 {}", file.display())),
+            "0 1.000000000"
+        );
+        assert_eq!(other.tell(&format!("S0 {}", file.display())), "0 11");
+    }
+}
+
 /// The file is published by its program again and again, at any instant of a look; also between the kernel's answer,
 /// which is held back here, and the look at who has the file.
 #[test]

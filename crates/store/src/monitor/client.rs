@@ -47,6 +47,11 @@ const LEFT_ALONE: Duration = Duration::from_secs(5);
 /// Until when the monitor is left alone, nanoseconds of the clock that never jumps.
 static SILENT_UNTIL: AtomicU64 = AtomicU64::new(0);
 
+/// How long it is not asked about files by a program that has waited for such an answer in vain, and until when: it may be
+/// in the middle of something for others, and what this program stages must not suffer from that.
+const NOT_LOOKED: Duration = Duration::from_secs(1);
+static NOT_LOOKED_UNTIL: AtomicU64 = AtomicU64::new(0);
+
 /// Why something was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -311,8 +316,17 @@ pub fn publish(dir: &RuntimeDir, dev: u64, ino: u64, patience: Duration) -> Resu
 /// nobody said. `None` when the monitor holds no such file, or does not answer.
 #[must_use]
 pub fn look(dir: &RuntimeDir, dev: u64, ino: u64) -> Option<(u64, u64)> {
-    let answer = ask(dir, &Request::Look { dev, ino }, None, FOR_A_LOOK).ok()?;
-    Some((answer.value, number(answer.path.as_bytes())?))
+    if is_silent() || clock::steady() < NOT_LOOKED_UNTIL.load(Ordering::Relaxed) {
+        return None;
+    }
+    match say(dir, &Request::Look { dev, ino }, None, FOR_A_LOOK) {
+        Ok(answer) if answer.agreed() => Some((answer.value, number(answer.path.as_bytes())?)),
+        Err(Errno::TIMEDOUT) => {
+            NOT_LOOKED_UNTIL.store(after(NOT_LOOKED), Ordering::Relaxed);
+            None
+        }
+        _ => None,
+    }
 }
 
 fn ask(
@@ -333,23 +347,34 @@ fn ask_anyway(
     along: Option<BorrowedFd<'_>>,
     patience: Duration,
 ) -> Result<Answer, Refused> {
-    let dir = dir.open().map_err(|_| Refused::NoMonitor(Errno::NOENT))?;
-    let mut answer = wire::ask(&dir, request, along, patience);
-    if matches!(answer, Err(Errno::CONNRESET | Errno::PIPE)) {
-        // It was killed in the middle. Its standby listens at the same socket.
-        answer = wire::ask(&dir, request, along, patience);
-    }
-    match answer {
+    match say(dir, request, along, patience) {
         Ok(answer) if answer.agreed() => Ok(answer),
         Ok(answer) => Err(Refused::of(&answer)),
         Err(error) => {
             if error == Errno::TIMEDOUT {
-                let until = clock::steady().saturating_add(LEFT_ALONE.as_nanos() as u64);
-                SILENT_UNTIL.store(until, Ordering::Relaxed);
+                SILENT_UNTIL.store(after(LEFT_ALONE), Ordering::Relaxed);
             }
             Err(Refused::NoMonitor(error))
         }
     }
+}
+
+fn say(
+    dir: &RuntimeDir,
+    request: &Request<'_>,
+    along: Option<BorrowedFd<'_>>,
+    patience: Duration,
+) -> Result<Answer, Errno> {
+    let dir = dir.open().map_err(|_| Errno::NOENT)?;
+    match wire::ask(&dir, request, along, patience) {
+        // It was killed in the middle. Its standby listens at the same socket.
+        Err(Errno::CONNRESET | Errno::PIPE) => wire::ask(&dir, request, along, patience),
+        answer => answer,
+    }
+}
+
+fn after(pause: Duration) -> u64 {
+    clock::steady().saturating_add(pause.as_nanos() as u64)
 }
 
 /// Whether the monitor did not answer in time lately.

@@ -256,11 +256,23 @@ impl Held {
         self.is_leased() || self.is_shared() && live()
     }
 
-    /// How long the file is with what is staged of it, and when it was written last, zero when nobody said.
+    /// How long the file is with what is staged of it, and when it was written last, zero when nobody said: of what is
+    /// published the file has the time, and somebody may have set another one since.
     pub(super) fn seen(&self) -> Option<(u64, u64)> {
         let table = self.pool.file.pool();
+        // In this order: what is written in between counts as not published.
+        let retired = table.seen_retired(self.terms.file).ok()?;
         let size = table.end(self.terms.file).ok()??;
-        Some((size, table.modified(self.terms.file).ok()?))
+        let modified = table.modified(self.terms.file).ok()?;
+        let last = table.last_seq(self.terms.file).ok()?;
+        // A commit behind the last operation is not retired with it: that all is published then this monitor knows if it
+        // has done so.
+        let published = last <= retired
+            || self
+                .cell()
+                .as_ref()
+                .is_some_and(|staged| staged.is_published(last));
+        Some((size, if published { 0 } else { modified }))
     }
 
     /// Whether its program has given it back, and waits for the end of it.

@@ -64,7 +64,10 @@ impl Page {
     /// For the monitor: makes the file where it is missing.
     fn make(dir: &Fd) -> Result<*mut Self, Errno> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NONBLOCK;
-        let file = sys::open_at(dir, NAME, flags, Mode::RUSR | Mode::WUSR)?;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let file = sys::open_at(dir, NAME, flags, mode)?;
+        // Whatever the caller's umask: others of this user could not open it.
+        rustix::fs::fchmod(file.as_fd(), mode)?;
         // Without its blocks a look could meet a full file system.
         rustix::fs::fallocate(file.as_fd(), FallocateFlags::empty(), 0, SIZE as u64)?;
         Self::map(&file, ProtFlags::READ | ProtFlags::WRITE)

@@ -8,6 +8,7 @@
 //! is ours until the drop.
 #![allow(unsafe_code)]
 
+use adit_pmem::brief;
 use core::ffi::CStr;
 
 use rustix::fd::{AsFd, BorrowedFd, IntoRawFd as _, OwnedFd, RawFd};
@@ -68,10 +69,11 @@ pub(crate) fn open_at(dir: &Fd, name: &CStr, flags: OFlags, mode: Mode) -> Resul
     rustix::fs::openat(dir.as_fd(), name, flags, mode).map(Fd::new)
 }
 
-/// Opens a path without following a symbolic link in the last component.
+/// Opens a path without following a symbolic link in the last component, under a number that is none of the standard
+/// descriptors'.
 pub(crate) fn open(path: &CStr, flags: OFlags) -> Result<Fd, Errno> {
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    rustix::fs::openat(CWD, path, flags, Mode::empty()).map(Fd::new)
+    brief::above_standard(|| rustix::fs::openat(CWD, path, flags, Mode::empty())).map(Fd::new)
 }
 
 /// Pins what a path leads to, magic links included, without opening it: no lease breaks, no event

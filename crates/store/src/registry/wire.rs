@@ -12,6 +12,7 @@ use core::mem::MaybeUninit;
 use core::time::Duration;
 use std::time::Instant;
 
+use adit_pmem::brief;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd as _, BorrowedFd};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
@@ -346,10 +347,12 @@ pub(crate) fn address(dir: &Fd) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new(path.as_c_str().ok_or(Errno::NAMETOOLONG)?)
 }
 
-/// A new socket of the kind both sides use.
+/// A new socket of the kind both sides use. What other threads write to a standard descriptor that the program has closed
+/// does not go to the other side.
 pub(crate) fn socket() -> Result<Fd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map(Fd::new)
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    brief::above_standard(|| rustix::net::socket_with(family, kind, flags, None)).map(Fd::new)
 }
 
 /// Says one thing to the monitor of a directory, and waits for the answer until `patience` is over.

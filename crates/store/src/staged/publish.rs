@@ -218,6 +218,13 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         Ok(done)
     }
 
+    /// Whether everything up to record `last`, of whatever kind, is in the base file, as far as this process knows.
+    pub(crate) fn is_published(&self, last: u64) -> bool {
+        let view = self.look();
+        let known = self.known_seq.load(std::sync::atomic::Ordering::Relaxed);
+        view.ops.is_empty() && view.waiting.is_empty() && known == last + 1
+    }
+
     /// Ends the staging of a file that nobody can see any more, in no process and after no crash: what is
     /// staged goes with it. Its last name is gone, durably.
     pub fn discard(&self) -> Result<()> {
