@@ -288,6 +288,10 @@ impl Held {
         }
         #[cfg(test)]
         planted::wait_in_sharing();
+        #[cfg(test)]
+        if planted::fails_to_share() {
+            return Err(Error::Contended);
+        }
         let staged = self.staged()?;
         staged.share()?;
         self.sharing.store(SHARED, Ordering::Release);
@@ -614,6 +618,19 @@ pub(super) mod planted {
     static ONE_BY_ONE: AtomicBool = AtomicBool::new(false);
     static LEFT: AtomicU32 = AtomicU32::new(u32::MAX);
     static SLOWLY: AtomicBool = AtomicBool::new(false);
+    static UNSHARED: AtomicU32 = AtomicU32::new(0);
+
+    /// So many times a file cannot be shared.
+    pub(in crate::monitor) fn share_after(times: u32) {
+        UNSHARED.store(times, Ordering::Relaxed);
+    }
+
+    pub(super) fn fails_to_share() -> bool {
+        let left = UNSHARED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+            left.checked_sub(1)
+        });
+        left.is_ok()
+    }
 
     /// Files are shared when the test says so.
     pub(in crate::monitor) fn share_slowly() {

@@ -149,6 +149,8 @@ struct Entry {
     breaking: bool,
     again_at: Option<Instant>,
     again_after: Duration,
+    /// What is tried again is to share it: who only opened it takes it from nobody.
+    again_shares: bool,
     dead_since: Option<Instant>,
     /// A dead program's, that could not be taken away since then.
     failing_since: Option<Instant>,
@@ -353,12 +355,18 @@ impl Leases {
                     }
                 }
             }
-            Report::Shared { number, .. } => self.was_taken(number, false),
+            Report::Shared { number, .. } => {
+                self.was_taken(number, false);
+                if let Some(entry) = self.held.get_mut(&number) {
+                    entry.again_shares = true;
+                }
+            }
             Report::Aged(Aged { left, ended, lost }) => {
                 self.aging = false;
                 for number in lost {
                     if let Some(entry) = self.held.get_mut(&number) {
                         entry.again_at.get_or_insert_with(Instant::now);
+                        entry.again_shares = false;
                     }
                 }
                 for number in left {
@@ -414,6 +422,7 @@ impl Leases {
             entry.breaking = false;
             entry.again_at = Some(now + entry.again_after);
             entry.again_after = AGAIN_AT_MOST.min(2 * entry.again_after);
+            entry.again_shares = false;
             if entry.dead_since.is_some() {
                 entry.failing_since.get_or_insert(now);
             }
@@ -556,7 +565,8 @@ impl Leases {
             entry.again_at = None;
             entry.breaking = true;
             self.breaks += 1;
-            let shares = broken && !dead && !self.ending && held.is_declared();
+            let opened = if again { entry.again_shares } else { broken };
+            let shares = opened && !dead && !self.ending && held.is_declared();
             self.workers.start(Haste::Awaited, move || {
                 if shares {
                     let done = matches!(held.share_out(), Ok(true));
@@ -744,6 +754,7 @@ impl Leases {
             breaking: false,
             again_at: None,
             again_after: AGAIN,
+            again_shares: false,
             dead_since: None,
             failing_since: None,
         };

@@ -122,6 +122,10 @@ fn helper_monitor() {
     if std::env::var_os("T_SHARES_SLOWLY").is_some() {
         held::planted::share_slowly();
     }
+    if let Some(times) = std::env::var_os("T_SHARES_AFTER") {
+        let times = times.to_str().and_then(|times| times.parse().ok());
+        held::planted::share_after(times.expect("a number"));
+    }
     if std::env::var_os("T_BLIND").is_some() {
         adopt::planted::blind();
     }

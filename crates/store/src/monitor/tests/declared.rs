@@ -221,6 +221,22 @@ fn who_is_about_to_share_a_file_is_not_alone_with_it() {
     first.close();
 }
 
+/// Who could not share a file tries again, and takes it from nobody.
+#[test]
+fn what_could_not_be_shared_is_shared_a_little_later() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = empty(&scratch, "data");
+    let _monitor = monitor_with(&scratch, &[("T_SHARES_AFTER", Path::new("3"))]);
+    let first = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a lease");
+    first.staged().append(b"one").expect("append");
+    assert_eq!(std::fs::read(&path).expect("read"), b"one");
+    first.staged().append(b"two").expect("it is staged still");
+    assert!(first.staged().is_shared().expect("shared"));
+    first.close();
+    assert_eq!(std::fs::read(&path).expect("read"), b"onetwo");
+}
+
 /// A monitor that takes over is told who holds a file alone.
 #[test]
 fn a_standby_shares_no_file_that_is_held_alone() {
