@@ -156,7 +156,7 @@ WHOLE := --whole 480 --whole-quick --whole-media ext4-dax --whole-tests shim-sta
 # cannot be built it says so with status 77, which is a failure in continuous integration only.
 .PHONY: lab-vm
 lab-vm: release
-	@$(call limit,2240) lab/vm/run --cuts 6 --engine-cuts 3 --paths --path-modes posix,sync,atomic,strict --disk strict --also 6.12 $(WHOLE) --least 200 --total 2100 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/vm was skipped"; }
+	@$(call limit,2240) lab/vm/run --cuts 4 --engine-cuts 2 --paths --path-modes posix,sync,atomic,strict --disk strict --also 6.12 $(WHOLE) --least 200 --total 2100 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/vm was skipped"; }
 
 # All of the crates' own tests, and all cases of real programs, on ext4-DAX and XFS-DAX: an hour of emulation each. What
 # the tests compile is compiled here, where it takes no time.

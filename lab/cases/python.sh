@@ -2,7 +2,7 @@
 # what:   Python's own tests of io, os, shutil, tempfile, subprocess, mmap, zipfile, tarfile, dbm, pathlib
 # needs:  /usr/bin/python3 /usr/lib/python3.11/test/test_io.py
 # debian: python3 libpython3.11-testsuite
-# media:  ram ext4 btrfs
+# media:  ram ext4
 # limit:  120
 
 # Debian packages no tests of Python's sqlite3 module; the case sqlite has what that is made of.

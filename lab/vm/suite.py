@@ -17,8 +17,9 @@ EMULATION_DIFFERS = ["write_back_of_inaccessible_lines_faults"]
 PATIENCE = 3
 # Tests that simulate their medium, or are about where the host keeps its pools: they run in `make test`.
 ELSEWHERE = {"store-adit_store": ["staged::", "pools::"]}
-# What runs on tmpfs in `make test`, and is long.
-ON_DAX_ALONE = {"store-adit_store"}
+# What runs on tmpfs in `make test`, and is long: where it runs here, and where it does on another kernel than the first,
+# whose processors take turns.
+LONG = {"store-adit_store": {True: DAX, False: ("xfs",)}}
 
 # The oracle compares which times have moved since it last looked; the emulated clock ticks so unevenly that it
 # also finds differences between two plain runs. A difference of times that comes back three times is one.
@@ -292,8 +293,9 @@ def shares(kernel, host):
     return {"FICLONERANGE": kernel >= (6, 2), "exchange-range": min(kernel, host) >= (6, 10)}
 
 
-def tasks(seeds, operations, tests, mode, shares):
-    """Two lists of (name, seconds, command): the machine has two processors. `shares`: what XFS can."""
+def tasks(seeds, operations, tests, mode, shares, first):
+    """Two lists of (name, seconds, command): the machine has two processors. `shares`: what XFS can. `first`: no other
+    kernel has run them."""
     lanes = ([], [])
     for place, medium in PLACES.items():
         lanes[0].append((f"doctor-{place}", 30, medium_check(place, medium, shares)))
@@ -322,7 +324,7 @@ def tasks(seeds, operations, tests, mode, shares):
         everything.append((f"git-{place}", 120, GIT.format(dir=directory, adit=run, eager=EAGER)))
         everything.append((f"redis-{place}", 90, REDIS.format(dir=directory, adit=run, eager=EAGER)))
         for test in tests:
-            if test in ON_DAX_ALONE and PLACES[place] != "dax":
+            if place not in LONG.get(test, {}).get(first, PLACES):
                 continue
             skip = "".join(f" --skip {name}" for name in EMULATION_DIFFERS + ELSEWHERE.get(test, []))
             everything.append((f"{test}-{place}", 360, f"TMPDIR={directory} ADIT_TEST_SCRATCH={directory} "
