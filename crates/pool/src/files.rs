@@ -131,11 +131,27 @@ impl<M: Medium> Pool<M> {
         self.load(offset + at!(FileEntry.version))
     }
 
-    /// Changes the file's publishing word if it is `from`, without the file's lock.
-    pub fn exchange_version(&self, file: FileRef, from: u64, to: u64) -> Result<bool> {
-        self.ensure_live(file)?;
-        let offset = self.geometry().file_entry(file.index());
-        Ok(self.cas(offset + at!(FileEntry.version), from, to)?.is_ok())
+    /// Changes the file's publishing word to what `change` makes of it, whether or not somebody has the file's lock; false
+    /// where it makes nothing of it. It is asked again when the word was changed meanwhile.
+    pub fn update_version(
+        &self,
+        file: FileRef,
+        change: impl Fn(u64) -> Option<u64>,
+    ) -> Result<bool> {
+        loop {
+            self.ensure_live(file)?;
+            let word = self.version(file)?;
+            let Some(next) = change(word) else {
+                return Ok(false);
+            };
+            let offset = self.geometry().file_entry(file.index());
+            if self
+                .cas(offset + at!(FileEntry.version), word, next)?
+                .is_ok()
+            {
+                return Ok(true);
+            }
+        }
     }
 
     /// The sequence number of the last record of the file that is whole. As [`Pool::version`], of any file.

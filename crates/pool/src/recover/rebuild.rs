@@ -351,16 +351,13 @@ impl<M: Medium> Attachment<M> {
     /// the files' locks, which a stopped program may hold.
     fn end_claims(&self, slots: &[u32]) -> Result<()> {
         for file in self.pool.files()? {
-            let ended = self.pool.version(file).and_then(|word| {
+            let ended = self.pool.update_version(file, |word| {
                 let claims = |slot: &u32| u64::from(*slot) + 1 == word & PUBLISHER;
-                if slots.iter().any(claims) {
-                    self.pool.exchange_version(file, word, word & !PUBLISHER)?;
-                }
-                Ok(())
+                slots.iter().any(claims).then_some(word & !PUBLISHER)
             });
             match ended {
                 Err(Error::Forgotten) => {}
-                ended => ended?,
+                ended => drop(ended?),
             }
         }
         Ok(())

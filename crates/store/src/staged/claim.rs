@@ -104,11 +104,8 @@ impl<'a, M: Medium> Claim<'a, M> {
             // Whoever holds the lock was stopped over it. The claim has to go all the same: nobody
             // could publish the file any more while we live.
             Err(adit_pool::Error::Busy { .. }) => {
-                let pool = self.attachment.pool();
-                let word = pool.version(self.file)?;
-                if self.is_of(word) {
-                    pool.exchange_version(self.file, word, word & !PUBLISHER)?;
-                }
+                let ours = |word| self.is_of(word).then_some(word & !PUBLISHER);
+                self.attachment.pool().update_version(self.file, ours)?;
             }
             Err(error) => return Err(error.into()),
         }
@@ -138,14 +135,10 @@ fn living_holder<M: Medium>(attachment: &Attachment<M>, word: u64) -> Option<u32
 pub(super) fn bury_claims<M: Medium>(attachment: &Attachment<M>) -> Result<()> {
     let pool = attachment.pool();
     for file in pool.files()? {
-        let word = pool.version(file)?;
-        if word & PUBLISHER == 0 || living_holder(attachment, word).is_some() {
-            continue;
-        }
-        match pool.exchange_version(file, word, word & !PUBLISHER) {
+        let dead = |word: u64| word & PUBLISHER != 0 && living_holder(attachment, word).is_none();
+        match pool.update_version(file, |word| dead(word).then_some(word & !PUBLISHER)) {
             Err(adit_pool::Error::Forgotten) => {}
-            // Whoever has changed it meanwhile lives.
-            changed => drop(changed?),
+            buried => drop(buried?),
         }
     }
     Ok(())

@@ -36,10 +36,15 @@ impl Mark {
 impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// From now on other programs, and other descriptions of this one, may have the file staged, too.
     pub fn share(&self) -> Result<()> {
-        let guard = self.lock()?;
-        let word = guard.version()?;
-        if word & SHARED == 0 {
-            guard.set_version(word | SHARED)?;
+        let _guard = self.lock()?;
+        let pool = self.stage.attachment().pool();
+        // Somebody may just be giving up the claim of a dead publisher, which takes no lock: it stays given up.
+        let shares = |word| {
+            #[cfg(test)]
+            planted::happens();
+            (word & SHARED == 0).then_some(word | SHARED)
+        };
+        if pool.update_version(self.file, shares)? {
             // Covered pages are not used again from here on.
             self.change().covered.clear();
         }
@@ -151,10 +156,10 @@ impl View {
     }
 }
 
-/// Bugs for the tests to find: a reader that does not look.
+/// Bugs for the tests to find: a reader that does not look. And what happens at the worst instant.
 #[cfg(test)]
 pub(super) mod planted {
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
 
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub(in crate::staged) enum Blind {
@@ -171,6 +176,21 @@ pub(super) mod planted {
     /// What this thread does not look at.
     pub(in crate::staged) fn be(blind: Blind) {
         BLIND.set(blind);
+    }
+
+    type Event = Box<dyn FnOnce()>;
+
+    thread_local!(static MEANWHILE: RefCell<Option<Event>> = const { RefCell::new(None) });
+
+    /// What somebody else does when this thread has looked at the word of a file that it shares.
+    pub(in crate::staged) fn meanwhile(event: impl FnOnce() + 'static) {
+        MEANWHILE.set(Some(Box::new(event)));
+    }
+
+    pub(super) fn happens() {
+        if let Some(event) = MEANWHILE.take() {
+            event();
+        }
     }
 
     pub(super) fn unless(blind: Blind, word: u64, otherwise: u64) -> u64 {

@@ -627,3 +627,26 @@ fn what_is_written_behind_a_commit_is_not_committed() {
         }
     }
 }
+
+/// Whoever shares a file while the claim of a dead publisher is given up does not bring that back: the next holder of
+/// the slot would be taken for the publisher for as long as he lives.
+#[test]
+fn a_buried_claim_stays_buried_when_the_file_is_shared() {
+    use crate::staged::claim::bury_claims;
+    use adit_pool::PUBLISHER;
+
+    let world = World::new(tiny_size(12));
+    create_pool(&world, boot(1));
+    let file = world.create("dir/file").expect("create");
+    let pool = open_pool(world.medium(), boot(1)).expect("open");
+    let [stage, other, dead] = [(); 3].map(|()| Stage::new(pool.attach().expect("attach")));
+    let claim = u64::from(dead.attachment().slot()) + 1;
+    drop(dead);
+    let staged = StagedFile::open(&stage, &name_of(&file), file, Mode::Strict).expect("stage");
+    let set = |_| Some(claim);
+    pool.update_version(staged.file(), set).expect("claim");
+    planted::meanwhile(move || bury_claims(other.attachment()).expect("bury"));
+    staged.share().expect("share");
+    let word = pool.version(staged.file()).expect("word");
+    assert_eq!(word & (PUBLISHER | SHARED), SHARED);
+}
