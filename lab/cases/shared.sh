@@ -30,20 +30,23 @@ for journal in delete wal; do
     sqlite3 "$database" 'PRAGMA integrity_check; SELECT who, count(*), sum(n) FROM t GROUP BY who; SELECT n FROM counter;'
 done
 
-# Each sees its own lines and never fewer of the others'.
+# Each sees its own lines and never fewer of the others'. The kernel shows the first pages of a write before its last one;
+# where files are staged nobody sees a part.
 appender='
 import os, sys
 who = sys.argv[1]
 out = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 back = os.open("log", os.O_RDONLY)
 seen = 0
+staged = os.environ.get("ADIT_MODE", "posix") != "posix"
 for nth in range(300):
     line = ("%s %d %s\n" % (who, nth, "x" * (nth * 7 % 300))).encode()
     assert os.write(out, line) == len(line)
     if nth % 10 == 9:
         size = os.fstat(back).st_size
         text = os.pread(back, size, 0)
-        assert len(text) == size >= seen and text.endswith(b"\n"), (len(text), size, seen)
+        assert len(text) == size >= seen, (len(text), size, seen)
+        assert text.endswith(b"\n") or not staged, (size, text[-300:])
         assert line in text
         seen = size
 '
