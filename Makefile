@@ -146,17 +146,17 @@ lab-relink:
 lab-sequences: release
 	@$(call limit,600) lab/sequences --bin $(RELEASE) --count 20 --total 400 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/sequences was skipped"; }
 
-# Of the crates' own tests and the cases of real programs what an emulated processor does in some minutes; `make lab-dax`
-# runs them all.
-WHOLE := --whole 480 --whole-quick --whole-media ext4-dax --whole-tests shim-staged,cli-pool \
-	--whole-programs bash,children,shared,sqlite,tail
+# Of the crates' own tests and the cases of real programs what an emulated processor does in a minute or two; `make
+# lab-dax` runs them all.
+WHOLE := --whole 300 --whole-quick --whole-media ext4-dax --whole-tests shim-staged --whole-names required:: \
+	--whole-programs shared,tail
 
 # A stock kernel on emulated NVDIMMs: DAX file systems and power cuts. (What goes through a page cache is cut in
 # modes posix, atomic and strict by `make lab-sequences`, too, so one of them is enough here.) Where the machine
 # cannot be built it says so with status 77, which is a failure in continuous integration only.
 .PHONY: lab-vm
 lab-vm: release
-	@$(call limit,2240) lab/vm/run --cuts 4 --engine-cuts 2 --paths --path-modes posix,sync,atomic,strict --disk strict --also 6.12 $(WHOLE) --least 200 --total 2100 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/vm was skipped"; }
+	@$(call limit,2840) lab/vm/run --cuts 4 --engine-cuts 2 --publishing-cuts 1 --paths --path-modes posix,sync,atomic,strict --disk strict --also 6.12 $(WHOLE) --least 200 --total 2700 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/vm was skipped"; }
 
 # All of the crates' own tests, and all cases of real programs, on ext4-DAX and XFS-DAX: an hour of emulation each. What
 # the tests compile is compiled here, where it takes no time.
