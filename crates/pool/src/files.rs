@@ -132,7 +132,8 @@ impl<M: Medium> Pool<M> {
     }
 
     /// Changes the file's publishing word to what `change` makes of it, whether or not somebody has the file's lock; false
-    /// where it makes nothing of it. It is asked again when the word was changed meanwhile.
+    /// where it makes nothing of it. It is asked again when the word was changed meanwhile. [`Error::Forgotten`] when the
+    /// file is not in the table any more.
     pub fn update_version(
         &self,
         file: FileRef,

@@ -643,8 +643,9 @@ fn a_buried_claim_stays_buried_when_the_file_is_shared() {
     let claim = u64::from(dead.attachment().slot()) + 1;
     drop(dead);
     let staged = StagedFile::open(&stage, &name_of(&file), file, Mode::Strict).expect("stage");
-    let set = |_| Some(claim);
-    pool.update_version(staged.file(), set).expect("claim");
+    let claimed = |word| (word == 0).then_some(claim);
+    let claimed = pool.update_version(staged.file(), claimed);
+    assert!(claimed.expect("the file is there"));
     planted::meanwhile(move || bury_claims(other.attachment()).expect("bury"));
     staged.share().expect("share");
     let word = pool.version(staged.file()).expect("word");
