@@ -14,7 +14,7 @@
 //! The pages are never unmapped, so pointers to them stay good; all zero is a value of theirs.
 #![allow(unsafe_code)]
 
-use crate::{init, process, sys};
+use crate::{init, process, sys, vfork};
 use adit_store::direct::shared;
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -26,9 +26,20 @@ use rustix::process::{Pid, PidfdFlags};
 /// What a parent and its children have in common.
 #[repr(C)]
 struct Page {
-    /// Set before a child passes descriptions on.
+    /// Set before a child passes descriptions on to who may have them for ever.
     passed_on: AtomicU32,
+    /// Set when a child may have descriptions that were lent to it and are not in the list.
+    others: AtomicU32,
     descriptions: [Common; MOST_KEPT],
+}
+
+impl Page {
+    /// Which of these one is, if it is one.
+    fn place_of(&self, common: &Common) -> Option<usize> {
+        self.descriptions
+            .iter()
+            .position(|one| ptr::eq(one, common))
+    }
 }
 
 /// Descriptions that stay staged while there are children who may have them; with more, the others are lent.
@@ -45,6 +56,8 @@ pub(crate) struct Common {
     holder: AtomicI32,
     /// Set before a child asks for the file: from then on nothing is staged until the children have ended.
     wanted: AtomicU32,
+    /// Set before this one is passed on, to a program that is executed or started: nobody knows who has it then.
+    passed_on: AtomicU32,
     /// One of [`FREE`], [`USED`], [`LEFT`].
     use_: AtomicU32,
     /// Whether the program opened the file with `O_APPEND`, which may be missing as long as the offset is not the
@@ -75,9 +88,22 @@ impl Common {
             let taken = |one: &&Self| one.becomes(from, USED);
             page.descriptions.iter().find(taken)
         };
-        let known = || process::sharers() <= 1 && others() == Others::None;
-        let one = take(FREE).or_else(|| known().then(|| take(LEFT))?)?;
+        let is_nobodys =
+            || process::sharers() <= 1 && !vfork::any_runs() && others(None) == Others::None;
+        let one = match take(FREE) {
+            Some(one) => one,
+            None => {
+                let one = take(LEFT)?;
+                // Asked once it is taken: whoever may have it was there before it was left.
+                if !is_nobodys() {
+                    one.becomes(USED, LEFT);
+                    return None;
+                }
+                one
+            }
+        };
         one.wanted.store(0, Ordering::SeqCst);
+        one.passed_on.store(0, Ordering::SeqCst);
         one.appends.store(u32::from(appends), Ordering::SeqCst);
         one.offset.store(offset, Ordering::SeqCst);
         Some(one)
@@ -92,12 +118,8 @@ impl Common {
     /// The parent has closed the description. A child that closes it says nothing: it has its own copy of the page
     /// that knows of it.
     pub(crate) fn leave(&'static self) {
-        let ours = page(&OWN).is_some_and(|page| {
-            page.descriptions
-                .as_ptr_range()
-                .contains(&ptr::from_ref(self))
-        });
-        if ours && OWNER.load(Ordering::SeqCst) == this_process() {
+        let ours = page(&OWN).and_then(|page| page.place_of(self));
+        if ours.is_some() && OWNER.load(Ordering::SeqCst) == this_process() {
             self.becomes(USED, LEFT);
         }
     }
@@ -109,11 +131,21 @@ impl Common {
 
     /// A child is about to ask for the file.
     pub(crate) fn want(&self) {
+        // Who was not told yet has both in its parent's places.
+        let parents = if is_untold() { &OWN } else { &PARENTS };
+        if let Some(used) = page(parents).and_then(|page| page.place_of(self)) {
+            USERS_OF_THE_PARENTS[used].store(this_process(), Ordering::SeqCst);
+        }
         self.wanted.store(1, Ordering::SeqCst);
     }
 
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::SeqCst) != 0
+    }
+
+    /// Somebody else is about to have it, for as long as he likes.
+    pub(crate) fn pass_on(&self) {
+        self.passed_on.store(1, Ordering::SeqCst);
     }
 
     /// Nobody has it beside the parent.
@@ -170,6 +202,8 @@ static OWN: AtomicPtr<Page> = AtomicPtr::new(ptr::null_mut());
 static OWNER: AtomicI32 = AtomicI32::new(0);
 /// The one that this process was forked with.
 static PARENTS: AtomicPtr<Page> = AtomicPtr::new(ptr::null_mut());
+/// Who has asked for those in it: this process, or one before it.
+static USERS_OF_THE_PARENTS: [AtomicI32; MOST_KEPT] = [const { AtomicI32::new(0) }; MOST_KEPT];
 /// Numbers of children; zero is free.
 static ALIVE: [AtomicI32; MOST] = [const { AtomicI32::new(0) }; MOST];
 /// Some child is not in the list.
@@ -206,6 +240,30 @@ pub(crate) fn born(pid: i32) {
     forget_the_dead();
     if !ALIVE.iter().any(enter) {
         TOO_MANY.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Before a program is executed or started, which gets what is not closed then. Of what this process was forked with and
+/// has not used it is known which number leads there; what it has used may have others by now, of which nobody knows.
+pub(crate) fn pass_on_what_was_used() {
+    let Some(page) = page(&PARENTS).filter(|page| page.others.load(Ordering::SeqCst) == 0) else {
+        return pass_on();
+    };
+    if is_untold() {
+        return pass_on();
+    }
+    let this = this_process();
+    for (common, user) in page.descriptions.iter().zip(&USERS_OF_THE_PARENTS) {
+        if user.load(Ordering::SeqCst) == this {
+            common.pass_on();
+        }
+    }
+}
+
+/// A description without a place in the list is lent to children.
+pub(crate) fn lent_without_a_place() {
+    if let Some(page) = page(&OWN) {
+        page.others.store(1, Ordering::SeqCst);
     }
 }
 
@@ -256,12 +314,14 @@ pub(crate) enum Others {
     Unknown,
 }
 
-/// Who else there is.
-pub(crate) fn others() -> Others {
+/// Who else there is, of all descriptions or of one.
+pub(crate) fn others(of: Option<&Common>) -> Others {
     forget_the_dead();
     let alive = ALIVE.iter().any(|slot| slot.load(Ordering::SeqCst) != 0);
     // Asked after the children: who has ended says no more.
-    let kept = page(&OWN).is_none_or(|page| page.passed_on.load(Ordering::SeqCst) == 0);
+    let is_kept = |passed_on: &AtomicU32| passed_on.load(Ordering::SeqCst) == 0;
+    let kept = page(&OWN).is_none_or(|page| is_kept(&page.passed_on))
+        && of.is_none_or(|common| is_kept(&common.passed_on));
     if !kept || TOO_MANY.load(Ordering::SeqCst) {
         Others::Unknown
     } else if alive {

@@ -13,13 +13,13 @@
 
 use crate::signal::engine;
 use crate::stat::Logical;
-use crate::{descriptors, init, process, stage, sys};
+use crate::sys::{self, ProcPath};
+use crate::{descriptors, init, stage, vfork};
 use adit_store::monitor::client::{self, Refused};
 use core::ffi::{c_char, c_int};
 use rustix::fd::BorrowedFd;
 use rustix::fs::{Dir, Mode, OFlags};
 use rustix::io::Errno;
-use std::io::Write as _;
 
 /// The longest path that the kernel takes, with its end.
 const LONGEST: usize = 4096;
@@ -40,13 +40,8 @@ pub(crate) fn is_declared(fd: c_int) -> bool {
 
 /// The path by which the kernel knows the file of a descriptor; empty where it does not say.
 fn path_of(fd: c_int, into: &mut [u8; LONGEST]) -> &[u8] {
-    let mut link = [0u8; 40];
-    link_of(fd, &mut link);
-    let read = sys::readlink(
-        link.as_ptr() as usize,
-        into.as_mut_ptr() as usize,
-        into.len(),
-    );
+    let link = ProcPath::of_file(fd);
+    let read = sys::readlink(link.as_ptr(), into.as_mut_ptr() as usize, into.len());
     read.map_or(&[], |len| &into[..len])
 }
 
@@ -55,12 +50,6 @@ pub(crate) fn lies_in(path: &[u8], dir: &[u8]) -> bool {
     let dir = dir.strip_suffix(b"/").unwrap_or(dir);
     path.strip_prefix(dir)
         .is_some_and(|rest| rest.first() == Some(&b'/'))
-}
-
-/// Writes the name by which the kernel knows the file of a descriptor, with its end.
-pub(crate) fn link_of(fd: c_int, into: &mut [u8; 40]) {
-    // It is shorter than that.
-    let _ = write!(&mut into[..39], "/proc/thread-self/fd/{fd}");
 }
 
 /// What is there under a name.
@@ -163,7 +152,7 @@ pub(crate) fn is_the_kernels(fd: c_int) {
 
 /// Before a name of a file changes: what others have staged of it goes to the file, and nobody stages it by the old name.
 pub(crate) fn bar_name(dir: c_int, path: *const c_char, flags: c_int) {
-    if !init::declared().is_empty() && !process::in_vfork_child() {
+    if !init::declared().is_empty() && !vfork::in_child() {
         with_named(dir, path, flags, |fd| {
             if is_declared(fd) && is_staged(fd) {
                 let _ = bar(fd);
@@ -174,7 +163,7 @@ pub(crate) fn bar_name(dir: c_int, path: *const c_char, flags: c_int) {
 
 /// Before the name of a directory changes, and with it those of all files in it.
 pub(crate) fn bar_below(dir: c_int, path: *const c_char) {
-    if init::declared().is_empty() || process::in_vfork_child() {
+    if init::declared().is_empty() || vfork::in_child() {
         return;
     }
     with_path(dir, path, libc::O_NOFOLLOW, |fd| {
@@ -193,7 +182,7 @@ pub(crate) fn bar_below(dir: c_int, path: *const c_char) {
 /// with an older time, and recovery might not get in. What cannot be published stays staged. They may stage it again.
 pub(crate) fn put_down(fd: c_int) {
     if !init::declared().is_empty()
-        && !process::in_vfork_child()
+        && !vfork::in_child()
         && is_declared(fd)
         && is_staged(fd)
         && let Some(dir) = init::runtime_dir()
@@ -208,7 +197,7 @@ pub(crate) fn put_down(fd: c_int) {
 
 /// The same by a name.
 pub(crate) fn put_down_name(dir: c_int, path: *const c_char, flags: c_int) {
-    if !init::declared().is_empty() && !process::in_vfork_child() {
+    if !init::declared().is_empty() && !vfork::in_child() {
         with_named(dir, path, flags, put_down);
     }
 }
@@ -268,13 +257,11 @@ pub(crate) fn is_locked(fd: c_int) -> bool {
 
 /// Whether the kernel tells of `fcntl` locks of this process beside a descriptor.
 fn has_locks(fd: c_int) -> bool {
-    let mut path = [0u8; 44];
+    let path = ProcPath::of_description(fd);
     let mut text = [0u8; LONGEST];
-    // It is shorter than that.
-    let _ = write!(&mut path[..43], "/proc/thread-self/fdinfo/{fd}");
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
     let dir = libc::AT_FDCWD as usize;
-    let Ok(info) = sys::openat(dir, path.as_ptr() as usize, flags, 0) else {
+    let Ok(info) = sys::openat(dir, path.as_ptr(), flags, 0) else {
         return true;
     };
     let read = sys::read(info, text.as_mut_ptr() as usize, text.len());

@@ -9,10 +9,11 @@ use crate::fds::{self, Kind};
 use crate::ofd::{self, Backing, Users};
 use crate::process::With;
 use crate::real::call_real;
+use crate::sys::{self, ProcPath};
 use crate::writer::{self, Writer};
-use crate::{appends, data, declared, init, process, signal, stage, stdio, sys, table};
-use adit_pmem::MediumKind;
+use crate::{appends, data, declared, init, process, signal, stage, stdio, table, vfork};
 use adit_pmem::copy::guarded_copy;
+use adit_pmem::{MediumKind, brief};
 use adit_store::direct::DirectFile;
 use adit_store::registry::FileId;
 use adit_store::staged::Mode;
@@ -94,7 +95,8 @@ pub(crate) extern "C" fn opened_temporary(_a: usize, _b: usize, _c: usize, fd: c
 
 /// Notes what a new descriptor is; returns it, or -1 with errno set where it must not be had.
 pub(crate) fn note_open(fd: c_int, flags: c_int) -> c_int {
-    if process::in_vfork_child() {
+    if vfork::in_child() {
+        vfork::has_left(fd);
         return fd;
     }
     forget_stale(fd);
@@ -156,21 +158,31 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode, declared: bool) -> Option<c_
         let writer = Writer::new(mode, flags, stageable).on(kind);
         if declared { writer.declared() } else { writer }
     };
-    let ofd = (stageable || (!plain && writes))
-        .then(|| Backing::Writer(writer()))
-        .and_then(|backing| ofd::allocate(backing, None, offset));
+    let promote = || {
+        let ofd = (stageable || (!plain && writes))
+            .then(|| Backing::Writer(writer()))
+            .and_then(|backing| ofd::allocate(backing, None, offset))?;
+        fds::set_promoted(fd, &ofd);
+        Some(ofd)
+    };
+    let required = init::required() && writes && mode != Mode::Posix;
+    let mut ofd = promote();
+    for _ in 0..ATTEMPTS {
+        if !(required && stageable && process::shares(fd) && is_ours_alone(fd, flags)) {
+            break;
+        }
+        forget(fd);
+        ofd = promote();
+    }
     if declared && !(stageable && ofd.is_some()) {
         // It is the kernel's from here on. What cannot be published now cannot be told either.
         let _ = declared::bar(fd);
     }
-    if let Some(ofd) = &ofd {
-        fds::set_promoted(fd, ofd);
-        if process::shares(fd) {
-            // Nothing is staged yet that could fail.
-            let _ = process::share(fd, With::Anybody);
-        }
+    if process::shares(fd) {
+        // Nothing is staged yet that could fail.
+        let _ = process::share(fd, With::Anybody);
     }
-    if init::required() && writes && mode != Mode::Posix {
+    if required {
         let staged = match ofd.as_ref().and_then(|ofd| Some((ofd, ofd.writer()?))) {
             Some((_, writer)) if !writer.must_stage() => Ok(()),
             Some((ofd, writer)) => writer.stage(ofd, fd),
@@ -187,10 +199,39 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode, declared: bool) -> Option<c_
     ofd.map(|_| fd)
 }
 
+/// How often a file is opened again because of processes that are being made.
+const ATTEMPTS: usize = 100;
+
+/// Opens the file of a new descriptor once more, which its program does not know yet, as a process that is just being made
+/// may have the description; whether the number leads to one that only this process has, as far as it is known.
+fn is_ours_alone(fd: c_int, flags: c_int) -> bool {
+    let begun = Instant::now();
+    while process::shares(fd) && begun.elapsed() < process::MAKING {
+        std::thread::sleep(PAUSES.start);
+    }
+    // The locks that the program has on the file would end with the first description.
+    if process::shares(fd) || declared::is_locked(fd) {
+        return false;
+    }
+    let made = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOFOLLOW;
+    let (dir, path) = (libc::AT_FDCWD as usize, ProcPath::of_file(fd));
+    let closes = flags & libc::O_CLOEXEC;
+    let _brief = brief::begin();
+    let again = (flags & !made) | libc::O_CLOEXEC;
+    let Ok(other) = sys::openat(dir, path.as_ptr(), again as usize, 0) else {
+        return false;
+    };
+    let renamed = sys::dup3(other, fd as usize, closes as usize);
+    let _ = sys::close(other);
+    renamed.is_ok()
+}
+
 /// After a call that returns a descriptor which is no file: a word left over means that the number
 /// was closed where we could not see it (PROTOCOLS F6).
 pub(crate) extern "C" fn returned(_a: usize, _b: usize, _c: usize, fd: c_int) -> c_int {
-    if !process::in_vfork_child() {
+    if vfork::in_child() {
+        vfork::has_left(fd);
+    } else {
         forget_stale(fd);
     }
     fd
@@ -198,11 +239,12 @@ pub(crate) extern "C" fn returned(_a: usize, _b: usize, _c: usize, fd: c_int) ->
 
 /// As [`returned`] for calls that fill an array of two.
 fn returned_pair(result: c_int, pair: *const c_int) -> c_int {
-    if result == 0 && !process::in_vfork_child() {
+    if result == 0 {
         // SAFETY: libc has just stored both there.
-        let [first, second] = unsafe { [pair.read(), pair.add(1).read()] };
-        forget_stale(first);
-        forget_stale(second);
+        let pair = unsafe { [pair.read(), pair.add(1).read()] };
+        for fd in pair {
+            returned(0, 0, 0, fd);
+        }
     }
     result
 }
@@ -236,7 +278,7 @@ pub(crate) extern "C" fn socketpair(
 pub(crate) extern "C" fn consider(fd: c_int) {
     let Some(word) = fds::word(fd) else { return };
     let seen = word.load(Ordering::Acquire);
-    if seen & fds::CANDIDATE == 0 || process::in_vfork_child() {
+    if seen & fds::CANDIDATE == 0 || vfork::in_child() {
         return;
     }
     let verdict = match init::credit() {
@@ -453,7 +495,7 @@ pub(crate) extern "C" fn before_keeping(fd: c_int) -> c_int {
 /// what they may do, so that no later call of ours surprises a sandbox (PROTOCOLS C5). What cannot be
 /// published stays staged: a program that gives up its rights must not be kept from it.
 pub(crate) extern "C" fn release_all() {
-    if process::in_vfork_child() {
+    if vfork::in_child() {
         return;
     }
     init::stop_promoting();
@@ -544,7 +586,9 @@ pub(crate) extern "C" fn before_offset(fd: c_int) -> c_int {
 
 pub(crate) extern "C" fn close(fd: c_int) -> c_int {
     let mut published = Ok(());
-    if !process::in_vfork_child() {
+    if vfork::in_child() {
+        vfork::has_left(fd);
+    } else {
         published = publish(fd);
         forget(fd);
     }
@@ -577,16 +621,23 @@ pub(crate) fn put_down(fd: c_int) {
 pub(crate) extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) {
     const CLOSE_RANGE_UNSHARE: c_int = 2;
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    if vfork::in_child() {
+        // With other flags it may not be closed.
+        if flags & !CLOSE_RANGE_UNSHARE == 0 {
+            vfork::has_left_all(first..=last);
+        }
+        return;
+    }
     // Two threads' descriptors are not the same from here on, and one table cannot tell them apart.
-    if flags & CLOSE_RANGE_UNSHARE != 0 && !init::single_threaded() && !process::in_vfork_child() {
+    if flags & CLOSE_RANGE_UNSHARE != 0 && !init::single_threaded() {
         release_all();
     }
-    if flags & CLOSE_RANGE_CLOEXEC == 0 && !process::in_vfork_child() {
+    if flags & CLOSE_RANGE_CLOEXEC == 0 {
         fds::all()
             .filter(|&fd| (first..=last).contains(&(fd as c_uint)))
             .for_each(|fd| {
                 // A range that is one is closed; with other flags it may not be.
-                if flags == 0 && is_the_parents(fd) {
+                if flags == 0 && is_the_parents(fd) && !vfork::any_runs() {
                     forget(fd);
                 } else {
                     forget_handing_over(fd);
@@ -627,8 +678,8 @@ pub(crate) fn forget_handing_over(fd: c_int) {
 /// first. What cannot be published keeps its one name; with two, it would be published through the
 /// number of another file one day.
 fn before_alias(fd: c_int) -> Result<(), c_int> {
-    if process::in_vfork_child() {
-        return Ok(());
+    if vfork::in_child() {
+        return vfork::before_use(fd);
     }
     let Some(ofd) = fds::promoted(fd) else {
         return Ok(());
@@ -662,8 +713,8 @@ fn may_be_a_stream(fd: c_int) -> bool {
 
 /// `fd` is a new name of what `old` names; libc itself may use the number.
 fn alias(old: c_int, fd: c_int, of_stream: bool) {
-    if process::in_vfork_child() {
-        return;
+    if vfork::in_child() {
+        return vfork::has_left(fd);
     }
     forget_stale(fd);
     if of_stream || fd <= fds::LAST_STANDARD {
@@ -706,11 +757,16 @@ pub(crate) extern "C" fn dup(old: c_int) -> c_int {
 
 /// What `dup2` and `dup3` do before and after: `old` gets the name `new`, which may be in use.
 fn dup_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
-    if old == new || process::in_vfork_child() {
+    if old == new {
         return call();
     }
     if let Err(errno) = before_alias(old) {
         return sys::to_libc(Err(errno)) as c_int;
+    }
+    if vfork::in_child() {
+        let fd = call();
+        vfork::has_left(fd);
+        return fd;
     }
     let is_known = |fd| fds::word(fd).is_some_and(|word| word.load(Ordering::SeqCst) != 0);
     let known = is_known(old);
@@ -755,6 +811,8 @@ pub(crate) extern "C" fn before_fcntl(fd: c_int, command: c_int, argument: usize
 
 fn ready_for_fcntl(fd: c_int, command: c_int, argument: usize) -> Result<(), c_int> {
     match command {
+        // The kernel's answer has to be that of the program's own flags.
+        libc::F_GETFL if vfork::in_child() => vfork::before_use(fd),
         libc::F_SETFD if argument & libc::FD_CLOEXEC as usize == 0 => before_inheriting(fd),
         // A second name of what is staged would be published through the number of another file.
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => before_alias(fd),

@@ -18,7 +18,8 @@
 #![allow(unsafe_code)]
 
 use crate::ofd::{Ofd, Users};
-use crate::process;
+use crate::vfork;
+use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Descriptors at or above this are always foreign.
@@ -53,7 +54,7 @@ pub(crate) fn word(fd: i32) -> Option<&'static AtomicU64> {
 }
 
 /// Every descriptor that may have a word.
-pub(crate) fn all() -> impl Iterator<Item = i32> {
+pub(crate) fn all() -> Range<i32> {
     0..HIGH.load(Ordering::SeqCst) as i32
 }
 
@@ -86,7 +87,7 @@ pub(crate) enum Kind {
 }
 
 /// What `fd` is. A `vfork` child has descriptors of its own but its parent's table, of which nothing is
-/// about them.
+/// about them; what its parent may have staged is the kernel's from here on.
 #[inline]
 pub(crate) fn kind(fd: i32) -> Kind {
     let Some(word) = word(fd) else {
@@ -94,7 +95,12 @@ pub(crate) fn kind(fd: i32) -> Kind {
     };
     loop {
         let seen = word.load(Ordering::Acquire);
-        if seen == 0 || process::in_vfork_child() {
+        if seen == 0 {
+            return Kind::Foreign;
+        }
+        if vfork::in_child() {
+            // Who can say that the file was not to be had has asked before.
+            let _ = vfork::before_use(fd);
             return Kind::Foreign;
         }
         let Some(ofd) = named_by(seen) else {
@@ -116,9 +122,10 @@ pub(crate) fn promoted(fd: i32) -> Option<Users<'static>> {
     }
 }
 
-/// Every promoted descriptor, with its description held in use.
+/// Every promoted descriptor, with its description held in use. None is a `vfork` child's.
 pub(crate) fn each_promoted() -> impl Iterator<Item = (i32, Users<'static>)> {
-    all().filter_map(|fd| Some((fd, promoted(fd)?)))
+    let ours = if vfork::in_child() { 0..0 } else { all() };
+    ours.filter_map(|fd| Some((fd, promoted(fd)?)))
 }
 
 /// Gives a descriptor another word than the one that was seen, unless it is something else by now.

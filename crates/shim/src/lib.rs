@@ -21,6 +21,7 @@
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 
 mod account;
+mod actions;
 mod alloc;
 mod appends;
 mod blocks;
@@ -49,4 +50,5 @@ mod sys;
 mod table;
 mod times;
 mod together;
+mod vfork;
 mod writer;

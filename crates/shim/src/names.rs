@@ -21,8 +21,9 @@
 use crate::declared::{Asked, Named};
 use crate::ofd::Ofd;
 use crate::real::call_real;
+use crate::sys::{self, ProcPath};
 use crate::writer::Writer;
-use crate::{data, declared, descriptors, fds, init, process, stage, sys, table};
+use crate::{data, declared, descriptors, fds, init, process, stage, table, vfork};
 use adit_pmem::MediumKind;
 use adit_store::staged::Mode;
 use core::ffi::{CStr, c_char, c_int, c_uint};
@@ -88,7 +89,7 @@ fn each_staged(
     flags: c_int,
     work: impl Fn(&Writer, &Ofd, c_int),
 ) -> libc::mode_t {
-    if stage::STAGED.load(Ordering::SeqCst) == 0 || process::in_vfork_child() {
+    if stage::STAGED.load(Ordering::SeqCst) == 0 || vfork::in_child() {
         return 0;
     }
     let mut stat = MaybeUninit::<libc::stat>::zeroed();
@@ -116,7 +117,7 @@ fn each_staged(
 /// Does a call that changes `names`: files that are staged are published first, and after success the
 /// directories are synced if the mode says so.
 fn change<const N: usize>(names: [Name; N], call: impl FnOnce() -> c_int) -> c_int {
-    if process::in_vfork_child() {
+    if vfork::in_child() {
         return call();
     }
     for Name(dir, path) in names {
@@ -326,7 +327,7 @@ pub(crate) fn before(dir: c_int, path: Path, flags: &mut c_int) -> u64 {
     let named = *flags & libc::O_TMPFILE != libc::O_TMPFILE && *flags & libc::O_PATH == 0;
     let creates = named && *flags & libc::O_CREAT != 0;
     let cuts = named && *flags & libc::O_TRUNC != 0;
-    if !(creates || cuts) || process::in_vfork_child() {
+    if !(creates || cuts) || vfork::in_child() {
         return NOTHING;
     }
     let writes = matches!(*flags & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR);
@@ -417,10 +418,8 @@ fn cut_in_kernel(fd: c_int, declared: bool) -> Result<(), c_int> {
     ) {
         sys::ftruncate(fd as usize, 0)?;
     } else {
-        let mut link = [0u8; 40];
-        declared::link_of(fd, &mut link);
         descriptors::before_holes_somewhere();
-        sys::truncate(link.as_ptr() as usize, 0)?;
+        sys::truncate(ProcPath::of_file(fd).as_ptr(), 0)?;
     }
     if declared && DURABLE.load(Ordering::Relaxed) != 0 {
         lost(sys::fsync(fd as usize))?;
@@ -431,7 +430,7 @@ fn cut_in_kernel(fd: c_int, declared: bool) -> Result<(), c_int> {
 /// For a stream that is to write to a file from its first byte on, which is to be cut in a transaction: the flags to
 /// open it with until it is, and whether there is no file yet. `None` where libc's own open does as well.
 fn flags_for_stream(path: Path, flags: c_int) -> Option<(c_int, bool)> {
-    if !is_transaction() && init::declared().is_empty() || process::in_vfork_child() {
+    if !is_transaction() && init::declared().is_empty() || vfork::in_child() {
         return None;
     }
     let mut left = flags;
@@ -458,7 +457,7 @@ pub(crate) fn open_for_stream(path: Path, flags: c_int) -> Option<Result<(c_int,
 
 /// Before the `mkstemp` family.
 pub(crate) extern "C" fn before_temporary(_arguments: &mut Arguments) -> u64 {
-    if DURABLE.load(Ordering::Relaxed) == 0 || process::in_vfork_child() {
+    if DURABLE.load(Ordering::Relaxed) == 0 || vfork::in_child() {
         NOTHING
     } else {
         NEW
@@ -562,7 +561,7 @@ fn make_new_durable(fd: c_int) -> Result<(), c_int> {
 pub(crate) extern "C" fn truncate(path: Path, size: libc::off_t) -> c_int {
     type Function = unsafe extern "C" fn(Path, libc::off_t) -> c_int;
     if size >= 0
-        && !process::in_vfork_child()
+        && !vfork::in_child()
         && declared::is_declared_name(libc::AT_FDCWD, path)
         && !has_size(path, size)
     {
@@ -572,7 +571,7 @@ pub(crate) extern "C" fn truncate(path: Path, size: libc::off_t) -> c_int {
     lend(libc::AT_FDCWD, path);
     // SAFETY: libc's own function with the program's own arguments.
     let result = unsafe { call_real!(table::truncate, Function)(path, size) };
-    if result != 0 || DURABLE.load(Ordering::Relaxed) == 0 || process::in_vfork_child() {
+    if result != 0 || DURABLE.load(Ordering::Relaxed) == 0 || vfork::in_child() {
         return result;
     }
     match sync_file(path) {
@@ -666,17 +665,10 @@ fn sync_file(path: Path) -> Result<(), c_int> {
 /// The directory that an open file has its name in; the path that it was opened by may have led there
 /// through links.
 fn parent_of(fd: c_int) -> Directory {
-    let mut link = [0u8; 40];
+    let link = ProcPath::of_file(fd);
     let mut path = [0u8; LONGEST + 1];
-    let written = {
-        use std::io::Write as _;
-        write!(&mut link[..39], "/proc/thread-self/fd/{fd}")
-    };
-    let read = written
-        .is_ok()
-        .then(|| sys::readlink(link.as_ptr() as usize, path.as_mut_ptr() as usize, LONGEST));
-    match read {
-        Some(Ok(len)) => Directory::open(libc::AT_FDCWD, cut(&mut path, len)),
+    match sys::readlink(link.as_ptr(), path.as_mut_ptr() as usize, LONGEST) {
+        Ok(len) => Directory::open(libc::AT_FDCWD, cut(&mut path, len)),
         _ => Directory::Closed,
     }
 }
@@ -770,7 +762,7 @@ fn leave_to_the_kernel(dir: c_int, path: Path, flags: c_int) {
     let mut stat = MaybeUninit::<libc::stat>::zeroed();
     let at = stat.as_mut_ptr() as usize;
     let asked = sys::newfstatat(dir as usize, path as usize, at, flags as usize);
-    if process::in_vfork_child() || asked.is_err() {
+    if vfork::in_child() || asked.is_err() {
         return;
     }
     // SAFETY: all zero is a valid stat, and the kernel has filled it.

@@ -19,9 +19,8 @@
 //! initialised (all zero is a valid `Ofd`) before their address leaves [`allocate`].
 #![allow(unsafe_code)]
 
-use crate::children::Common;
-use crate::descriptors::ends_with_us;
-use crate::process::With;
+use crate::children::{self, Common};
+use crate::process::{self, With};
 use crate::signal::engine;
 use crate::times::{self, ONE_SETTLES, STORED};
 use crate::writer::Writer;
@@ -410,36 +409,31 @@ impl Ofd {
 
     /// In a child, which has used nothing of it: asks for the file. Afterwards the kernel has all of it, for both.
     pub(crate) fn ask_the_parent(&self, fd: i32) -> Result<(), i32> {
-        if let Some(common) = self.common() {
-            common.want();
-        }
-        stage::visit(fd)?;
-        // Who finds the offset handed over has waited for whoever just takes it back, and did not see that it is wanted.
-        if let Some(common) = self.common() {
-            sys::with_signals_blocked(|| hand_over_common(common, fd));
-        }
-        Ok(())
+        self.common()
+            .map_or_else(|| stage::visit(fd), |common| ask_for(common, fd))
     }
 
     /// Notes that another process is about to have the description.
     pub(crate) fn share(&self, fd: i32, with: With) -> Result<(), i32> {
         // A command does not get it, but may look at the file, and this process goes on with it.
         if let Some(writer) = self.writer()
-            && with == With::Command
-            && ends_with_us(fd)
+            && with != With::Program
+            && with.ends(fd)
         {
             return writer.show(self, fd);
         }
         self.shared.store(1, Ordering::SeqCst);
         match self.writer() {
             Some(writer) if with == With::Child => writer.share_with_child(self, fd),
+            Some(writer) if with == With::Vfork => writer.share_with_vfork_child(self, fd),
             // What this process was forked with, and the program does not get, is nobody's business.
-            Some(writer)
-                if with == With::Program && writer.is_the_parents() && ends_with_us(fd) =>
-            {
-                Ok(())
+            Some(writer) if writer.is_the_parents() && with.ends(fd) => Ok(()),
+            _ => {
+                if let Some(common) = self.common() {
+                    common.pass_on();
+                }
+                self.hand_over(fd)
             }
-            _ => self.hand_over(fd),
         }
     }
 
@@ -564,6 +558,19 @@ impl Ofd {
                 .fetch_update(Ordering::AcqRel, Ordering::Acquire, further);
         }
     }
+}
+
+/// In a child, which has used nothing of it: asks for the file of what it has in common with its parent.
+pub(crate) fn ask_for(common: &Common, fd: i32) -> Result<(), i32> {
+    common.want();
+    // A command that another thread starts just now may get it, and was not seen to.
+    if process::passes_on() && !children::is_untold() {
+        common.pass_on();
+    }
+    stage::visit(fd)?;
+    // Who finds the offset handed over has waited for whoever just takes it back, and did not see that it is wanted.
+    sys::with_signals_blocked(|| hand_over_common(common, fd));
+    Ok(())
 }
 
 /// Gives an offset that several processes have in common to the kernel, and `O_APPEND` with it. Who died with that half

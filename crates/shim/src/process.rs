@@ -7,25 +7,24 @@
 //! and whatever either executes, share offsets exactly as the kernel shares them, whoever dies when (PROTOCOLS,
 //! design section 6).
 //!
-//! A `vfork` child runs on its parent's memory: until it executes or exits, it must not change the
-//! parent's table (F2: Python's child calls `close_range` on everything). The parent thread is
-//! suspended meanwhile, so the child is recognised by its thread pointer.
-//!
 //! # Safety
-//! C entry points and hooks called from the stubs. The `vfork` entry keeps its return address in a
-//! register across the system call, because the child's return would otherwise overwrite it.
+//! C entry points and hooks called from the stubs.
 #![allow(unsafe_code)]
 
 use crate::fds::{self, Kind};
 use crate::real::call_real;
 use crate::signal::engine;
 use crate::strangers::{self, Named};
-use crate::{alloc, appends, children, descriptors, init, signal, stage, sys, table, times};
+use crate::{actions, alloc, appends, children, descriptors, init, signal, stage, sys, table};
+use crate::{times, vfork};
 use adit_pmem::brief;
 use adit_pmem::copy::guarded_copy;
-use core::arch::naked_asm;
-use core::ffi::{c_char, c_int, c_long, c_uint};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use core::ffi::{c_char, c_int, c_uint};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::time::Duration;
+
+/// How long a process that another thread makes is waited for: longer than a large one takes to be copied.
+pub(crate) const MAKING: Duration = Duration::from_secs(1);
 
 /// How many threads are between marking everything shared and having created the sharer.
 static SHARING: AtomicU32 = AtomicU32::new(0);
@@ -43,20 +42,30 @@ pub(crate) fn sharing() -> bool {
     SHARING.load(Ordering::SeqCst) != 0
 }
 
-/// How many threads are between looking at everything for a command and having started it, which gets what is not closed
-/// then alone.
+/// How many threads are between looking at everything for a command, or a child of `vfork`, and having started it, which
+/// gets what is not closed then alone. (A child of `vfork` may use the rest until then, but not what its parent was
+/// just opening.)
 static COMMANDS: AtomicU32 = AtomicU32::new(0);
 
 /// Whether this descriptor, opened or promoted just now, may be shared already. Before its mark to be closed is taken
 /// away, it is the kernel's ([`descriptors::before_inheriting`]).
 pub(crate) fn shares(fd: c_int) -> bool {
-    sharing() || (COMMANDS.load(Ordering::SeqCst) != 0 && !descriptors::ends_with_us(fd))
+    sharing() || (starts_commands() && !With::Actions.ends(fd))
+}
+
+fn starts_commands() -> bool {
+    COMMANDS.load(Ordering::SeqCst) != 0 || vfork::some_begins()
+}
+
+/// Whether this process may be giving descriptions to somebody just now.
+pub(crate) fn passes_on() -> bool {
+    sharing() || starts_commands()
 }
 
 /// Whether this is a forked child that was not told so yet: a handler for a signal runs, or one that another library has
 /// set up for forks before ours.
 pub(crate) fn is_untold_child() -> bool {
-    sharing() && !in_vfork_child() && children::is_untold()
+    sharing() && !vfork::in_child() && children::is_untold()
 }
 
 /// How many threads do so.
@@ -69,12 +78,27 @@ pub(crate) fn sharers() -> u32 {
 pub(crate) enum With {
     /// A forked child, which will end.
     Child,
+    /// A child of `vfork`, which will execute a program or end.
+    Vfork,
     /// A program that takes this one's place, and gets what is not closed when it starts.
     Program,
     /// A program that gets the same, and runs beside this one.
     Command,
+    /// One that gets what file actions name as well.
+    Actions,
     /// Anybody.
     Anybody,
+}
+
+impl With {
+    /// Whether `fd` is closed before a command starts.
+    pub(crate) fn ends(self, fd: c_int) -> bool {
+        match self {
+            Self::Program | Self::Command => descriptors::ends_with_us(fd),
+            Self::Actions => descriptors::ends_with_us(fd) && !actions::name(fd),
+            Self::Child | Self::Vfork | Self::Anybody => false,
+        }
+    }
 }
 
 /// Gives the offset of `fd` to the kernel because somebody else is about to have the description.
@@ -102,10 +126,15 @@ pub(crate) fn share_all() -> Result<(), c_int> {
 }
 
 fn share_all_with(with: With) -> Result<(), c_int> {
-    if in_vfork_child() {
-        return Ok(());
+    if vfork::in_child() {
+        return vfork::before_sharing(with);
     }
-    children::pass_on();
+    match with {
+        With::Child | With::Anybody => children::pass_on(),
+        With::Vfork | With::Program | With::Command | With::Actions => {
+            children::pass_on_what_was_used();
+        }
+    }
     times::settle_all();
     fds::all().try_for_each(|fd| share(fd, with))
 }
@@ -113,7 +142,7 @@ fn share_all_with(with: With) -> Result<(), c_int> {
 /// Before another program takes this one's place.
 fn before_program() -> c_int {
     let refusal = before_program_with(With::Program);
-    if refusal == 0 && !in_vfork_child() {
+    if refusal == 0 && !vfork::in_child() {
         stage::leave();
     }
     refusal
@@ -258,8 +287,9 @@ pub(crate) extern "C" fn fork_raw() -> c_int {
 }
 
 fn fork_by(create: impl FnOnce() -> c_int) -> c_int {
-    if in_vfork_child() {
-        return create();
+    if vfork::in_child() {
+        let child = share_all().map(|()| create());
+        return child.unwrap_or_else(|errno| descriptors::minus_one(errno) as c_int);
     }
     resolve_for_children();
     let with = if children::prepare() {
@@ -329,9 +359,9 @@ pub(crate) fn register_fork_handlers() {
 
 /// Shares descriptions, then creates a process. Meanwhile no other thread stages anything that the new process would
 /// have as well.
-fn while_sharing<T>(with: With, create: impl FnOnce() -> T) -> Result<T, c_int> {
+pub(crate) fn while_sharing<T>(with: With, create: impl FnOnce() -> T) -> Result<T, c_int> {
     let sharers = match with {
-        With::Command => &COMMANDS,
+        With::Vfork | With::Command | With::Actions => &COMMANDS,
         With::Child | With::Program | With::Anybody => &SHARING,
     };
     sharers.fetch_add(1, Ordering::SeqCst);
@@ -356,8 +386,7 @@ macro_rules! spawns {
             arguments: usize,
             environment: usize,
         ) -> c_int {
-            // What the child does before it executes the program may hand on what would be closed then.
-            let with = if actions == 0 { With::Command } else { With::Anybody };
+            let with = if actions == 0 { With::Command } else { With::Actions };
             spawn_by(with, || {
                 // SAFETY: libc's own function with the program's own arguments.
                 let spawn = unsafe { call_real!(table::$name, Spawn) };
@@ -393,8 +422,8 @@ fn spawn_by<T>(with: With, create: impl FnOnce() -> T) -> Result<T, c_int> {
         signal::before_program();
         create()
     };
-    if in_vfork_child() {
-        return Ok(create());
+    if vfork::in_child() {
+        return share_all().map(|()| create());
     }
     while_sharing(with, create)
 }
@@ -419,12 +448,7 @@ fn in_new_process() {
 
 fn renew() {
     children::in_new_process();
-    if VFORKS.swap(0, Ordering::SeqCst) != 0 {
-        for (slot, nested) in VFORKING.iter().zip(&NESTED) {
-            slot.store(0, Ordering::SeqCst);
-            nested.store(0, Ordering::SeqCst);
-        }
-    }
+    vfork::in_new_process();
     init::REGISTRY.after_fork_child();
     // SAFETY: only this thread came along.
     unsafe { stage::in_new_process() };
@@ -453,133 +477,6 @@ pub(crate) extern "C" fn before_clone(_function: usize, _stack: usize, flags: c_
         descriptors::release_all();
     }
     descriptors::refusal(ready)
-}
-
-/// Threads whose `vfork` child is running, by thread pointer; zero is free.
-static VFORKING: [AtomicUsize; VFORKS_AT_A_TIME] =
-    [const { AtomicUsize::new(0) }; VFORKS_AT_A_TIME];
-/// Children of these that run on the same memory, and theirs.
-static NESTED: [AtomicU32; VFORKS_AT_A_TIME] = [const { AtomicU32::new(0) }; VFORKS_AT_A_TIME];
-/// The processes that have taken the slots.
-static TAKERS: [AtomicI32; VFORKS_AT_A_TIME] = [const { AtomicI32::new(0) }; VFORKS_AT_A_TIME];
-/// With more at a time nothing stays promoted, see [`before_vfork`].
-pub(crate) const VFORKS_AT_A_TIME: usize = 64;
-static VFORKS: AtomicU32 = AtomicU32::new(0);
-
-/// Whether the caller is a `vfork` child that still runs on its parent's memory.
-#[inline]
-pub(crate) fn in_vfork_child() -> bool {
-    VFORKS.load(Ordering::Relaxed) != 0 && {
-        let me = sys::thread_word();
-        VFORKING
-            .iter()
-            .any(|slot| slot.load(Ordering::Relaxed) == me)
-    }
-}
-
-/// The number of the caller's `vfork` child among those that run, in the child and in its parent.
-pub(crate) fn vfork_slot() -> Option<usize> {
-    if VFORKS.load(Ordering::SeqCst) == 0 {
-        return None;
-    }
-    let me = sys::thread_word();
-    VFORKING
-        .iter()
-        .position(|slot| slot.load(Ordering::SeqCst) == me)
-}
-
-/// Called by [`vfork`] before the system call; zero, or why there must not be a child. When there is no
-/// slot left, nothing stays promoted, so the child finds nothing it could change. Until the child has
-/// executed or exited, no other thread stages anything.
-extern "C" fn before_vfork() -> c_int {
-    if let Some(nth) = vfork_slot() {
-        NESTED[nth].fetch_add(1, Ordering::SeqCst);
-        return 0;
-    }
-    SHARING.fetch_add(1, Ordering::SeqCst);
-    if let Err(errno) = share_all() {
-        SHARING.fetch_sub(1, Ordering::SeqCst);
-        return errno;
-    }
-    let me = sys::thread_word();
-    // Counted before a slot is taken: a child forked in between clears the slots by the count.
-    VFORKS.fetch_add(1, Ordering::SeqCst);
-    let free = VFORKING.iter().position(|slot| {
-        slot.compare_exchange(0, me, Ordering::SeqCst, Ordering::SeqCst)
-            .is_ok()
-    });
-    if let Some(nth) = free {
-        TAKERS[nth].store(children::this_process(), Ordering::SeqCst);
-    } else {
-        VFORKS.fetch_sub(1, Ordering::SeqCst);
-        descriptors::release_all();
-        SHARING.fetch_sub(1, Ordering::SeqCst);
-    }
-    0
-}
-
-/// Called by [`vfork`] in the parent when the child has executed or exited, with the raw result.
-extern "C" fn after_vfork(result: c_long) -> c_int {
-    if let Some(nth) = vfork_slot() {
-        strangers::child_is_gone(nth);
-        let less = |nested: u32| nested.checked_sub(1);
-        // A child that was killed while its own child ran has left its count.
-        let own = children::this_process() == TAKERS[nth].load(Ordering::SeqCst);
-        let inner = NESTED[nth].fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
-        if own || inner.is_err() {
-            NESTED[nth].store(0, Ordering::SeqCst);
-            VFORKING[nth].store(0, Ordering::SeqCst);
-            VFORKS.fetch_sub(1, Ordering::SeqCst);
-            SHARING.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
-    if result < 0 {
-        sys::set_errno(-result as i32);
-        return -1;
-    }
-    result as c_int
-}
-
-/// `vfork`: returns twice on one stack, so the return address travels in rdi, which the system call
-/// preserves.
-#[unsafe(naked)]
-pub(crate) unsafe extern "C" fn vfork() {
-    naked_asm!(
-        ".cfi_startproc",
-        "sub rsp, 8",
-        ".cfi_adjust_cfa_offset 8",
-        "call {before}",
-        "add rsp, 8",
-        ".cfi_adjust_cfa_offset -8",
-        "test eax, eax",
-        "jne 3f",
-        "pop rdi",
-        ".cfi_adjust_cfa_offset -8",
-        ".cfi_register rip, rdi",
-        "mov eax, {number}",
-        "syscall",
-        "push rdi",
-        ".cfi_adjust_cfa_offset 8",
-        "test rax, rax",
-        "je 2f",
-        "mov rdi, rax",
-        "sub rsp, 8",
-        ".cfi_adjust_cfa_offset 8",
-        "call {after}",
-        "add rsp, 8",
-        ".cfi_adjust_cfa_offset -8",
-        "2:",
-        "ret",
-        ".cfi_restore rip",
-        "3:",
-        "mov edi, eax",
-        "jmp {refused}",
-        ".cfi_endproc",
-        before = sym before_vfork,
-        after = sym after_vfork,
-        refused = sym descriptors::minus_one,
-        number = const libc::SYS_vfork,
-    )
 }
 
 /// Before `sendmsg(socket, message, flags)`: descriptors in it get a second owner.
@@ -654,8 +551,11 @@ pub(crate) extern "C" fn before_prlimit(_pid: c_int, resource: c_int, new: usize
 
 /// Gives everything that is staged to the kernel.
 pub(crate) fn unstage_all() -> Result<(), c_int> {
+    if vfork::in_child() {
+        return share_all();
+    }
     let mut unstaged = Ok(());
-    if init::staging() && !in_vfork_child() {
+    if init::staging() {
         for (fd, _) in fds::each_promoted() {
             unstaged = unstaged.and(descriptors::unstage(fd));
         }
@@ -665,7 +565,7 @@ pub(crate) fn unstage_all() -> Result<(), c_int> {
 
 /// At the end of this process: publishes what it stages.
 pub(crate) fn finish_all() {
-    if init::staging() && !in_vfork_child() {
+    if init::staging() && !vfork::in_child() {
         // What cannot be published is found by whoever recovers.
         for (fd, _) in fds::each_promoted() {
             let _ = descriptors::publish(fd);
@@ -698,8 +598,8 @@ pub(crate) extern "C" fn before_sharing_for_good() -> c_int {
 }
 
 pub(crate) fn share_all_for_good() -> Result<(), c_int> {
-    if in_vfork_child() {
-        return Ok(());
+    if vfork::in_child() {
+        return share_all();
     }
     FOR_GOOD.store(true, Ordering::SeqCst);
     SHARING.fetch_add(1, Ordering::SeqCst);
@@ -708,7 +608,7 @@ pub(crate) fn share_all_for_good() -> Result<(), c_int> {
 
 /// `_exit` and `_Exit` run no destructors.
 pub(crate) extern "C" fn before_exit() {
-    if !in_vfork_child() {
+    if !vfork::in_child() {
         init::end();
     }
 }

@@ -63,7 +63,7 @@ pub(crate) mod engine;
 pub(crate) mod mask;
 
 use crate::real::call_real;
-use crate::{descriptors, process, sys, table};
+use crate::{descriptors, sys, table, vfork};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -206,7 +206,7 @@ pub(crate) fn ready() -> bool {
         return true;
     }
     // A vfork child has dispositions of its own, but this would be noted in its parent's memory.
-    if process::in_vfork_child() || !SIGNALS.into_iter().all(put_in_front) {
+    if vfork::in_child() || !SIGNALS.into_iter().all(put_in_front) {
         return false;
     }
     READY.store(true, Ordering::SeqCst);
@@ -255,7 +255,7 @@ pub(crate) fn before_program() {
         return;
     }
     // A vfork child has dispositions of its own but our memory: only the former are changed.
-    if !process::in_vfork_child() {
+    if !vfork::in_child() {
         descriptors::release_all();
         READY.store(false, Ordering::SeqCst);
     }

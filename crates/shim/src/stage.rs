@@ -12,6 +12,7 @@
 
 use crate::ofd::Ofd;
 use crate::stat::Logical;
+use crate::sys::ProcPath;
 use crate::{alloc, data, declared, init, process, signal, sys};
 use adit_pmem::{Medium as _, MediumKind, brief};
 use adit_pool::{FileMedium, FileName, FileRef, PoolFile};
@@ -464,10 +465,11 @@ fn with_base<T>(
         return work(KernelFile::new(ProgramFd::Program(fd)).map_err(Error::Base)?);
     }
     // A child that is forked just then keeps it until it executes something, and the file from being staged.
-    let path = format!("/proc/thread-self/fd/{fd}");
+    let path = ProcPath::of_file(fd);
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let opened =
-        brief::above_standard(|| rustix::fs::open(path.as_str(), flags, rustix::fs::Mode::empty()));
+    let opened = brief::above_standard(|| {
+        rustix::fs::open(path.as_c_str(), flags, rustix::fs::Mode::empty())
+    });
     let base = ProgramFd::Pool(opened.map_err(Error::Base)?);
     work(KernelFile::new(base).map_err(Error::Base)?)
 }
@@ -524,12 +526,13 @@ pub(crate) fn is_open_to_its_owner(stat: &libc::stat) -> bool {
 /// Has whoever stages the file of a description publish everything and let go of it, as somebody does who opens it; but
 /// the open does not wait, so it fails, and nobody who watches the file is told of it. Where there is no lease nothing is
 /// opened: closing it would end this process's locks on the file; where there is one nobody has any. While the lease is
-/// being broken nothing is opened either: it might just have been given back, and that open would succeed.
+/// being broken nothing is opened either: it might just have been given back, and that open would succeed. No memory is
+/// taken, see [`crate::vfork`].
 pub(crate) fn visit(fd: i32) -> Result<(), i32> {
-    let path = format!("/proc/thread-self/fd/{fd}");
+    let path = ProcPath::of_file(fd);
     let open = |access: OFlags| {
         let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-        rustix::fs::open(path.as_str(), flags, rustix::fs::Mode::empty()).map(drop)
+        rustix::fs::open(path.as_c_str(), flags, rustix::fs::Mode::empty()).map(drop)
     };
     let (mut pause, mut asked) = (SHORTEST, Instant::now());
     loop {
@@ -570,10 +573,10 @@ enum Held {
 
 /// The lease of a description. Without a descriptor to look through one that is just being broken is not seen.
 fn held_lease(fd: i32) -> Held {
-    let path = format!("/proc/thread-self/fdinfo/{fd}");
+    let path = ProcPath::of_description(fd);
     let mut text = [0; 4096];
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let read = rustix::fs::open(path.as_str(), flags, rustix::fs::Mode::empty())
+    let read = rustix::fs::open(path.as_c_str(), flags, rustix::fs::Mode::empty())
         .and_then(|info| rustix::io::read(&info, &mut text));
     let Ok(len) = read else {
         let asked = sys::fcntl(fd as usize, libc::F_GETLEASE as usize, 0);
@@ -957,8 +960,8 @@ fn patiently(publish: impl Fn() -> Result<(), Error>) -> Result<(), Error> {
 fn name_of(fd: i32, stat: &Stat) -> Option<FileName> {
     let (handle_type, handle) = staged::handle_of(borrow(fd)).ok()?;
     // Of this thread: the first one may have ended, and `/proc/self` with it.
-    let link = format!("/proc/thread-self/fd/{fd}");
-    let path = rustix::fs::readlink(link.as_str(), Vec::new()).ok()?;
+    let link = ProcPath::of_file(fd);
+    let path = rustix::fs::readlink(link.as_c_str(), Vec::new()).ok()?;
     Some(FileName {
         handle_type,
         handle,

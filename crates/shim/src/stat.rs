@@ -12,7 +12,7 @@
 
 use crate::declared::{self, Asked};
 use crate::real::call_real;
-use crate::{descriptors, elsewhere, fds, names, process, stage, table, times};
+use crate::{descriptors, elsewhere, fds, names, process, stage, table, times, vfork};
 use adit_store::registry::{FileId, Filter};
 use core::ffi::{c_char, c_int, c_uint};
 use core::sync::atomic::Ordering;
@@ -122,7 +122,7 @@ impl Answer for libc::statx {
 /// Asks the kernel and corrects its answer. A file that was taken away after the kernel answered may
 /// have been published in between: it is asked again.
 pub(crate) fn look<A: Answer>(answer: *mut A, asked: Asked, kernel: impl Fn() -> c_int) -> c_int {
-    if process::in_vfork_child() {
+    if vfork::in_child() {
         return kernel();
     }
     times::settle_all();

@@ -26,7 +26,7 @@
 
 use crate::real::call_real;
 use crate::stubs::stub;
-use crate::{data, descriptors, fds, init, names, process, sys, table};
+use crate::{data, descriptors, fds, init, names, sys, table, vfork};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -259,7 +259,7 @@ fn hand_over_before_reopen(path: *const c_char, file: *mut FILE) {
     }
     // SAFETY: the program's own stream.
     let fd = unsafe { libc::fileno(file) };
-    if process::in_vfork_child() || !has_word(fd) {
+    if vfork::in_child() || !has_word(fd) {
         return;
     }
     // SAFETY: as above.
@@ -338,7 +338,7 @@ pub(crate) extern "C" fn opened_temporary(
     c: usize,
     file: *mut FILE,
 ) -> *mut FILE {
-    if !init::staging() || process::in_vfork_child() {
+    if !init::staging() || vfork::in_child() {
         return opened(a, b, c, file);
     }
     // SAFETY: libc has just made it, and nobody else has it.
@@ -353,12 +353,12 @@ pub(crate) extern "C" fn reopened(_a: usize, _b: usize, _c: usize, file: *mut FI
 
 /// Notes the descriptor of a new stream. False, with errno set, if the file must be staged and cannot be.
 fn note(file: *mut FILE) -> bool {
-    if process::in_vfork_child() {
-        return true;
-    }
     // SAFETY: libc has just made it, and nobody else has it.
     let fd = unsafe { libc::fileno(file) };
     descriptors::returned(0, 0, 0, fd);
+    if vfork::in_child() {
+        return true;
+    }
     let Some(flags) = flags_worth_serving(fd) else {
         return true;
     };
@@ -396,7 +396,7 @@ pub(crate) extern "C" fn before_fdopen(fd: c_int, mode: *const c_char) -> c_int 
     let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
     if !WANTED.load(Ordering::Relaxed)
         || mode.iter().any(|letter| b"mc".contains(letter))
-        || process::in_vfork_child()
+        || vfork::in_child()
         || !ready()
     {
         return descriptors::before_keeping(fd);

@@ -10,7 +10,8 @@
 //! mapped for them, inside of its length. A `vfork` child leaves its list to its parent, which unmaps it when it goes on.
 #![allow(unsafe_code)]
 
-use crate::{init, process, sys};
+use crate::sys::{self, ProcPath};
+use crate::{init, vfork};
 use adit_store::elf::{self, Bytes};
 use core::ffi::{CStr, c_char, c_int};
 use core::mem::MaybeUninit;
@@ -186,20 +187,7 @@ impl Named {
 
 /// Another description of what a descriptor is of, which may be open to be executed only.
 fn of_descriptor(fd: c_int) -> Option<OwnedFd> {
-    let mut path = *b"/proc/thread-self/fd/0000000000\0";
-    let digits = path.len() - 11;
-    let mut rest = u32::try_from(fd).ok()?;
-    for place in (digits..digits + 10).rev() {
-        path[place] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-    }
-    // Leading zeros are no number of the kernel's.
-    let zeros = path[digits..digits + 9]
-        .iter()
-        .take_while(|byte| **byte == b'0')
-        .count();
-    path.copy_within(digits + zeros.., digits);
-    open(CStr::from_bytes_until_nul(&path).ok()?)
+    open(ProcPath::of_file(fd).as_c_str())
 }
 
 fn is_to_be_alone(named: Named, found: &mut [u8; MAX_STRING]) -> bool {
@@ -268,8 +256,8 @@ struct List {
 }
 
 /// What `vfork` children have left to their parents, by the slot of the thread: where, and how long.
-static LEFT: [[AtomicUsize; 2]; process::VFORKS_AT_A_TIME] =
-    [const { [const { AtomicUsize::new(0) }; 2] }; process::VFORKS_AT_A_TIME];
+static LEFT: [[AtomicUsize; 2]; vfork::AT_A_TIME] =
+    [const { [const { AtomicUsize::new(0) }; 2] }; vfork::AT_A_TIME];
 
 /// In the parent of a `vfork` child, when it goes on.
 pub(crate) fn child_is_gone(slot: usize) {
@@ -351,7 +339,7 @@ impl List {
 
     /// When the call has failed: there is nothing left to the parent.
     fn unmap_here(self) {
-        if let Some([at, _]) = process::vfork_slot().and_then(|slot| LEFT.get(slot)) {
+        if let Some([at, _]) = vfork::slot().and_then(|slot| LEFT.get(slot)) {
             at.store(0, Ordering::SeqCst);
         }
         self.unmap();
@@ -359,7 +347,7 @@ impl List {
 
     /// A `vfork` child's memory is its parent's, and it does not come back to give it up.
     fn is_left_to_the_parent(&self) {
-        if let Some([at, len]) = process::vfork_slot().and_then(|slot| LEFT.get(slot)) {
+        if let Some([at, len]) = vfork::slot().and_then(|slot| LEFT.get(slot)) {
             len.store(self.len, Ordering::SeqCst);
             at.store(self.at as usize, Ordering::SeqCst);
         }

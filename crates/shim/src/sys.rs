@@ -11,9 +11,41 @@
 #![allow(unsafe_code)]
 
 use core::arch::asm;
+use core::ffi::CStr;
+use std::io::Write as _;
 
 /// The result of a raw call: the value, or an errno.
 pub(crate) type Result = core::result::Result<usize, i32>;
+
+/// What this thread's process has of a descriptor under `/proc`, as a path that takes no memory.
+pub(crate) struct ProcPath([u8; 40]);
+
+impl ProcPath {
+    /// The name by which the kernel knows the file.
+    pub(crate) fn of_file(fd: i32) -> Self {
+        Self::of("fd", fd)
+    }
+
+    /// What the kernel tells of the description, its locks and leases among it.
+    pub(crate) fn of_description(fd: i32) -> Self {
+        Self::of("fdinfo", fd)
+    }
+
+    fn of(kind: &str, fd: i32) -> Self {
+        let mut path = [0; 40];
+        // It is shorter than that.
+        let _ = write!(&mut path[..39], "/proc/thread-self/{kind}/{fd}");
+        Self(path)
+    }
+
+    pub(crate) fn as_c_str(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.0).unwrap_or(c"")
+    }
+
+    pub(crate) fn as_ptr(&self) -> usize {
+        self.0.as_ptr() as usize
+    }
+}
 
 /// Makes system call `number` with up to six arguments.
 ///
@@ -63,6 +95,7 @@ calls! {
     pwritev2 = SYS_pwritev2(fd, iov, count, low, high, flags);
     lseek = SYS_lseek(fd, offset, whence);
     close = SYS_close(fd);
+    dup3 = SYS_dup3(old, new, flags);
     fstat = SYS_fstat(fd, stat);
     fstatfs = SYS_fstatfs(fd, statfs);
     newfstatat = SYS_newfstatat(dir, path, stat, flags);

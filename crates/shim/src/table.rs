@@ -8,7 +8,8 @@
 
 use crate::stubs::stub;
 use crate::{
-    copies, data, descriptors, names, numbers, process, signal as signals, stat as looking, stdio,
+    actions, copies, data, descriptors, names, numbers, process, signal as signals,
+    stat as looking, stdio,
 };
 
 macro_rules! interpose {
@@ -245,14 +246,17 @@ interpose! {
     replace fork (process::fork);
     replace _Fork (process::fork_raw);
     alias __fork (process::fork);
-    alias vfork (process::vfork);
-    alias __vfork (process::vfork);
+    alias vfork (crate::vfork::vfork);
+    alias __vfork (crate::vfork::vfork);
     asks clone (process::before_clone, descriptors::minus_one);
     asks __clone (process::before_clone, descriptors::minus_one);
     replace posix_spawn (process::posix_spawn);
     replace posix_spawnp (process::posix_spawnp);
     replace pidfd_spawn (process::pidfd_spawn);
     replace pidfd_spawnp (process::pidfd_spawnp);
+    before posix_spawn_file_actions_init (actions::before_init);
+    before posix_spawn_file_actions_destroy (actions::before_destroy);
+    before posix_spawn_file_actions_adddup2 (actions::before_dup);
     asks system (process::before_command, descriptors::minus_one);
     replace popen (process::popen);
     alias _IO_popen (process::popen);

@@ -49,6 +49,7 @@ use crate::ofd::{Ofd, Offset};
 use crate::signal::engine;
 use crate::stage::{self, Entry, Refusal, Staged};
 use crate::stat::Logical;
+use crate::vfork;
 use crate::{appends, children, copies, declared, descriptors, init, process, sys, together};
 use adit_pmem::MediumKind;
 use adit_store::registry::Reason;
@@ -57,7 +58,9 @@ use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::time::Duration;
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Instant;
 
 /// Calls that reach beyond here are the kernel's: file systems have limits, and it knows them.
 const FARTHEST: u64 = data::CERTAIN as u64;
@@ -447,6 +450,12 @@ impl Writer {
         Ok(())
     }
 
+    /// Device and inode of the file, once children have the description.
+    pub(crate) fn identity(&self) -> (u64, u64) {
+        let [device, inode] = &self.identity;
+        (device.load(Ordering::SeqCst), inode.load(Ordering::SeqCst))
+    }
+
     /// Whether this process was forked with the description, and has not used it.
     pub(crate) fn is_the_parents(&self) -> bool {
         self.parents.load(Ordering::SeqCst)
@@ -697,7 +706,23 @@ impl Writer {
         })
     }
 
+    /// Where the file must be staged, a process that is just being made is waited for.
     fn stage_now(&self, ofd: &Ofd, fd: i32) -> Result<(), Unstaged> {
+        let begun = Instant::now();
+        loop {
+            match self.stage_at_once(ofd, fd) {
+                Err(Unstaged::Refused(stage::FORKING)) if begun.elapsed() < process::MAKING => {
+                    std::thread::sleep(process::MAKING / 10_000);
+                }
+                Err(Unstaged::Refused(stage::FORKING)) => {
+                    return Err(Unstaged::Refused(libc::EOPNOTSUPP));
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn stage_at_once(&self, ofd: &Ofd, fd: i32) -> Result<(), Unstaged> {
         let refused = Err(Unstaged::Refused(libc::EOPNOTSUPP));
         let _inside = engine::enter();
         if matches!(*self.look(), State::Kernel) {
@@ -729,7 +754,10 @@ impl Writer {
                     *state = State::Kernel;
                 }
                 Err(refusal)
-                    if ofd.is_wanted() || (refusal == stage::FORKING && self.trial.is_none()) =>
+                    if ofd.is_wanted()
+                        || (refusal == stage::FORKING
+                            && self.trial.is_none()
+                            && !self.must_stage()) =>
                 {
                     self.lend_out(ofd, fd, To::Children, Reason::SharedOffset);
                 }
@@ -775,7 +803,7 @@ impl Writer {
             if !self.must_stage() || !matches!(taken, Err(libc::EBUSY)) {
                 break;
             }
-            std::thread::sleep(core::time::Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(5));
             taken = take();
         }
         taken
@@ -828,6 +856,22 @@ impl Writer {
         *state = State::Fresh(Fresh::new());
         self.lend_out(ofd, fd, To::Children, Reason::SharedOffset);
         Ok(())
+    }
+
+    /// Before a child of `vfork` is made: the description stays what it is, and its file is shown to whoever the child
+    /// executes, or it is the kernel's. After an error the file is staged as before.
+    pub(crate) fn share_with_vfork_child(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        self.be_told(ofd);
+        let _inside = engine::enter();
+        // A child that asks for a declared file would have to tell the monitor, which takes memory.
+        let is_kept = || !self.declared && self.trial.is_none() && self.keep(ofd, fd);
+        if self.is_the_parents() {
+            Ok(())
+        } else if is_kept() {
+            self.show(ofd, fd)
+        } else {
+            self.unstage(ofd, fd)
+        }
     }
 
     /// Has the offset in common with a child that is about to be forked, and changes nothing else; false where that
@@ -920,6 +964,9 @@ impl Writer {
 
     /// Leaves a fresh description, whose state is held, to the kernel for a while.
     fn lend_out(&self, ofd: &Ofd, fd: i32, to: To, why: Reason) {
+        if to == To::Children && ofd.common().is_none() {
+            children::lent_without_a_place();
+        }
         self.loan.begin(fd, to);
         self.become_the_kernels(ofd, fd, why);
     }
@@ -949,7 +996,7 @@ impl Writer {
         let others = if process::shares(fd) {
             Others::Children
         } else if to_children {
-            children::others()
+            children::others(ofd.common())
         } else {
             Others::None
         };
@@ -1037,7 +1084,8 @@ impl Writer {
             let _inside = engine::enter();
             matches!(*self.look(), State::Staged(_))
         };
-        if staged {
+        // A child of `vfork` goes on with the description, and does not find it in our table.
+        if staged || vfork::any_runs() {
             self.unstage_as(ofd, fd, Ends::WithTheDescription)
         } else {
             Ok(())
@@ -1503,11 +1551,7 @@ impl Writer {
 
     /// Size and time of last change, if the staged file is the one with this identity.
     pub(crate) fn logical(&self, ofd: &Ofd, fd: i32, device: u64, inode: u64) -> Option<Logical> {
-        let known = self
-            .identity
-            .each_ref()
-            .map(|part| part.load(Ordering::SeqCst));
-        if self.is_the_parents() && known != [device, inode] {
+        if self.is_the_parents() && self.identity() != (device, inode) {
             return None;
         }
         let answer = self.ask(ofd, fd, |staged| {

@@ -1449,30 +1449,102 @@ fn a_command_that_does_not_get_a_file_leaves_it_staged() {
     let size = place.file().with_extension("size");
     let ways = [
         (
-            ["system", "popen", "wordexp", "posix_spawn"],
+            "system popen wordexp posix_spawn others vfork closes fails",
             "before\nafter\nend\n",
             "staged\n",
         ),
         (
-            ["actions", "inherited", "cleared", "told"],
+            "actions inherited cleared told vdup vdup2 vcleared vinherited vspawn vfork2",
             "before\nnow\nbetween\nlater\nafter\nend\n",
             "plain\n",
         ),
+        ("reopens", "now\nre\nafter\nend\n", "staged\n"),
     ];
     for (ways, left, said) in ways {
-        for how in ways {
-            for mode in ALL.into_iter().filter(|mode| stages_here(mode)) {
+        for how in ways.split(' ') {
+            let modes = ALL.into_iter().filter(|mode| stages_here(mode));
+            for (mode, append) in modes.flat_map(|mode| [(mode, None), (mode, Some("append"))]) {
                 let mut command = place.command(&program, Some(mode));
-                let output = run(command.arg(place.file()).arg(how));
-                assert_eq!(place.content(), left, "{how} {mode}");
+                let output = run(command.arg(place.file()).arg(how).args(append));
+                assert_eq!(place.content(), left, "{how} {mode} {append:?}");
                 let stderr = String::from_utf8_lossy(&output.stderr);
-                assert_eq!(stderr, said, "{how} {mode}");
-                if said == "staged\n" {
+                // In mode `posix` all that a child has is the kernel's.
+                let expected = match how {
+                    "vfork" | "closes" | "fails" if mode == APPENDS => "not staged since\nplain\n",
+                    "reopens" if mode == APPENDS => "plain\n",
+                    _ => said,
+                };
+                assert_eq!(stderr, expected, "{how} {mode} {append:?}");
+                if left.starts_with("before\nafter") {
                     let seen = fs::read_to_string(&size).expect("a size");
                     assert_eq!(seen, "7\n", "{how} {mode}");
                     fs::remove_file(&size).expect("a size");
                 }
             }
+        }
+    }
+}
+
+/// A child of `vfork` runs on its parent's memory, which stays as it is when the child is killed: its parent goes on with
+/// what the child was just asking for, and nothing that either wrote is lost.
+#[test]
+fn a_child_of_vfork_may_be_killed_at_any_time() {
+    let Some(place) = Place::new("killed-child") else {
+        return;
+    };
+    let program = place.compile("killed");
+    let mut wrote = 0;
+    for (seed, mode) in MODES.into_iter().enumerate() {
+        let mut command = place.command(&program, Some(mode));
+        let output = run(command.arg(place.file()).args(["100", &seed.to_string()]));
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{mode}");
+        let count = String::from_utf8_lossy(&output.stdout);
+        wrote += count.trim().parse::<usize>().expect("a number");
+    }
+    // Some died before they had the file, and some had written to it.
+    let all = MODES.len() * 100;
+    assert!(
+        (all / 20..all - all / 20).contains(&wrote),
+        "{wrote} of {all}"
+    );
+}
+
+/// Whoever closes a description beside a child of `vfork` that goes on with it leaves all of it to the kernel, where the
+/// child finds it.
+#[test]
+fn what_is_closed_beside_a_child_of_vfork_is_whole() {
+    let Some(place) = Place::new("closes") else {
+        return;
+    };
+    let program = place.compile("closes");
+    for mode in ALL.into_iter().filter(|mode| stages_here(mode)) {
+        for state in ["staged", "fresh", "inherited"] {
+            for how in ["close", "dup2", "close_range"] {
+                let mut command = place.command(&program, Some(mode));
+                let output = run(command.arg(place.file()).args([state, how]));
+                let said = String::from_utf8_lossy(&output.stderr);
+                assert_eq!(said, "", "{mode} {state} {how}");
+                let after = if state == "inherited" { "after\n" } else { "" };
+                let left = format!("before\nchild\n{after}");
+                assert_eq!(place.content(), left, "{mode} {state} {how}");
+            }
+        }
+    }
+}
+
+/// Programs that a program starts, and that get nothing of its files, leave it the room to keep the next ones staged
+/// beside others.
+#[test]
+fn programs_that_get_no_file_take_no_room() {
+    let Some(place) = Place::new("room") else {
+        return;
+    };
+    let program = place.compile("room");
+    for mode in MODES {
+        for how in ["fork", "vfork"] {
+            let mut command = place.command(&program, Some(mode));
+            let output = run(command.arg(place.file()).args([how, "120"]));
+            assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{mode} {how}");
         }
     }
 }
@@ -1513,18 +1585,35 @@ fn threads_write_while_others_start_commands() {
     for mode in ALL.into_iter().filter(|mode| stages_here(mode)) {
         let required = format!("{mode} ADIT_REQUIRE=1");
         let mut command = place.command(&program, Some(&required));
-        let output = run(command.arg(place.file()).args(["30", "spa"]));
+        // In mode `posix` all that a child of `vfork` has is the kernel's.
+        let ways = &"vspa"[usize::from(mode == APPENDS)..];
+        let output = run(command.arg(place.file()).args(["30", ways]));
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{mode}");
 
         let mut command = place.command(&program, Some(mode));
         let output = run(command.arg(place.file()).args(["30", "spav", "keeps"]));
         let said = String::from_utf8_lossy(&output.stderr);
-        // What a command gets, and all that the child of a `vfork` has, is the kernel's.
+        // What a command gets is the kernel's.
         let others: Vec<_> = said
             .lines()
             .filter(|line| !line.ends_with(": plain"))
             .collect();
         assert_eq!(others, [""; 0], "{mode}");
+    }
+}
+
+/// Where files must be staged, opens and writes wait for a fork of another thread, which is over soon.
+#[test]
+fn what_must_be_staged_waits_for_a_fork() {
+    let Some(place) = Place::new("waits") else {
+        return;
+    };
+    let program = place.compile("waits");
+    for mode in ["atomic", "strict"] {
+        let required = format!("{mode} ADIT_REQUIRE=1");
+        let mut command = place.command(&program, Some(&required));
+        let output = run(command.arg(place.file()).arg("10"));
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{mode}");
     }
 }
 

@@ -12,7 +12,7 @@
 
 use super::{Handler, READY, Wish, engine, exchange, libc_sigaction, put_in_front, wish_of};
 use crate::real::call_real;
-use crate::{init, process, table};
+use crate::{init, table, vfork};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -110,7 +110,7 @@ fn fault_action(signal: c_int, new: Option<&libc::sigaction>, old: &mut libc::si
     };
     let serving = READY.load(Ordering::SeqCst);
     // A vfork child has its own dispositions, and must not change its parent's memory.
-    if !serving || process::in_vfork_child() {
+    if !serving || vfork::in_child() {
         let result = native(signal, new, old);
         *old = Wish(word.load(Ordering::SeqCst)).seen_in(old);
         if !serving && READY.load(Ordering::SeqCst) {
@@ -145,7 +145,7 @@ fn other_action(signal: c_int, new: Option<&libc::sigaction>, old: &mut libc::si
         for (fault, _) in FAULTS.into_iter().zip(masked).filter(|&(_, masked)| masked) {
             hold(old, fault);
         }
-        if new.is_some() && !process::in_vfork_child() {
+        if new.is_some() && !vfork::in_child() {
             note_mask(signal, new);
             if !serving && READY.load(Ordering::SeqCst) {
                 strip_known_masks();
@@ -158,7 +158,7 @@ fn other_action(signal: c_int, new: Option<&libc::sigaction>, old: &mut libc::si
 /// As [`native`], with [`engine`]'s handler in front of the program's where that is wanted. A vfork
 /// child has dispositions of its own, but what we know of them is its parent's.
 fn in_front(signal: c_int, mut new: Option<libc::sigaction>, old: &mut libc::sigaction) -> c_int {
-    let wrapped = new.as_mut().filter(|_| !process::in_vfork_child());
+    let wrapped = new.as_mut().filter(|_| !vfork::in_child());
     let change = engine::change(signal, wrapped);
     let result = native(signal, new.as_ref(), old);
     if result == 0 {
@@ -374,7 +374,7 @@ pub(crate) extern "C" fn interrupts(
 
 /// Plain handlers of other signals have masks without the fault signals.
 fn note_mask_of_plain(signal: c_int) {
-    if !process::in_vfork_child() {
+    if !vfork::in_child() {
         note_mask(signal, None);
     }
 }

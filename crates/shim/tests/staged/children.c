@@ -145,6 +145,27 @@ static void spawned(void) {
     tell("spawned");
 }
 
+// By another number, that of a stream or one of which Adit does not know, and the first one is closed; or by the same.
+static void becomes(const char *name, int number) {
+    char command[64];
+    sprintf(command, "echo shell >&%d", number);
+    if (number != fd && fcntl(fd, F_SETFD, FD_CLOEXEC)) die("F_SETFD");
+    lines("parent", 20);
+    pid_t child = forked();
+    if (child == 0) {
+        if (number != fd && (number == 1 ? dup2(fd, 1) : syscall(SYS_dup2, fd, number)) != number) _exit(9);
+        execl("/bin/sh", "sh", "-c", command, NULL);
+        _exit(9);
+    }
+    wait_for(child);
+    lines("after", 100);
+    tell(name);
+}
+
+static void redirected(void) { becomes("redirected", 1); }
+static void renumbered(void) { becomes("renumbered", 9); }
+static void inherited(void) { becomes("inherited", fd); }
+
 // A child leaves the description's flags changed.
 static void flags(void) {
     lines("parent", 20);
@@ -397,13 +418,16 @@ static char room[1 << 16];
     X(changes, fchmod(fd, 0640))                                                                                     \
     X(nothing, 0)
 
+// By a child of vfork, beside which its parent does nothing.
+static int vforks;
+
 static void use(const char *name, long (*how)(void)) {
     if (ftruncate(fd, 0) || lseek(fd, 0, SEEK_SET)) die("ftruncate");
     number = 0;
     lines("parent", 30);
-    pid_t child = forked();
+    pid_t child = vforks ? vfork() : forked();
     if (child == 0) {
-        told();
+        if (!vforks) told();
         long result = how();
         shown(name, result);
         lines("child", 3);
@@ -411,7 +435,7 @@ static void use(const char *name, long (*how)(void)) {
     }
     lines("beside", 20);
     if (!is_staged(fd)) dprintf(2, "%s: the kernel's\n", name);
-    let_go();
+    if (!vforks) let_go();
     wait_for(child);
     lines("after", 20);
     shown(name, 0);
@@ -428,6 +452,11 @@ USES(FUNCTION)
 static void uses(void) {
 #define ONE(name, call) if (!strcmp(used, #name)) use(#name, name);
     USES(ONE)
+}
+
+static void vfork_uses(void) {
+    vforks = 1;
+    uses();
 }
 
 // The parent of the process that goes on with the description has died, has been stopped, or has closed it. It is a
@@ -627,7 +656,7 @@ int main(int count, char **words) {
         void (*run)(void);
     } cases[] = {{"returns", returns}, {"unwaited", unwaited}, {"grandchild", grandchild}, {"program", program},
                  {"spawned", spawned}, {"flags", flags}, {"flags_twice", flags_twice}, {"flags_then_copied", flags_then_copied}, {"copied_then_flags", copied_then_flags}, {"handler", handler}, {"fresh_handler", fresh_handler}, {"both", both}, {"nested", nested},
-                 {"many", many}, {"uses", uses}, {"killed", killed}, {"stopped", stopped},
+                 {"many", many}, {"uses", uses}, {"vfork_uses", vfork_uses}, {"redirected", redirected}, {"renumbered", renumbered}, {"inherited", inherited}, {"killed", killed}, {"stopped", stopped},
                  {"closed", closed}, {"removed", removed}, {"flags_then_used", flags_then_used},
                  {"closes_all", closes_all}, {"room", room_for_many}, {"visited", visited}, {"reopened", reopened}, {"crowd", crowd}};
     if (count < 4) return 2;
