@@ -37,6 +37,7 @@ pub use file::{FileMedium, PoolFile, ReadOnlyMedium, boot_id};
 pub use files::{FileName, FileRef};
 pub use lock::Owner;
 pub use log::{FileGuard, Op, PUBLISHER, SHARED, When};
+pub use mirror::tables_in_memory;
 pub use ofd::unlock_description;
 pub use pool::{Attachment, BootId, CreateOptions, Exclusive, Pool};
 pub use recover::{

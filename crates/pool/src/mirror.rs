@@ -16,10 +16,11 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use adit_pmem::{MIRROR_TAIL, MappedMedium, Persistence, brief};
 use rustix::fd::{AsFd, AsRawFd as _, OwnedFd};
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result, kernel};
@@ -32,8 +33,13 @@ use crate::pool::BootId;
 const HEAD: u64 = MIRROR_TAIL / 2;
 const MAGIC: &[u8; 8] = b"ADITTABL";
 
-/// How the names of mirrors in memory begin.
+/// Where mirrors in memory are, and how their names begin.
+const MEMORY_DIR: &[u8] = b"/dev/shm/";
 const MEMORY: &[u8] = b"/dev/shm/adit-tables-";
+/// How often a mirror is tried while somebody looks whether anybody has it open ([`tables_in_memory`]), and how long
+/// between.
+const LOOKS: usize = 1000;
+const PAUSE: Duration = Duration::from_millis(1);
 const BTRFS: i64 = 0x9123_683e;
 const TMPFS: i64 = 0x0102_1994;
 
@@ -79,16 +85,61 @@ pub(crate) fn path_of(pool: impl AsFd) -> Result<PathBuf> {
     Ok(OsString::from_vec(path).into())
 }
 
+fn open(path: &Path) -> core::result::Result<OwnedFd, Errno> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    brief::above_standard(|| rustix::fs::open(bytes(path), flags, Mode::empty()))
+}
+
+/// Whatever somebody else may have put there, where all may make files, is no mirror of ours.
+fn open_in_memory(path: &Path) -> core::result::Result<OwnedFd, Errno> {
+    for _ in 0..LOOKS {
+        match open(path) {
+            Err(Errno::AGAIN) => std::thread::sleep(PAUSE),
+            opened => return opened.map_err(|_| Errno::NOENT),
+        }
+    }
+    Err(Errno::AGAIN)
+}
+
+/// The mirrors of this user that lie in memory, open: those of pools at work among them, and those of pools that are
+/// gone or lie on file systems that are not mounted. One that nobody has open but the caller may be removed: the next
+/// that attaches makes another.
+pub fn tables_in_memory() -> Vec<(PathBuf, OwnedFd)> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(MEMORY_DIR, flags, Mode::empty()).and_then(Dir::new);
+    let ours = |name: &[u8]| {
+        let path = Some([MEMORY_DIR, name].concat()).filter(|path| path.starts_with(MEMORY))?;
+        let path = PathBuf::from(OsString::from_vec(path));
+        let fd = open(&path).ok()?;
+        let stat = rustix::fs::fstat(&fd).ok()?;
+        let mut magic = [0; MAGIC.len()];
+        let at = (stat.st_size as u64).checked_sub(MIRROR_TAIL)? + HEAD;
+        let read = rustix::io::pread(&fd, &mut magic, at).ok()?;
+        let is_ours = is_private(&stat) && read == magic.len() && &magic == MAGIC;
+        is_ours.then_some((path, fd))
+    };
+    let entries = dir
+        .into_iter()
+        .flatten()
+        .filter_map(core::result::Result::ok);
+    entries
+        .filter_map(|entry| ours(entry.file_name().to_bytes()))
+        .collect()
+}
+
+/// A file that this user alone may open.
+fn is_private(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+        && stat.st_uid == rustix::process::geteuid().as_raw()
+        && stat.st_mode & 0o077 == 0
+}
+
 /// The mirror at `path`, if it belongs to this.
 pub(crate) fn find(path: &Path, belongs: &Belongs) -> Result<Option<OwnedFd>> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let open =
-        |path: &Path| brief::above_standard(|| rustix::fs::open(bytes(path), flags, Mode::empty()));
     let opened = match open(path) {
-        // Whatever somebody else may have put there, where all may make files, is no mirror of ours.
         Err(Errno::LOOP) => in_memory(path)
-            .and_then(|there| open(OsString::from_vec(there).as_ref()).ok())
-            .ok_or(Errno::NOENT),
+            .ok_or(Errno::NOENT)
+            .and_then(|there| open_in_memory(OsString::from_vec(there).as_ref())),
         opened => opened,
     };
     let fd = match opened {
@@ -97,10 +148,7 @@ pub(crate) fn find(path: &Path, belongs: &Belongs) -> Result<Option<OwnedFd>> {
         Err(errno) => return Err(kernel("open the pool's tables")(errno)),
     };
     let stat = rustix::fs::fstat(&fd).map_err(kernel("fstat"))?;
-    let ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-        && stat.st_uid == rustix::process::geteuid().as_raw()
-        && stat.st_mode & 0o077 == 0
-        && stat.st_size as u64 == belongs.len();
+    let ours = is_private(&stat) && stat.st_size as u64 == belongs.len();
     let mut head = [0; HEAD_LEN];
     let read = rustix::io::pread(&fd, &mut head, belongs.tables + HEAD);
     Ok((ours && read == Ok(HEAD_LEN) && head == belongs.encode()).then_some(fd))

@@ -140,6 +140,17 @@ pub(super) fn take(fd: BorrowedFd<'_>, owner: libc::pid_t) -> Result<(), Errno> 
     taken.map(drop)
 }
 
+/// Whether nobody else has the file open or mapped, in no process. Who opens it from now on waits until the description is
+/// closed, and the signal that tells of him is one that does nothing.
+pub(super) fn is_alone(fd: BorrowedFd<'_>) -> bool {
+    let fd = raw(fd);
+    // SAFETY: integers only.
+    unsafe {
+        done(libc::fcntl(fd, SET_SIGNAL, libc::SIGURG)).is_ok()
+            && done(libc::fcntl(fd, libc::F_SETLEASE, libc::F_WRLCK)).is_ok()
+    }
+}
+
 /// Has breaks announced to thread `owner` from now on. One that was announced before is seen by [`state`].
 pub(super) fn tell(fd: BorrowedFd<'_>, owner: libc::pid_t) -> Result<(), Errno> {
     let fd = raw(fd);

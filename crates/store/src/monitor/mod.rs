@@ -181,7 +181,21 @@ pub fn run(dir: &RuntimeDir, options: &Options) -> Result<Outcome, MonitorError>
             .unwrap_or_else(|| PoolList::at(runtime)),
     };
     let mut monitor = Monitor::new(fd, options.clone(), places, begin)?;
-    Ok(Outcome::Idle(monitor.serve()))
+    let report = monitor.serve();
+    drop(monitor);
+    remove_unused_tables();
+    Ok(Outcome::Idle(report))
+}
+
+/// Removes tables of pools in memory that nobody works on. Nobody else knows when a pool has gone with its directory, or
+/// its file system was unmounted.
+/// Their file systems may be mounted for others alone, so it is the kernel that says whether somebody works on them.
+fn remove_unused_tables() {
+    for (path, fd) in adit_pool::tables_in_memory() {
+        if lease::is_alone(fd.as_fd()) {
+            let _ = rustix::fs::unlink(path.as_os_str().as_bytes());
+        }
+    }
 }
 
 /// What a monitor begins with.

@@ -407,6 +407,52 @@ fn there_is_one_monitor_and_it_ends_when_idle() {
     assert!(!scratch.path("run/monitor.sock").exists());
 }
 
+/// Tables of pools in memory that nobody has open or mapped are removed when a monitor ends, and no other file.
+#[test]
+fn tables_in_memory_go_with_the_monitor() {
+    use std::os::unix::fs::PermissionsExt as _;
+    const LEN: usize = 3 * 4096;
+    let all = ["unused", "mapped", "open", "readable", "foreign", "short"];
+    let path = |name: &str| format!("/dev/shm/adit-tables-{}-{name}", std::process::id());
+    for name in all {
+        let mut bytes = [0; LEN];
+        let at = LEN - adit_pmem::MIRROR_TAIL as usize / 2;
+        bytes[at..at + 8].copy_from_slice(if name == "foreign" {
+            b"ADITTABX"
+        } else {
+            b"ADITTABL"
+        });
+        let len = if name == "short" { 100 } else { LEN };
+        std::fs::write(path(name), &bytes[..len]).expect("tables");
+        let mode = if name == "readable" { 0o644 } else { 0o600 };
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(path(name), mode).expect("chmod");
+    }
+    let mapped = rustix::fs::open(path("mapped"), OFlags::RDWR, Mode::empty()).expect("open");
+    // SAFETY: a new mapping, which nobody uses.
+    let mapping = unsafe {
+        let (prot, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
+        rustix::mm::mmap(core::ptr::null_mut(), LEN, prot, flags, &mapped, 0).expect("mmap")
+    };
+    drop(mapped);
+    let open = open_rw(Path::new(&path("open")));
+    let scratch = Scratch::new();
+    let run_one = || run(&scratch.runtime(), &quick()).expect("a monitor");
+    assert!(matches!(run_one(), Outcome::Idle(_)));
+    let left = |name: &&str| Path::new(&path(name)).exists();
+    let found: Vec<&str> = all.into_iter().filter(left).collect();
+    drop(open);
+    // SAFETY: the mapping of above.
+    unsafe { rustix::mm::munmap(mapping, LEN).expect("munmap") };
+    assert!(matches!(run_one(), Outcome::Idle(_)));
+    let found_later: Vec<&str> = all.into_iter().filter(left).collect();
+    for name in all {
+        let _ = std::fs::remove_file(path(name));
+    }
+    assert_eq!(found, all[1..]);
+    assert_eq!(found_later, all[3..]);
+}
+
 #[test]
 fn many_that_start_at_once_agree_on_one() {
     let scratch = Scratch::new();
