@@ -87,6 +87,8 @@ pub(crate) struct Writer {
     entry: OnceLock<Option<Box<Entry>>>,
     /// Whether the program opened it with `O_APPEND`.
     appends: bool,
+    /// Set once the program has synced or cut the file through it: what it writes between two syncs may belong together.
+    transacts: AtomicBool,
     /// Whether the file can get a name when it has none.
     linkable: bool,
     /// Set when it was found to have no name, and cannot get one any more.
@@ -282,6 +284,7 @@ impl Writer {
             declared: false,
             entry: OnceLock::new(),
             appends: flags & libc::O_APPEND != 0,
+            transacts: AtomicBool::new(false),
             linkable: is_linkable(flags),
             nameless: AtomicBool::new(false),
             named: AtomicBool::new(false),
@@ -548,6 +551,9 @@ impl Writer {
                     Answer::Failed(error.errno().raw_os_error())
                 }
                 Err(Doubt::Engine(Error::NoSpace)) if self.must_stay() => {
+                    if self.commit_a_log() {
+                        continue;
+                    }
                     Answer::Failed(libc::ENOSPC)
                 }
                 Err(Doubt::Engine(Error::Base(errno))) => Answer::Failed(errno.raw_os_error()),
@@ -614,6 +620,14 @@ impl Writer {
             State::Fresh(_) | State::Kernel | State::Parents => true,
         };
         self.must_stage() || (self.mode == Mode::Atomic && !clean)
+    }
+
+    /// Commits, where there is no room for more, what is only appended to a file that the program has never synced: a
+    /// log, whose lines one by one are as good as all of them.
+    fn commit_a_log(&self) -> bool {
+        let is_log = self.appends && !self.transacts.load(Ordering::Relaxed);
+        let alone = !self.declared && !init::together() && !init::required();
+        is_log && alone && matches!(&*self.look(), State::Staged(staged) if staged.fsync().is_ok())
     }
 
     /// Whether the user wants an error where a file cannot be staged. In mode `sync` the kernel keeps the whole
@@ -1427,6 +1441,7 @@ impl Writer {
     /// `ftruncate`. It stages the file as a write does: in the kernel the bytes beyond the new end are
     /// zeros on the medium before the journal has the size, and neither waits for the next `fsync`.
     pub(crate) fn truncate(&self, ofd: &Ofd, fd: i32, size: i64) -> sys::Result {
+        self.transacts.store(true, Ordering::Relaxed);
         let in_kernel = || sys::ftruncate(fd as usize, size as usize);
         self.resize(
             ofd,
@@ -1579,6 +1594,7 @@ impl Writer {
     /// `fsync`; `None` when it is the kernel's.
     pub(crate) fn sync(&self, ofd: &Ofd, fd: i32) -> Option<sys::Result> {
         self.bypassed.store(false, Ordering::Relaxed);
+        self.transacts.store(true, Ordering::Relaxed);
         match together::sync(ofd) {
             // Others see it from here on; and what they have staged anew was not among it. Nor was what is in the kernel
             // of a file that was taken away, and that somebody else may have written.

@@ -57,6 +57,40 @@ fn a_program_logs_as_much_as_it_may() {
     assert!((1..=3).contains(&little), "{little} chunks");
 }
 
+/// In mode `atomic` a log that is never synced is committed when there is no room for more of it, as no transaction is. Where
+/// the user wants an error it is one.
+#[test]
+fn a_log_that_nobody_syncs_is_no_transaction() {
+    if !scratch::is_memory() {
+        println!("skipped: it concerns memory, where so many writes wait for no disk");
+        return;
+    }
+    let Some(place) = Place::new("endless-log") else {
+        return;
+    };
+    let program = place.compile("writes");
+    for (words, kind, ended, written) in [
+        ("atomic", "log", 0, WRITES),
+        ("atomic", "synced", 28, 0),
+        ("atomic ADIT_REQUIRE=1", "log", 28, 0),
+        ("strict", "synced", 0, WRITES),
+    ] {
+        let words = format!("{words} ADIT_LOG_SIZE=4194304");
+        let mut command = place.command(&program, Some(&words));
+        let counts = [WRITES, LEN].map(|count| count.to_string());
+        let status = command.arg(place.file()).args(counts).arg(kind).status();
+        let status = status.expect("timeout(1)").code();
+        assert_eq!(status, Some(ended), "{words} {kind}");
+        let len = || fs::metadata(place.file()).expect("the file").len();
+        if written > 0 {
+            assert_eq!(len(), (written * LEN) as u64, "{words} {kind}");
+        } else {
+            // What was acknowledged is there, though nothing was committed.
+            wait_for("what was written", || len() > (WRITES * LEN / 10) as u64);
+        }
+    }
+}
+
 #[test]
 fn a_pool_is_made_as_large_as_it_was_asked_for() {
     if !scratch::is_tmpfs() {
