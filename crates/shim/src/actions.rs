@@ -5,7 +5,7 @@
 //! action has named counts as named until no actions are left that could hand it on, whichever they were: programs copy
 //! what libc gives them, and use it as often as they like.
 
-use crate::{children, fds, sys};
+use crate::{children, fds, sys, vfork};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -19,8 +19,11 @@ static ALIVE: AtomicU32 = AtomicU32::new(0);
 static HOLDER: AtomicI32 = AtomicI32::new(0);
 
 /// Does `work` while no other thread changes anything. What a thread of the parent's held in a forked child nobody
-/// holds.
-fn alone<T>(work: impl FnOnce() -> T) -> T {
+/// holds. A child of `vfork`, which would change its parent's, asks for everything before it spawns.
+fn alone(work: impl FnOnce()) {
+    if vfork::in_child() {
+        return;
+    }
     sys::with_signals_blocked(|| {
         let this = children::this_process();
         let mut seen = 0;
@@ -29,15 +32,16 @@ fn alone<T>(work: impl FnOnce() -> T) -> T {
             seen = if holder == this { 0 } else { holder };
             let _ = sys::sched_yield();
         }
-        let done = work();
+        work();
         HOLDER.store(0, Ordering::SeqCst);
-        done
-    })
+    });
 }
 
 /// Before `posix_spawn_file_actions_init(actions)`.
 pub(crate) extern "C" fn before_init() {
-    alone(|| ALIVE.fetch_add(1, Ordering::SeqCst));
+    alone(|| {
+        ALIVE.fetch_add(1, Ordering::SeqCst);
+    });
 }
 
 /// Before `posix_spawn_file_actions_destroy(actions)`.

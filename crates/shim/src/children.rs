@@ -133,7 +133,10 @@ impl Common {
     pub(crate) fn want(&self) {
         // Who was not told yet has both in its parent's places.
         let parents = if is_untold() { &OWN } else { &PARENTS };
-        if let Some(used) = page(parents).and_then(|page| page.place_of(self)) {
+        // A child of `vfork` would write into its parent's, and has passed it on anyway.
+        if let Some(used) = page(parents).and_then(|page| page.place_of(self))
+            && !vfork::in_child()
+        {
             USERS_OF_THE_PARENTS[used].store(this_process(), Ordering::SeqCst);
         }
         self.wanted.store(1, Ordering::SeqCst);

@@ -243,7 +243,7 @@ impl Call {
         refuse: impl FnOnce(&Writer) -> Fate,
     ) -> Fate {
         let [from, to] = [from as c_int, to as c_int];
-        if let Some(ofd) = fds::promoted(to) {
+        if let Some(ofd) = fds::served(to)? {
             match ofd.writer() {
                 Some(writer) if writer.refuses_copies(to) => return refuse(writer),
                 Some(writer) => {
@@ -262,7 +262,7 @@ impl Call {
     }
 
     fn ready_to_read(&mut self, fd: c_int, somewhere: bool) -> Result<(), c_int> {
-        let Some(ofd) = fds::promoted(fd) else {
+        let Some(ofd) = fds::served(fd)? else {
             return Ok(());
         };
         match ofd.writer() {

@@ -10,7 +10,7 @@
 //! the kernel.
 #![allow(unsafe_code)]
 
-use crate::ofd::{Ofd, Offset};
+use crate::ofd::{Ofd, Offset, Users};
 use crate::real::call_real;
 use crate::writer::{Buffers, Writer};
 use crate::{descriptors, fds, stage, sys, table, times};
@@ -102,11 +102,12 @@ fn positional(
     kernel: impl FnOnce() -> sys::Result,
     moved: Moved,
 ) -> isize {
-    let result = match (u64::try_from(at), fds::promoted(fd)) {
-        (Ok(start), Some(ofd)) => match ofd.writer() {
+    let result = match (u64::try_from(at), fds::served(fd)) {
+        (Ok(start), Ok(Some(ofd))) => match ofd.writer() {
             Some(writer) => by_writer(writer, &ofd),
             None => or_kernel(&ofd, start, served(&ofd, start), kernel, moved),
         },
+        (_, Err(errno)) => Err(errno),
         _ => kernel(),
     };
     sys::to_libc(result)
@@ -164,8 +165,9 @@ fn sequential_write(
 
 pub(crate) extern "C" fn read(fd: i32, into: *mut c_void, len: usize) -> isize {
     let kernel = || sys::read(fd as usize, into as usize, len);
-    let Some(ofd) = fds::promoted(fd) else {
-        return sys::to_libc(kernel());
+    let ofd = match fds::served(fd) {
+        Ok(Some(ofd)) => ofd,
+        answer => return sys::to_libc(answer.and_then(|_| kernel())),
     };
     if let Some(writer) = ofd.writer() {
         return sys::to_libc(writer.read(&ofd, fd, Buffers::into(into, len), None));
@@ -198,8 +200,9 @@ pub(crate) extern "C" fn pread(fd: i32, into: *mut c_void, len: usize, at: i64) 
 
 pub(crate) extern "C" fn write(fd: i32, from: *const c_void, len: usize) -> isize {
     let kernel = || sys::write(fd as usize, from as usize, len);
-    let Some(ofd) = fds::promoted(fd) else {
-        return sys::to_libc(kernel());
+    let ofd = match fds::served(fd) {
+        Ok(Some(ofd)) => ofd,
+        answer => return sys::to_libc(answer.and_then(|_| kernel())),
     };
     if let Some(writer) = ofd.writer() {
         return sys::to_libc(writer.write(&ofd, fd, Buffers::from(from, len), None));
@@ -330,8 +333,9 @@ fn kernel_pwritev(
 
 pub(crate) extern "C" fn readv(fd: i32, iov: *const libc::iovec, count: i32) -> isize {
     let kernel = || sys::readv(fd as usize, iov as usize, count as usize);
-    let Some(ofd) = fds::promoted(fd) else {
-        return sys::to_libc(kernel());
+    let ofd = match fds::served(fd) {
+        Ok(Some(ofd)) => ofd,
+        answer => return sys::to_libc(answer.and_then(|_| kernel())),
     };
     if let Some(writer) = ofd.writer() {
         return sys::to_libc(writer.read(&ofd, fd, Buffers::Many(iov, count), None));
@@ -355,8 +359,9 @@ pub(crate) extern "C" fn readv(fd: i32, iov: *const libc::iovec, count: i32) -> 
 
 pub(crate) extern "C" fn writev(fd: i32, iov: *const libc::iovec, count: i32) -> isize {
     let kernel = || sys::writev(fd as usize, iov as usize, count as usize);
-    let Some(ofd) = fds::promoted(fd) else {
-        return sys::to_libc(kernel());
+    let ofd = match fds::served(fd) {
+        Ok(Some(ofd)) => ofd,
+        answer => return sys::to_libc(answer.and_then(|_| kernel())),
     };
     if let Some(writer) = ofd.writer() {
         return sys::to_libc(writer.write(&ofd, fd, Buffers::Many(iov, count), None));
@@ -415,7 +420,7 @@ pub(crate) extern "C" fn pwritev(fd: i32, iov: *const libc::iovec, count: i32, a
 /// Before a call with flags, which are promises only the kernel can make: returns the flags that it
 /// needs besides. Position -1 means the description's own offset.
 fn hand_over_for_v2(fd: i32, at: i64) -> Result<i32, i32> {
-    let Some(ofd) = fds::promoted(fd) else {
+    let Some(ofd) = fds::served(fd)? else {
         return Ok(0);
     };
     if at == -1 || ofd.writer().is_some() {
@@ -497,9 +502,10 @@ pub(crate) extern "C" fn lseek(fd: i32, offset: i64, whence: i32) -> i64 {
     let kernel = |offset: i64, whence: i32| {
         sys::lseek(fd as usize, offset as usize, whence as usize).map(|at| at as i64)
     };
-    let result = match fds::promoted(fd) {
-        None => kernel(offset, whence),
-        Some(ofd) => loop {
+    let result = match fds::served(fd) {
+        Err(errno) => Err(errno),
+        Ok(None) => kernel(offset, whence),
+        Ok(Some(ofd)) => loop {
             let Offset::At(at) = ofd.offset() else {
                 let seek = || kernel(offset, whence);
                 let sought = match ofd.writer() {
@@ -558,10 +564,16 @@ pub(crate) extern "C" fn lseek(fd: i32, offset: i64, whence: i32) -> i64 {
 /// What an offered call answers with to be passed on.
 pub(crate) const PASS: i64 = i64::MIN;
 
+/// What is answered where nothing is served.
+fn passed(answer: Result<Option<Users<'static>>, i32>) -> i64 {
+    answer.map_or_else(|errno| descriptors::minus_one(errno), |_| PASS)
+}
+
 /// `ftruncate`.
 pub(crate) extern "C" fn ftruncate(fd: i32, size: i64) -> i64 {
-    let Some(ofd) = fds::promoted(fd) else {
-        return PASS;
+    let ofd = match fds::served(fd) {
+        Ok(Some(ofd)) => ofd,
+        answer => return passed(answer),
     };
     if let Some(writer) = ofd.writer() {
         return sys::to_libc(writer.truncate(&ofd, fd, size)) as i64;
@@ -572,8 +584,9 @@ pub(crate) extern "C" fn ftruncate(fd: i32, size: i64) -> i64 {
 
 /// `fallocate`.
 pub(crate) extern "C" fn fallocate(fd: i32, mode: i32, offset: i64, len: i64) -> i64 {
-    let Some(ofd) = fds::promoted(fd) else {
-        return PASS;
+    let ofd = match fds::served(fd) {
+        Ok(Some(ofd)) => ofd,
+        answer => return passed(answer),
     };
     if let Some(writer) = ofd.writer() {
         return sys::to_libc(writer.allocate(&ofd, fd, mode, offset, len)) as i64;
@@ -584,8 +597,9 @@ pub(crate) extern "C" fn fallocate(fd: i32, mode: i32, offset: i64, len: i64) ->
 
 /// `posix_fallocate`, whose error is its answer. libc fills files in where the file system has no such call.
 pub(crate) extern "C" fn posix_fallocate(fd: i32, offset: i64, len: i64) -> i64 {
-    let Some(ofd) = fds::promoted(fd) else {
-        return PASS;
+    let ofd = match fds::served(fd) {
+        Ok(Some(ofd)) => ofd,
+        answer => return answer.map_or_else(i64::from, |_| PASS),
     };
     let Some(writer) = ofd.writer() else {
         descriptors::before_holes(fd);
@@ -607,7 +621,11 @@ pub(crate) extern "C" fn posix_fallocate(fd: i32, offset: i64, len: i64) -> i64 
 /// `fsync` and `fdatasync`.
 pub(crate) extern "C" fn fsync(fd: i32) -> i64 {
     times::settle_all();
-    let answer = fds::promoted(fd).and_then(|ofd| ofd.writer()?.sync(&ofd, fd));
+    let ofd = match fds::served(fd) {
+        Ok(Some(ofd)) => ofd,
+        answer => return passed(answer),
+    };
+    let answer = ofd.writer().and_then(|writer| writer.sync(&ofd, fd));
     answer.map_or(PASS, |result| sys::to_libc(result) as i64)
 }
 

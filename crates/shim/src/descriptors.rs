@@ -128,8 +128,8 @@ pub(crate) fn note_open(fd: c_int, flags: c_int) -> c_int {
         return fd;
     }
     let shared = flags & libc::O_APPEND != 0;
-    fds::set_candidate(fd, credit, shared || process::shares(fd));
-    if process::shares(fd) {
+    fds::set_candidate(fd, credit, shared || may_be_shared(fd));
+    if may_be_shared(fd) {
         let _ = process::share(fd, With::Anybody);
     }
     fd
@@ -166,19 +166,30 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode, declared: bool) -> Option<c_
         Some(ofd)
     };
     let required = init::required() && writes && mode != Mode::Posix;
+    if stageable {
+        wait_while(
+            vfork::any_runs,
+            if required { process::MAKING } else { CHILDS },
+        );
+    }
     let mut ofd = promote();
     for _ in 0..ATTEMPTS {
-        if !(required && stageable && process::shares(fd) && is_ours_alone(fd, flags)) {
+        let begun = process::begun();
+        if !(required && stageable && may_be_shared(fd) && is_ours_alone(fd, flags)) {
             break;
         }
         forget(fd);
         ofd = promote();
+        // What begins from here on finds it.
+        if process::begun() == begun && !may_be_shared(fd) {
+            break;
+        }
     }
     if declared && !(stageable && ofd.is_some()) {
         // It is the kernel's from here on. What cannot be published now cannot be told either.
         let _ = declared::bar(fd);
     }
-    if process::shares(fd) {
+    if may_be_shared(fd) {
         // Nothing is staged yet that could fail.
         let _ = process::share(fd, With::Anybody);
     }
@@ -202,20 +213,39 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode, declared: bool) -> Option<c_
 /// How often a file is opened again because of processes that are being made.
 const ATTEMPTS: usize = 100;
 
-/// Opens the file of a new descriptor once more, which its program does not know yet, as a process that is just being made
-/// may have the description; whether the number leads to one that only this process has, as far as it is known.
-fn is_ours_alone(fd: c_int, flags: c_int) -> bool {
-    let begun = Instant::now();
-    while process::shares(fd) && begun.elapsed() < process::MAKING {
+/// How long a child of `vfork` is waited for, which mostly does no more than to execute something.
+const CHILDS: Duration = Duration::from_millis(100);
+
+/// Whether others may have a descriptor that was just opened: a process that is being made, or a child of `vfork` that
+/// runs and does not have it in its list.
+fn may_be_shared(fd: c_int) -> bool {
+    process::shares(fd) || vfork::any_runs()
+}
+
+/// Waits as long as that is so, but not longer than this.
+fn wait_while(is_so: impl Fn() -> bool, at_most: Duration) {
+    let mut begun = None;
+    while is_so() && begun.get_or_insert_with(Instant::now).elapsed() < at_most {
         std::thread::sleep(PAUSES.start);
     }
+}
+
+/// Opens the file of a new descriptor once more, as a process that was just made may have the description; whether the number
+/// leads to one that only this process has then, if no process was made meanwhile. No such process knows the number, as
+/// the program does not know it yet; but a child of `vfork` may be told by its parent, so it is waited for.
+fn is_ours_alone(fd: c_int, flags: c_int) -> bool {
+    let ends = || may_be_shared(fd) && !process::shares_for_good();
+    wait_while(ends, process::MAKING);
     // The locks that the program has on the file would end with the first description.
-    if process::shares(fd) || declared::is_locked(fd) {
+    if may_be_shared(fd) || declared::is_locked(fd) {
         return false;
     }
     let made = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOFOLLOW;
     let (dir, path) = (libc::AT_FDCWD as usize, ProcPath::of_file(fd));
-    let closes = flags & libc::O_CLOEXEC;
+    let closes = match ends_with_us(fd) {
+        true => libc::O_CLOEXEC,
+        false => 0,
+    };
     let _brief = brief::begin();
     let again = (flags & !made) | libc::O_CLOEXEC;
     let Ok(other) = sys::openat(dir, path.as_ptr(), again as usize, 0) else {
@@ -496,6 +526,8 @@ pub(crate) extern "C" fn before_keeping(fd: c_int) -> c_int {
 /// published stays staged: a program that gives up its rights must not be kept from it.
 pub(crate) extern "C" fn release_all() {
     if vfork::in_child() {
+        // Later it might not be able to ask.
+        let _ = process::share_all();
         return;
     }
     init::stop_promoting();
@@ -563,7 +595,7 @@ pub(crate) extern "C" fn before_aio_fsync(_operation: c_int, request: *const lib
 
 /// Gives what is staged through `fd` to the kernel, for good.
 pub(crate) fn unstage(fd: c_int) -> Result<(), c_int> {
-    match fds::promoted(fd) {
+    match fds::served(fd)? {
         Some(ofd) if ofd.writer().is_some() => ofd.hand_over(fd),
         _ => Ok(()),
     }
@@ -571,7 +603,7 @@ pub(crate) fn unstage(fd: c_int) -> Result<(), c_int> {
 
 /// The kernel is about to use the offset of `fd`.
 pub(crate) fn hand_over(fd: c_int) -> Result<(), c_int> {
-    fds::promoted(fd).map_or(Ok(()), |ofd| ofd.hand_over(fd))
+    fds::served(fd)?.map_or(Ok(()), |ofd| ofd.hand_over(fd))
 }
 
 /// Before a call that uses the offset of its third argument.
@@ -678,10 +710,7 @@ pub(crate) fn forget_handing_over(fd: c_int) {
 /// first. What cannot be published keeps its one name; with two, it would be published through the
 /// number of another file one day.
 fn before_alias(fd: c_int) -> Result<(), c_int> {
-    if vfork::in_child() {
-        return vfork::before_use(fd);
-    }
-    let Some(ofd) = fds::promoted(fd) else {
+    let Some(ofd) = fds::served(fd)? else {
         return Ok(());
     };
     ofd.writer()
@@ -812,7 +841,7 @@ pub(crate) extern "C" fn before_fcntl(fd: c_int, command: c_int, argument: usize
 fn ready_for_fcntl(fd: c_int, command: c_int, argument: usize) -> Result<(), c_int> {
     match command {
         // The kernel's answer has to be that of the program's own flags.
-        libc::F_GETFL if vfork::in_child() => vfork::before_use(fd),
+        libc::F_GETFL => fds::served(fd).map(drop),
         libc::F_SETFD if argument & libc::FD_CLOEXEC as usize == 0 => before_inheriting(fd),
         // A second name of what is staged would be published through the number of another file.
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => before_alias(fd),

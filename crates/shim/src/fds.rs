@@ -87,39 +87,50 @@ pub(crate) enum Kind {
 }
 
 /// What `fd` is. A `vfork` child has descriptors of its own but its parent's table, of which nothing is
-/// about them; what its parent may have staged is the kernel's from here on.
+/// about them; what its parent may have staged is the kernel's from here on, or this is the error of asking for it.
 #[inline]
-pub(crate) fn kind(fd: i32) -> Kind {
+fn look(fd: i32) -> Result<Kind, i32> {
     let Some(word) = word(fd) else {
-        return Kind::Foreign;
+        return Ok(Kind::Foreign);
     };
     loop {
         let seen = word.load(Ordering::Acquire);
         if seen == 0 {
-            return Kind::Foreign;
+            return Ok(Kind::Foreign);
         }
         if vfork::in_child() {
-            // Who can say that the file was not to be had has asked before.
-            let _ = vfork::before_use(fd);
-            return Kind::Foreign;
+            return vfork::before_use(fd).map(|()| Kind::Foreign);
         }
         let Some(ofd) = named_by(seen) else {
-            return Kind::Candidate(seen);
+            return Ok(Kind::Candidate(seen));
         };
         let users = ofd.enter();
         if word.load(Ordering::SeqCst) == seen {
-            return Kind::Promoted(users);
+            return Ok(Kind::Promoted(users));
         }
     }
 }
 
-/// The promoted description behind `fd`, held in use until the guard is dropped.
+/// What `fd` is, for callers that do nothing else to it in a `vfork` child.
 #[inline]
-pub(crate) fn promoted(fd: i32) -> Option<Users<'static>> {
-    match kind(fd) {
+pub(crate) fn kind(fd: i32) -> Kind {
+    look(fd).unwrap_or(Kind::Foreign)
+}
+
+/// The promoted description behind `fd`, held in use until the guard is dropped; `None` where the kernel is to do the
+/// call, and an error where that would be wrong.
+#[inline]
+pub(crate) fn served(fd: i32) -> Result<Option<Users<'static>>, i32> {
+    Ok(match look(fd)? {
         Kind::Promoted(users) => Some(users),
         Kind::Foreign | Kind::Candidate(_) => None,
-    }
+    })
+}
+
+/// The same for callers that do nothing else to it in a `vfork` child.
+#[inline]
+pub(crate) fn promoted(fd: i32) -> Option<Users<'static>> {
+    served(fd).ok().flatten()
 }
 
 /// Every promoted descriptor, with its description held in use. None is a `vfork` child's.
@@ -146,6 +157,13 @@ pub(crate) fn take(fd: i32) -> Option<Users<'static>> {
     }
     // No other thread uncounts the name, so there is at least one when this enters.
     named_by(word.swap(0, Ordering::SeqCst)).map(Ofd::enter)
+}
+
+/// Makes all descriptors foreign, whatever their descriptions are: this process has others by these numbers.
+pub(crate) fn forget_all() {
+    for word in all().filter_map(word) {
+        word.store(0, Ordering::SeqCst);
+    }
 }
 
 /// The description whose address a word is.

@@ -20,7 +20,7 @@ use crate::{times, vfork};
 use adit_pmem::brief;
 use adit_pmem::copy::guarded_copy;
 use core::ffi::{c_char, c_int, c_uint};
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
 
 /// How long a process that another thread makes is waited for: longer than a large one takes to be copied.
@@ -28,6 +28,14 @@ pub(crate) const MAKING: Duration = Duration::from_secs(1);
 
 /// How many threads are between marking everything shared and having created the sharer.
 static SHARING: AtomicU32 = AtomicU32::new(0);
+
+/// How often that, or the same for a command, was begun.
+static BEGUN: AtomicU64 = AtomicU64::new(0);
+
+/// How often processes were begun to be made: what has not changed says that none was made meanwhile.
+pub(crate) fn begun() -> u64 {
+    BEGUN.load(Ordering::SeqCst)
+}
 
 /// Set when what is counted there will never end.
 static FOR_GOOD: AtomicBool = AtomicBool::new(false);
@@ -39,12 +47,11 @@ pub(crate) fn shares_for_good() -> bool {
 
 /// Whether processes are made that may have descriptors which were opened or promoted just now.
 pub(crate) fn sharing() -> bool {
-    SHARING.load(Ordering::SeqCst) != 0
+    SHARING.load(Ordering::SeqCst) != 0 || vfork::some_begins()
 }
 
-/// How many threads are between looking at everything for a command, or a child of `vfork`, and having started it, which
-/// gets what is not closed then alone. (A child of `vfork` may use the rest until then, but not what its parent was
-/// just opening.)
+/// How many threads are between looking at everything for a command and having started it, which gets what is not closed
+/// then alone.
 static COMMANDS: AtomicU32 = AtomicU32::new(0);
 
 /// Whether this descriptor, opened or promoted just now, may be shared already. Before its mark to be closed is taken
@@ -54,7 +61,7 @@ pub(crate) fn shares(fd: c_int) -> bool {
 }
 
 fn starts_commands() -> bool {
-    COMMANDS.load(Ordering::SeqCst) != 0 || vfork::some_begins()
+    COMMANDS.load(Ordering::SeqCst) != 0
 }
 
 /// Whether this process may be giving descriptions to somebody just now.
@@ -288,7 +295,7 @@ pub(crate) extern "C" fn fork_raw() -> c_int {
 
 fn fork_by(create: impl FnOnce() -> c_int) -> c_int {
     if vfork::in_child() {
-        let child = share_all().map(|()| create());
+        let child = share_all().map(|()| vfork::around_fork(create));
         return child.unwrap_or_else(|errno| descriptors::minus_one(errno) as c_int);
     }
     resolve_for_children();
@@ -299,6 +306,7 @@ fn fork_by(create: impl FnOnce() -> c_int) -> c_int {
     };
     let this = children::this_process();
     SHARING.fetch_add(1, Ordering::SeqCst);
+    BEGUN.fetch_add(1, Ordering::SeqCst);
     RENEWED.store(false, Ordering::SeqCst);
     let child = share_all_with(with).map(|()| create());
     if child == Ok(0) {
@@ -361,10 +369,11 @@ pub(crate) fn register_fork_handlers() {
 /// have as well.
 pub(crate) fn while_sharing<T>(with: With, create: impl FnOnce() -> T) -> Result<T, c_int> {
     let sharers = match with {
-        With::Vfork | With::Command | With::Actions => &COMMANDS,
-        With::Child | With::Program | With::Anybody => &SHARING,
+        With::Command | With::Actions => &COMMANDS,
+        With::Child | With::Vfork | With::Program | With::Anybody => &SHARING,
     };
     sharers.fetch_add(1, Ordering::SeqCst);
+    BEGUN.fetch_add(1, Ordering::SeqCst);
     let created = share_all_with(with).map(|()| create());
     // In a child that a handler has forked meanwhile it counts nobody.
     let less = |count: u32| count.checked_sub(1);
@@ -517,6 +526,8 @@ pub(crate) extern "C" fn before_prctl(option: c_int) {
 /// and every mapping that a new limit could refuse.
 pub(crate) extern "C" fn before_setrlimit(resource: c_int) {
     match resource as c_uint {
+        // To ask takes one more.
+        libc::RLIMIT_NOFILE if vfork::in_child() => drop(share_all()),
         libc::RLIMIT_FSIZE | libc::RLIMIT_AS => descriptors::release_all(),
         // The engine's memory is the process's data.
         libc::RLIMIT_DATA if init::appends().is_some() => drop(appends::stop()),

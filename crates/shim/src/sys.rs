@@ -160,11 +160,19 @@ pub(crate) fn thread_word() -> usize {
     word
 }
 
-/// Blocks every signal but those of a fault for the calling thread while `work` runs. If the program
-/// blocked those as well they stay so: one may be pending.
+/// Blocks every signal but those of a fault for the calling thread while `work` runs.
 ///
 /// Hand-over must not be interrupted by a handler on the same thread that waits for it to finish.
 pub(crate) fn with_signals_blocked<T>(work: impl FnOnce() -> T) -> T {
+    let before = block_signals();
+    let result = work();
+    set_signals(before);
+    result
+}
+
+/// Blocks every signal but those of a fault for the calling thread, and tells which were blocked. If the program
+/// blocked those of a fault as well they stay so: one may be pending.
+pub(crate) fn block_signals() -> u64 {
     const FAULTS: u64 = (1 << (libc::SIGSEGV - 1)) | (1 << (libc::SIGBUS - 1));
     let mask: u64 = !FAULTS;
     let mut before: u64 = 0;
@@ -174,12 +182,15 @@ pub(crate) fn with_signals_blocked<T>(work: impl FnOnce() -> T) -> T {
         &raw mut before as usize,
         size_of::<u64>(),
     );
-    let result = work();
+    before
+}
+
+/// Blocks these signals, and no others.
+pub(crate) fn set_signals(mask: u64) {
     let _ = rt_sigprocmask(
         libc::SIG_SETMASK as usize,
-        &raw const before as usize,
+        &raw const mask as usize,
         0,
         size_of::<u64>(),
     );
-    result
 }

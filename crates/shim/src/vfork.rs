@@ -27,7 +27,8 @@ use crate::{fds, strangers, sys};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long};
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 
 /// With more at a time nothing stays promoted, see [`before`].
 pub(crate) const AT_A_TIME: usize = 64;
@@ -42,6 +43,10 @@ struct Slot {
     nested: AtomicU32,
     /// Set until the child runs: what is opened before may be the child's as well.
     begins: AtomicBool,
+    /// Set while the child forks.
+    forks: AtomicBool,
+    /// Signals that the thread had blocked before.
+    mask: AtomicU64,
     /// What the child has, or null.
     has: AtomicPtr<List>,
 }
@@ -52,6 +57,8 @@ static SLOTS: [Slot; AT_A_TIME] = [const {
         taker: AtomicI32::new(0),
         nested: AtomicU32::new(0),
         begins: AtomicBool::new(false),
+        forks: AtomicBool::new(false),
+        mask: AtomicU64::new(0),
         has: AtomicPtr::new(ptr::null_mut()),
     }
 }; AT_A_TIME];
@@ -153,15 +160,34 @@ pub(crate) fn before_sharing(with: With) -> Result<(), c_int> {
         .try_for_each(Had::ask)
 }
 
+/// Around a fork by a child.
+pub(crate) fn around_fork<T>(create: impl FnOnce() -> T) -> T {
+    let set = |forks| {
+        if let Some(nth) = slot() {
+            SLOTS[nth].forks.store(forks, Ordering::SeqCst);
+        }
+    };
+    set(true);
+    let created = create();
+    set(false);
+    created
+}
+
 /// In the child of a fork: none of these is its.
 pub(crate) fn in_new_process() {
-    if RUNNING.swap(0, Ordering::SeqCst) == 0 {
+    if !any_runs() {
         return;
     }
+    if slot().is_some_and(|nth| SLOTS[nth].forks.load(Ordering::SeqCst)) {
+        // The table is about other numbers than those of this process's parent, which has left all to the kernel.
+        fds::forget_all();
+    }
+    RUNNING.store(0, Ordering::SeqCst);
     for slot in &SLOTS {
         slot.thread.store(0, Ordering::SeqCst);
         slot.nested.store(0, Ordering::SeqCst);
         slot.begins.store(false, Ordering::SeqCst);
+        slot.forks.store(false, Ordering::SeqCst);
         // The parent's list, of which this is a copy, is not given back here: a thread that this process has not may
         // have been about to.
         slot.has.store(ptr::null_mut(), Ordering::SeqCst);
@@ -202,11 +228,18 @@ extern "C" fn before() -> c_int {
     } else {
         With::Anybody
     };
-    descriptors::refusal(process::while_sharing(with, begin))
+    // A handler that ran here after the slot is taken, or before it is free again, would be taken for the child.
+    let mask = sys::block_signals();
+    let begun = process::while_sharing(with, || begin(mask));
+    if !matches!(begun, Ok(true)) {
+        sys::set_signals(mask);
+    }
+    descriptors::refusal(begun.map(drop))
 }
 
-/// From here on this thread counts as its child. What others open until the child runs may be the child's as well.
-fn begin() {
+/// From here on this thread counts as its child, if there is a slot. What others open until the child runs may be the
+/// child's as well.
+fn begin(mask: u64) -> bool {
     // Counted before a slot is taken: a child forked in between clears the slots by the count. And before the list is made:
     // who closes what is in it sees that.
     RUNNING.fetch_add(1, Ordering::SeqCst);
@@ -216,13 +249,15 @@ fn begin() {
     if let Some(slot) = SLOTS.iter().find(free) {
         slot.taker.store(children::this_process(), Ordering::SeqCst);
         slot.has.store(has, Ordering::SeqCst);
+        slot.mask.store(mask, Ordering::SeqCst);
         slot.begins.store(true, Ordering::SeqCst);
-    } else {
-        RUNNING.fetch_sub(1, Ordering::SeqCst);
-        descriptors::release_all();
-        // SAFETY: made by `list` just now, and given to nobody.
-        unsafe { give_back(has) };
+        return true;
     }
+    RUNNING.fetch_sub(1, Ordering::SeqCst);
+    descriptors::release_all();
+    // SAFETY: made by `list` just now, and given to nobody.
+    unsafe { give_back(has) };
+    false
 }
 
 /// Frees a list.
@@ -240,7 +275,12 @@ unsafe fn give_back(list: *mut List) {
 /// result; what the program is to see.
 extern "C" fn after(result: c_long) -> c_int {
     match slot().map(|nth| (nth, &SLOTS[nth])) {
-        Some((_, slot)) if result == 0 => slot.begins.store(false, Ordering::SeqCst),
+        // A child of a child has blocked nothing.
+        Some((_, slot)) if result == 0 && !slot.begins.load(Ordering::SeqCst) => {}
+        Some((_, slot)) if result == 0 => {
+            slot.begins.store(false, Ordering::SeqCst);
+            sys::set_signals(slot.mask.load(Ordering::SeqCst));
+        }
         Some((nth, slot)) => end(nth, slot),
         None => {}
     }
@@ -264,12 +304,15 @@ fn end(nth: usize, slot: &Slot) {
         return;
     }
     let has = slot.has.swap(ptr::null_mut(), Ordering::SeqCst);
+    let mask = slot.mask.load(Ordering::SeqCst);
+    slot.forks.store(false, Ordering::SeqCst);
     slot.nested.store(0, Ordering::SeqCst);
     slot.begins.store(false, Ordering::SeqCst);
     slot.thread.store(0, Ordering::SeqCst);
     RUNNING.fetch_sub(1, Ordering::SeqCst);
     // SAFETY: `begin` put it there, and the child that had it is gone.
     unsafe { give_back(has) };
+    sys::set_signals(mask);
 }
 
 /// `vfork`: returns twice on one stack, so the return address travels in rdi, which the system call

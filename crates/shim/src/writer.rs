@@ -1007,7 +1007,8 @@ impl Writer {
         // Asked first: who forks later lends it once more, and waits for the state. And nothing else is asked
         // meanwhile, when this may be a child already, whose children are others.
         let to_children = self.loan.is_to_children() || ofd.is_wanted();
-        let others = if process::shares(fd) {
+        let made = || to_children && (process::passes_on() || vfork::any_runs());
+        let others = if process::shares(fd) || made() {
             Others::Children
         } else if to_children {
             children::others(ofd.common())

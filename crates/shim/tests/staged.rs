@@ -1532,6 +1532,69 @@ fn what_is_closed_beside_a_child_of_vfork_is_whole() {
     }
 }
 
+/// Whatever has become of a child of `vfork`, or of its parent beside it, since it was made, the file is what it is plainly.
+#[test]
+fn a_child_of_vfork_goes_on_whatever_it_has_become() {
+    let Some(place) = Place::new("vforks") else {
+        return;
+    };
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: it gives up root's rights");
+        return;
+    }
+    let program = place.compile("vforks");
+    let other = place.file().with_extension("other");
+    let run_as = |mode: Option<&str>, how: &str, append: Option<&str>| {
+        for path in [&place.file(), &other] {
+            let _ = fs::remove_file(path);
+        }
+        let mut command = place.command(&program, mode);
+        let output = run(command.arg(place.file()).arg(how).args(append));
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        (said, place.content(), fs::read_to_string(&other).ok())
+    };
+    let ways = "chroot setuid limit executes full forks forks_and_executes rotates beside";
+    for how in ways.split(' ') {
+        for append in [None, Some("append")] {
+            let mut plain = run_as(None, how, append);
+            assert!(plain.0.contains("close 0\n"), "{plain:?}");
+            if how == "full" {
+                // To ask for the file takes a number.
+                plain.0 = plain.0.replace("write 6", "write -24");
+                plain.1 = plain.1.replace("child\n", "");
+            }
+            for mode in MODES {
+                assert_eq!(
+                    run_as(Some(mode), how, append),
+                    plain,
+                    "{mode} {how} {append:?}"
+                );
+            }
+        }
+    }
+}
+
+/// A child of `vfork` that is made while another thread is about to learn of a descriptor has that as well: nothing is
+/// staged through the description that the child has.
+#[test]
+fn a_file_opened_beside_a_child_of_vfork_is_whole() {
+    let Some(place) = Place::new("opening") else {
+        return;
+    };
+    if !has_strace() {
+        return;
+    }
+    let program = place.compile("opening");
+    for append in [None, Some("append")] {
+        let _ = fs::remove_file(place.file());
+        let delay = "fstat:delay_exit=300000";
+        let mut command = place.traced(&program, "strict", Some(delay));
+        run(command.arg(place.file()).args(append));
+        assert!(place.trace().contains("(DELAYED)"), "nothing was slow");
+        assert_eq!(place.content(), "before\nchild\nafter\n", "{append:?}");
+    }
+}
+
 /// Programs that a program starts, and that get nothing of its files, leave it the room to keep the next ones staged
 /// beside others.
 #[test]

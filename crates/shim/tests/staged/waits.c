@@ -45,6 +45,9 @@ int main(int count, char **args) {
         }
         for (int i = 0; i < FILES; i++)
             if (close(fds[i])) perror("close");
+        snprintf(name, sizeof name, "%s.XXXXXX", args[1]);
+        int temporary = mkostemp(name, O_CLOEXEC);
+        if (temporary < 0 || fcntl(temporary, F_GETFD) != FD_CLOEXEC || close(temporary) || unlink(name)) perror("mkostemp");
     }
     fprintf(stderr, forks > 5 ? "" : "few forks\n");
     go = 0;
