@@ -3,6 +3,7 @@ boot shows what they left."""
 
 import random
 import re
+import threading
 import time
 from dataclasses import dataclass, field, replace
 from typing import Callable
@@ -272,11 +273,18 @@ class Tally:
     def all(self):
         return self.killed + self.copied + self.recoveries + self.sequences
 
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
     def enter(self, report):
-        self.killed += report.cuts
-        self.copied += report.frozen
-        self.recoveries += report.recoveries
-        self.acknowledged += report.acknowledged
+        with self.lock:
+            self.killed += report.cuts
+            self.copied += report.frozen
+            self.recoveries += report.recoveries
+            self.acknowledged += report.acknowledged
+
+    def enter_sequences(self, report):
+        with self.lock:
+            self.sequences += report.cuts
 
     def __str__(self):
         return (f"{self.all()} power cuts: {self.killed} by a kill, with another boot, {self.copied} by a copy of the "
