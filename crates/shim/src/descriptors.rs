@@ -173,23 +173,22 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode, declared: bool) -> Option<c_
         );
     }
     let mut ofd = promote();
+    let mut shared = may_be_shared(fd);
     for _ in 0..ATTEMPTS {
         let begun = process::begun();
-        if !(required && stageable && may_be_shared(fd) && is_ours_alone(fd, flags)) {
+        if !(shared && required && stageable && is_ours_alone(fd, flags)) {
             break;
         }
         forget(fd);
         ofd = promote();
         // What begins from here on finds it.
-        if process::begun() == begun && !may_be_shared(fd) {
-            break;
-        }
+        shared = process::begun() != begun || may_be_shared(fd);
     }
     if declared && !(stageable && ofd.is_some()) {
         // It is the kernel's from here on. What cannot be published now cannot be told either.
         let _ = declared::bar(fd);
     }
-    if may_be_shared(fd) {
+    if shared {
         // Nothing is staged yet that could fail.
         let _ = process::share(fd, With::Anybody);
     }
