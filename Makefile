@@ -116,7 +116,7 @@ enumerate:
 
 # Real programs as users run them on a disk, and with every file adopted at once on the other media; and those that
 # write most in the mode that promises most.
-STAGED := bash fsx full git killed leveldb limits lmdb mariadb model outsider postgres redis restic shared sqlite tail
+STAGED := bash commands fsx full git killed leveldb limits lmdb mariadb model outsider postgres redis restic shared sqlite tail
 .PHONY: lab
 lab: lab-programs lab-suite lab-relink lab-sequences lab-vm
 
