@@ -47,7 +47,7 @@ bench: release
 
 # The cheap checks first: whoever breaks one of them learns it in a second.
 .PHONY: test
-test: test-tidy test-lab-runner test-clippy test-aarch64 test-doc test-cargo test-oracle test-torture test-deny
+test: test-tidy test-lab-runner test-clippy test-aarch64 test-doc test-cargo test-random test-deny
 
 .PHONY: test-tidy
 test-tidy:
@@ -91,6 +91,11 @@ test-cargo:
 	$(call limit,900) $(CARGO) build --locked --workspace
 	$(call limit,900) $(CARGO) test --locked --workspace --no-run
 	$(call limit,1200) $(CARGO) test --locked --workspace --no-fail-fast
+
+# What these two do keeps one processor busy.
+.PHONY: test-random
+test-random:
+	$(call limit,900) $(MAKE) --no-print-directory --jobs=2 --output-sync test-oracle test-torture
 
 .PHONY: test-oracle
 test-oracle:
