@@ -168,7 +168,7 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode, declared: bool) -> Option<c_
     let required = init::required() && writes && mode != Mode::Posix;
     if stageable {
         wait_while(
-            vfork::any_runs,
+            process::has_vfork_children,
             if required { process::MAKING } else { CHILDS },
         );
     }
@@ -218,7 +218,7 @@ const CHILDS: Duration = Duration::from_millis(100);
 /// Whether others may have a descriptor that was just opened: a process that is being made, or a child of `vfork` that
 /// runs and does not have it in its list.
 fn may_be_shared(fd: c_int) -> bool {
-    process::shares(fd) || vfork::any_runs()
+    process::shares(fd) || process::has_vfork_children()
 }
 
 /// Waits as long as that is so, but not longer than this.
@@ -668,7 +668,7 @@ pub(crate) extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
             .filter(|&fd| (first..=last).contains(&(fd as c_uint)))
             .for_each(|fd| {
                 // A range that is one is closed; with other flags it may not be.
-                if flags == 0 && is_the_parents(fd) && !vfork::any_runs() {
+                if flags == 0 && is_the_parents(fd) && !process::has_vfork_children() {
                     forget(fd);
                 } else {
                     forget_handing_over(fd);

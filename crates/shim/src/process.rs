@@ -47,7 +47,7 @@ pub(crate) fn shares_for_good() -> bool {
 
 /// Whether processes are made that may have descriptors which were opened or promoted just now.
 pub(crate) fn sharing() -> bool {
-    SHARING.load(Ordering::SeqCst) != 0 || vfork::some_begins()
+    SHARING.load(Ordering::SeqCst) != 0
 }
 
 /// How many threads are between looking at everything for a command and having started it, which gets what is not closed
@@ -66,7 +66,16 @@ fn starts_commands() -> bool {
 
 /// Whether this process may be giving descriptions to somebody just now.
 pub(crate) fn passes_on() -> bool {
-    sharing() || starts_commands()
+    sharing() || starts_commands() || has_vfork_children()
+}
+
+/// How many threads are between looking at everything for a child of `vfork` and having listed it.
+static VFORKING: AtomicU32 = AtomicU32::new(0);
+
+/// Whether children of `vfork` run, or are about to: what is opened or closed just now they may have, without finding it
+/// in their lists. What is staged just now they find: either it is in common already, or it will be.
+pub(crate) fn has_vfork_children() -> bool {
+    VFORKING.load(Ordering::SeqCst) != 0 || vfork::any_runs()
 }
 
 /// Whether this is a forked child that was not told so yet: a handler for a signal runs, or one that another library has
@@ -75,9 +84,9 @@ pub(crate) fn is_untold_child() -> bool {
     sharing() && !vfork::in_child() && children::is_untold()
 }
 
-/// How many threads do so.
+/// How many threads make processes that may have descriptions in common with this one.
 pub(crate) fn sharers() -> u32 {
-    SHARING.load(Ordering::SeqCst)
+    SHARING.load(Ordering::SeqCst) + VFORKING.load(Ordering::SeqCst)
 }
 
 /// With whom descriptions are shared.
@@ -369,8 +378,9 @@ pub(crate) fn register_fork_handlers() {
 /// have as well.
 pub(crate) fn while_sharing<T>(with: With, create: impl FnOnce() -> T) -> Result<T, c_int> {
     let sharers = match with {
+        With::Vfork => &VFORKING,
         With::Command | With::Actions => &COMMANDS,
-        With::Child | With::Vfork | With::Program | With::Anybody => &SHARING,
+        With::Child | With::Program | With::Anybody => &SHARING,
     };
     sharers.fetch_add(1, Ordering::SeqCst);
     BEGUN.fetch_add(1, Ordering::SeqCst);
@@ -471,6 +481,7 @@ fn renew() {
     // A ring that was made before the fork is the child's, too.
     SHARING.store(u32::from(shares_for_good()), Ordering::SeqCst);
     COMMANDS.store(0, Ordering::SeqCst);
+    VFORKING.store(0, Ordering::SeqCst);
 }
 
 /// Before `clone(function, stack, flags, …)`. Threads share everything as before; a new process
@@ -558,6 +569,13 @@ pub(crate) extern "C" fn before_prlimit(_pid: c_int, resource: c_int, new: usize
     if new != 0 {
         before_setrlimit(resource);
     }
+}
+
+/// Publishes what is staged, and leaves it so, before a program starts that may look.
+pub(crate) fn show_all() -> Result<(), c_int> {
+    times::settle_all();
+    fds::each_promoted()
+        .try_for_each(|(fd, ofd)| ofd.writer().map_or(Ok(()), |writer| writer.show(&ofd, fd)))
 }
 
 /// Gives everything that is staged to the kernel.

@@ -41,7 +41,7 @@ struct Slot {
     taker: AtomicI32,
     /// Children of the child that run on the same memory, and theirs.
     nested: AtomicU32,
-    /// Set until the child runs: what is opened before may be the child's as well.
+    /// Set until the child runs.
     begins: AtomicBool,
     /// Set while the child forks.
     forks: AtomicBool,
@@ -97,12 +97,6 @@ impl Had {
 #[inline]
 pub(crate) fn any_runs() -> bool {
     RUNNING.load(Ordering::SeqCst) != 0
-}
-
-/// Whether a child is about to be made, and may get what other threads open just now.
-pub(crate) fn some_begins() -> bool {
-    let begins = |slot: &Slot| slot.begins.load(Ordering::SeqCst);
-    any_runs() && SLOTS.iter().any(begins)
 }
 
 /// Whether the caller is a `vfork` child that still runs on its parent's memory.
@@ -228,6 +222,10 @@ extern "C" fn before() -> c_int {
     } else {
         With::Anybody
     };
+    // Before anybody has to wait for the child: that takes as long as a disk does.
+    if let Err(errno) = process::show_all() {
+        return errno;
+    }
     // A handler that ran here after the slot is taken, or before it is free again, would be taken for the child.
     let mask = sys::block_signals();
     let begun = process::while_sharing(with, || begin(mask));
@@ -237,8 +235,7 @@ extern "C" fn before() -> c_int {
     descriptors::refusal(begun.map(drop))
 }
 
-/// From here on this thread counts as its child, if there is a slot. What others open until the child runs may be the
-/// child's as well.
+/// From here on this thread counts as its child, if there is a slot.
 fn begin(mask: u64) -> bool {
     // Counted before a slot is taken: a child forked in between clears the slots by the count. And before the list is made:
     // who closes what is in it sees that.

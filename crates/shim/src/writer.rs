@@ -49,7 +49,6 @@ use crate::ofd::{Ofd, Offset};
 use crate::signal::engine;
 use crate::stage::{self, Entry, Refusal, Staged};
 use crate::stat::Logical;
-use crate::vfork;
 use crate::{appends, children, copies, declared, descriptors, init, process, sys, together};
 use adit_pmem::MediumKind;
 use adit_store::registry::Reason;
@@ -858,7 +857,12 @@ impl Writer {
         if self.trial.is_some() {
             return self.unstage(ofd, fd);
         }
-        if matches!(*self.look(), State::Kernel | State::Parents) || self.keep(ofd, fd) {
+        let scope = match self.mode {
+            Mode::Atomic => Scope::Committed,
+            Mode::Posix | Mode::Sync | Mode::Strict => Scope::Everything,
+        };
+        let is_kept = || self.keep(ofd, fd, Some(scope));
+        if matches!(*self.look(), State::Kernel | State::Parents) || is_kept() {
             return Ok(());
         }
         let mut state = self.change_committed(ofd);
@@ -872,25 +876,23 @@ impl Writer {
         Ok(())
     }
 
-    /// Before a child of `vfork` is made: the description stays what it is, and its file is shown to whoever the child
-    /// executes, or it is the kernel's. After an error the file is staged as before.
+    /// Before a child of `vfork` is made, when its file was shown to whoever the child executes: the description stays what
+    /// it is, or is the kernel's. After an error the file is staged as before.
     pub(crate) fn share_with_vfork_child(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
         self.be_told(ofd);
         let _inside = engine::enter();
         // A child that asks for a declared file would have to tell the monitor, which takes memory.
-        let is_kept = || !self.declared && self.trial.is_none() && self.keep(ofd, fd);
-        if self.is_the_parents() {
+        let is_kept = || !self.declared && self.trial.is_none() && self.keep(ofd, fd, None);
+        if self.is_the_parents() || is_kept() {
             Ok(())
-        } else if is_kept() {
-            self.show(ofd, fd)
         } else {
             self.unstage(ofd, fd)
         }
     }
 
-    /// Has the offset in common with a child that is about to be forked, and changes nothing else; false where that
-    /// cannot be. What may be is published, as far as it can be: a child that never opens the file looks at its size.
-    fn keep(&self, ofd: &Ofd, fd: i32) -> bool {
+    /// Has the offset in common with a child that is about to be made, and changes nothing else; false where that
+    /// cannot be. So much is published, as far as it can be: a child that never opens the file looks at its size.
+    fn keep(&self, ofd: &Ofd, fd: i32, publish: Option<Scope>) -> bool {
         let mut state = self.change();
         let added = match &*state {
             State::Staged(_) if self.appends => libc::O_APPEND,
@@ -916,11 +918,9 @@ impl Writer {
         match &*state {
             // What others have taken away is found at the next call, and what cannot be published stays in the pool.
             State::Staged(staged) if staged.is_behind(fd) => {
-                let scope = match self.mode {
-                    Mode::Atomic => Scope::Committed,
-                    Mode::Posix | Mode::Sync | Mode::Strict => Scope::Everything,
-                };
-                drop(staged.file().publish(scope));
+                if let Some(scope) = publish {
+                    drop(staged.file().publish(scope));
+                }
             }
             State::Staged(_) => {}
             // A child's copy of a mapping would keep the file in use.
@@ -1007,7 +1007,7 @@ impl Writer {
         // Asked first: who forks later lends it once more, and waits for the state. And nothing else is asked
         // meanwhile, when this may be a child already, whose children are others.
         let to_children = self.loan.is_to_children() || ofd.is_wanted();
-        let made = || to_children && (process::passes_on() || vfork::any_runs());
+        let made = || to_children && process::passes_on();
         let others = if process::shares(fd) || made() {
             Others::Children
         } else if to_children {
@@ -1100,7 +1100,7 @@ impl Writer {
             matches!(*self.look(), State::Staged(_))
         };
         // A child of `vfork` goes on with the description, and does not find it in our table.
-        if staged || vfork::any_runs() {
+        if staged || process::has_vfork_children() {
             self.unstage_as(ofd, fd, Ends::WithTheDescription)
         } else {
             Ok(())

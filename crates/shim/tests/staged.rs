@@ -1494,19 +1494,24 @@ fn a_child_of_vfork_may_be_killed_at_any_time() {
     };
     let program = place.compile("killed");
     let mut wrote = 0;
+    // To have a file takes longer on a disk.
+    let at_most = if scratch::is_memory() {
+        "1500"
+    } else {
+        "10000"
+    };
     for (seed, mode) in MODES.into_iter().enumerate() {
         let mut command = place.command(&program, Some(mode));
-        let output = run(command.arg(place.file()).args(["100", &seed.to_string()]));
+        let seed = seed.to_string();
+        let output = run(command.arg(place.file()).args(["100", &seed, at_most]));
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{mode}");
         let count = String::from_utf8_lossy(&output.stdout);
         wrote += count.trim().parse::<usize>().expect("a number");
     }
     // Some died before they had the file, and some had written to it.
     let all = MODES.len() * 100;
-    assert!(
-        (all / 20..all - all / 20).contains(&wrote),
-        "{wrote} of {all}"
-    );
+    let some = all / 30;
+    assert!((some..all - some).contains(&wrote), "{wrote} of {all}");
 }
 
 /// Whoever closes a description beside a child of `vfork` that goes on with it leaves all of it to the kernel, where the
@@ -1554,7 +1559,9 @@ fn a_child_of_vfork_goes_on_whatever_it_has_become() {
         (said, place.content(), fs::read_to_string(&other).ok())
     };
     let ways = "chroot setuid limit executes full forks forks_and_executes rotates beside";
-    for how in ways.split(' ') {
+    // On a disk nothing can be published without a number.
+    let here = |how: &&str| *how != "full" || scratch::is_memory();
+    for how in ways.split(' ').filter(here) {
         for append in [None, Some("append")] {
             let mut plain = run_as(None, how, append);
             assert!(plain.0.contains("close 0\n"), "{plain:?}");

@@ -1,5 +1,5 @@
 // Children of vfork use a file that their parent has staged, and are killed at any moment of it; the parent goes on.
-//   killed FILE ROUNDS SEED
+//   killed FILE ROUNDS SEED MICROSECONDS   at most so long after they have begun
 // Says on standard error what is wrong, and on standard output how many children had written before they died.
 #define _GNU_SOURCE
 #include <errno.h>
@@ -28,7 +28,7 @@ static void *kills(void *nothing) {
 }
 
 int main(int count, char **args) {
-    if (count < 4) return 2;
+    if (count < 5) return 2;
     srand(atoi(args[3]));
     int rounds = atoi(args[2]), wrote = 0;
     for (int round = 0; round < rounds; round++) {
@@ -39,7 +39,7 @@ int main(int count, char **args) {
         if (fd < 0 || write(fd, "before\n", 7) != 7) return perror("before"), 1;
         if (!is_staged(fd)) return fprintf(stderr, "%d: not staged\n", round), 1;
         child = 0;
-        delay = rand() % 1500;
+        delay = rand() % atoi(args[4]);
         pthread_create(&killer, NULL, kills, NULL);
         pid_t made = vfork();
         if (!made) {
