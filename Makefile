@@ -137,7 +137,7 @@ lab-programs: release
 lab-suite:
 	$(call limit,900) $(CARGO) build --locked --workspace
 	$(call limit,900) $(CARGO) test --locked --workspace --no-run
-	@$(call limit,660) sh -c 'lab/suite --plant --total 60 && lab/suite --total 580' || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/suite was skipped"; }
+	@$(call limit,780) sh -c 'lab/suite --plant --total 60 && lab/suite --total 700' || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/suite was skipped"; }
 
 # Staged bytes that become a file's without being copied, on loop devices.
 .PHONY: lab-relink
