@@ -153,7 +153,7 @@ lab-sequences: release
 
 # Of the crates' own tests and the cases of real programs what an emulated processor does in a minute or two; `make
 # lab-dax` runs them all.
-WHOLE := --whole 300 --whole-quick --whole-media ext4-dax --whole-tests shim-staged --whole-names required:: \
+WHOLE := --whole 450 --whole-quick --whole-media ext4-dax --whole-tests shim-staged --whole-names required:: \
 	--whole-programs shared,tail
 
 # A stock kernel on emulated NVDIMMs: DAX file systems and power cuts. (What goes through a page cache is cut in
