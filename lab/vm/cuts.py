@@ -270,10 +270,11 @@ class Tally:
     sequences: int = 0
     acknowledged: int = 0
 
+    # Several series run at a time.
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
     def all(self):
         return self.killed + self.copied + self.recoveries + self.sequences
-
-    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def enter(self, report):
         with self.lock:

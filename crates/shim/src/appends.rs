@@ -132,7 +132,7 @@ impl Trial {
 
 /// Watches a descriptor that the program has just opened with `flags`.
 pub(crate) fn note_open(fd: c_int, flags: c_int, appends: Appends) {
-    if process::shares(fd) || flags & descriptors::KERNEL_ONLY != 0 {
+    if descriptors::may_be_shared(fd) || flags & descriptors::KERNEL_ONLY != 0 {
         return;
     }
     let alone = flags & libc::O_ACCMODE == libc::O_WRONLY && init::single_threaded();
@@ -141,7 +141,7 @@ pub(crate) fn note_open(fd: c_int, flags: c_int, appends: Appends) {
     }
     if let Some(ofd) = promote(fd, flags, appends, appends.price()) {
         fds::set_promoted(fd, &ofd);
-        if process::shares(fd) {
+        if descriptors::may_be_shared(fd) {
             // Nothing is staged yet that could fail.
             let _ = process::share(fd, With::Anybody);
         }

@@ -1,10 +1,12 @@
-//! Forked children that may have this process's descriptions, and when nobody has them any more.
+//! Children that may have this process's descriptions, and when nobody has them any more.
 //!
 //! A server that forks to save itself shares all its descriptions with the child. What a child uses is the
 //! kernel's, and comes back when every child that may have it has ended: the parent asks for its
 //! children by number, as it may ask for nobody else's, without waiting for them, and a child that gives
-//! descriptions to anybody else, by fork, exec, spawn, a socket or a ring, says so before it does, in a page
-//! that it shares with its parent. From then on nothing comes back to that parent.
+//! descriptions to anybody else says so before it does, in a page that it shares with its parent. A program that it
+//! executes or starts gets what it has used, as nobody knows under which numbers, and what is not closed then: these do not
+//! come back. By fork, a socket or a ring it gives all of them away, and from then on nothing comes back to that parent. What
+//! a child of `vfork` has used does not come back either ([`crate::vfork`]).
 //!
 //! A description that a child never uses stays staged: the two have its offset in common there ([`Common`]), and a
 //! child that does use it asks for the file first, as anybody who opens it does. Only then, or where there is no room,

@@ -215,9 +215,9 @@ const ATTEMPTS: usize = 100;
 /// How long a child of `vfork` is waited for, which mostly does no more than to execute something.
 const CHILDS: Duration = Duration::from_millis(100);
 
-/// Whether others may have a descriptor that was just opened: a process that is being made, or a child of `vfork` that
+/// Whether others may have a descriptor that was just opened or promoted: a process that is being made, or a child of `vfork` that
 /// runs and does not have it in its list.
-fn may_be_shared(fd: c_int) -> bool {
+pub(crate) fn may_be_shared(fd: c_int) -> bool {
     process::shares(fd) || process::has_vfork_children()
 }
 
@@ -326,7 +326,7 @@ pub(crate) extern "C" fn consider(fd: c_int) {
         if !written {
             ofd.hand_over_offset(fd);
             ofd.drop_name(fd);
-        } else if process::shares(fd) {
+        } else if may_be_shared(fd) {
             let _ = process::share(fd, With::Anybody);
         }
     }

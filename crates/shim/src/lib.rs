@@ -9,7 +9,8 @@
 //! 3. [`ofd`]: a promoted open file description, who owns its offset, and hand-over.
 //! 4. [`data`]: the read and write families.
 //! 5. [`writer`], [`stage`]: what is opened for writing, in the modes that stage; [`appends`]: in mode `posix`.
-//! 6. [`descriptors`], [`process`], [`children`], [`times`]: the calls that change what 2 and 3 say.
+//! 6. [`descriptors`], [`process`], [`children`], [`vfork`], [`actions`], [`times`]: the calls that change what 2 and 3
+//!    say.
 //! 7. [`stat`], [`names`]: what a program sees of staged files, and what becomes of their names.
 //! 8. [`stdio`]: libc's own streams, whose calls happen inside libc.
 //! 9. [`together`], [`capi`]: several files committed at one instant, and what programs call by name.
