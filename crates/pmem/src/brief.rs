@@ -45,7 +45,7 @@ pub fn begin() -> Brief {
             return Brief(());
         }
         one_less();
-        std::thread::sleep(PAUSE);
+        crate::rest(PAUSE);
     }
     OPEN.fetch_add(1, Ordering::SeqCst);
     Brief(())
@@ -68,7 +68,7 @@ pub fn before_fork() {
     let me = gettid().as_raw_nonzero().get();
     for _ in 0..TRIES {
         match FORKING.compare_exchange(0, me, Ordering::SeqCst, Ordering::SeqCst) {
-            Err(other) if other != me => std::thread::sleep(PAUSE),
+            Err(other) if other != me => crate::rest(PAUSE),
             _ => break,
         }
     }
@@ -77,7 +77,7 @@ pub fn before_fork() {
         if OPEN.load(Ordering::SeqCst) == 0 {
             break;
         }
-        std::thread::sleep(PAUSE);
+        crate::rest(PAUSE);
     }
 }
 

@@ -231,7 +231,7 @@ impl CachedMedium {
                     let _ = rustix::fs::flock(&fd, FlockOperation::Unlock);
                     return written;
                 }
-                Err(Errno::WOULDBLOCK) => std::thread::sleep(PAUSE),
+                Err(Errno::WOULDBLOCK) => crate::rest(PAUSE),
                 Err(Errno::INTR) => {}
                 Err(_) => break,
             }

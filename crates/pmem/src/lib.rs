@@ -19,6 +19,7 @@ mod limit;
 pub mod map;
 mod mapped;
 mod medium;
+mod rest;
 pub mod word;
 
 pub use base::BaseFile;
@@ -29,6 +30,7 @@ pub use detect::{
 };
 pub use mapped::{Damage, MappedMedium, MediumError, Persistence};
 pub use medium::{Medium, OutOfRange, TransferError};
+pub use rest::rest;
 
 /// The kernel's error as people know it; rustix without `std` shows a number.
 fn in_words(error: rustix::io::Errno) -> std::io::Error {

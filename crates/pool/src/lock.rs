@@ -138,7 +138,7 @@ impl<M: Medium> Pool<M> {
             if spins < 400 {
                 std::thread::yield_now();
             } else {
-                std::thread::sleep(Duration::from_micros(50));
+                adit_pmem::rest(Duration::from_micros(50));
             }
         }
     }

@@ -94,7 +94,7 @@ fn open(path: &Path) -> core::result::Result<OwnedFd, Errno> {
 fn open_in_memory(path: &Path) -> core::result::Result<OwnedFd, Errno> {
     for _ in 0..LOOKS {
         match open(path) {
-            Err(Errno::AGAIN) => std::thread::sleep(PAUSE),
+            Err(Errno::AGAIN) => adit_pmem::rest(PAUSE),
             opened => return opened.map_err(|_| Errno::NOENT),
         }
     }

@@ -193,7 +193,7 @@ impl LockFile {
             if let Some(hold) = self.lock(at)? {
                 return Ok(hold);
             }
-            std::thread::sleep(PAUSE);
+            adit_pmem::rest(PAUSE);
         }
         Err(Error::Busy {
             lock,

@@ -67,7 +67,7 @@ impl SlotLocks for LocalLocks {
             if let Some(hold) = self.take(GATE) {
                 return Ok(hold);
             }
-            std::thread::sleep(std::time::Duration::from_micros(200));
+            adit_pmem::rest(std::time::Duration::from_micros(200));
         }
         Err(Error::Busy {
             lock: "gate",

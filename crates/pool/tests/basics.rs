@@ -41,7 +41,7 @@ fn one_thread_at_a_time_reclaims() {
                 });
                 // Long enough for the second to come in, if anything let it.
                 for _ in 0..100 {
-                    std::thread::sleep(std::time::Duration::from_millis(2));
+                    adit_pmem::rest(std::time::Duration::from_millis(2));
                     assert!(!second_is_in.load(Ordering::SeqCst), "both are in");
                 }
             }

@@ -275,7 +275,7 @@ mod tests {
             std::thread::spawn(move || {
                 HEAP.with(|_| {
                     inside.store(true, Ordering::SeqCst);
-                    std::thread::sleep(Duration::from_millis(100));
+                    adit_pmem::rest(Duration::from_millis(100));
                 });
             })
         };

@@ -74,7 +74,7 @@ pub(crate) extern "C" fn refused_at(directory: c_int, path: usize, flags: c_int)
         // There is a file: nothing is to be made any more.
         let flags = flags & !(libc::O_CREAT | libc::O_EXCL);
         while result == Err(libc::EAGAIN) && begun.elapsed() < LET_GO {
-            std::thread::sleep(pause);
+            adit_pmem::rest(pause);
             pause = (2 * pause).min(PAUSES.end);
             result = sys::openat(dir, path, flags as usize, 0);
         }
@@ -225,7 +225,7 @@ pub(crate) fn may_be_shared(fd: c_int) -> bool {
 fn wait_while(is_so: impl Fn() -> bool, at_most: Duration) {
     let mut begun = None;
     while is_so() && begun.get_or_insert_with(Instant::now).elapsed() < at_most {
-        std::thread::sleep(PAUSES.start);
+        adit_pmem::rest(PAUSES.start);
     }
 }
 

@@ -444,7 +444,7 @@ pub(crate) fn end_for_all(fd: i32) -> Result<(), i32> {
             // Its program has it alone, by a lease: the kernel has whoever opens it wait.
             Err(Error::Base(Errno::AGAIN)) => return Ok(()),
             Err(Error::Publishing { .. } | Error::Contended) => {
-                std::thread::sleep(Duration::from_millis(1));
+                adit_pmem::rest(Duration::from_millis(1));
             }
             Err(error) => return Err(error.errno().raw_os_error()),
         }
@@ -552,7 +552,7 @@ pub(crate) fn visit(fd: i32) -> Result<(), i32> {
                 }
             }
         }
-        std::thread::sleep(pause);
+        adit_pmem::rest(pause);
         pause = (2 * pause).min(LONGEST);
     }
 }
@@ -897,7 +897,7 @@ impl Staged {
                 // It is the parent's.
                 Err(Error::Pool(adit_pool::Error::NotAttached)) => return ofd.ask_the_parent(fd),
                 Err(Error::Publishing { .. } | Error::Contended) => {
-                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    adit_pmem::rest(std::time::Duration::from_millis(1));
                 }
                 Err(error) if !self.is_sound() && self.publishes_elsewhere() => {
                     visit(fd).map_err(|_| error.errno().raw_os_error())?;
@@ -948,7 +948,7 @@ fn patiently(publish: impl Fn() -> Result<(), Error>) -> Result<(), Error> {
     for _ in 0..PATIENCE {
         match publish() {
             Err(Error::Publishing { .. } | Error::Contended) => {
-                std::thread::sleep(Duration::from_millis(1));
+                adit_pmem::rest(Duration::from_millis(1));
             }
             published => return published,
         }

@@ -7,7 +7,7 @@
 
 use crate::{fds, init};
 use core::sync::atomic::{AtomicU32, Ordering};
-use rustix::fs::Timespec;
+use core::time::Duration;
 
 /// How many promoted descriptions have stores that their times do not show. The stubs of the `stat`
 /// family look at this word and do nothing more while it is zero.
@@ -22,10 +22,7 @@ pub(crate) const ONE_SETTLES: u32 = 2;
 /// two in all, as a thread that left its settlement by a jump out of a signal handler never ends it.
 const SPINS: u32 = 200;
 const PAUSES: u32 = 10_000;
-const PAUSE: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 50_000,
-};
+const PAUSE: Duration = Duration::from_micros(50);
 
 /// Waits until no other thread is settling the description with this word: its call may reach the kernel after whatever the
 /// program does next.
@@ -41,7 +38,7 @@ pub(crate) fn wait_for_others(word: &AtomicU32) {
         if attempt < SPINS {
             core::hint::spin_loop();
         } else {
-            let _ = rustix::thread::nanosleep(&PAUSE);
+            adit_pmem::rest(PAUSE);
         }
     }
     word.fetch_and(STORED, Ordering::SeqCst);

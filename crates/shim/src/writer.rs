@@ -725,7 +725,7 @@ impl Writer {
         loop {
             match self.stage_at_once(ofd, fd) {
                 Err(Unstaged::Refused(stage::FORKING)) if begun.elapsed() < process::MAKING => {
-                    std::thread::sleep(process::MAKING / 10_000);
+                    adit_pmem::rest(process::MAKING / 10_000);
                 }
                 Err(Unstaged::Refused(stage::FORKING)) => {
                     return Err(Unstaged::Refused(libc::EOPNOTSUPP));
@@ -816,7 +816,7 @@ impl Writer {
             if !self.must_stage() || !matches!(taken, Err(libc::EBUSY)) {
                 break;
             }
-            std::thread::sleep(Duration::from_millis(5));
+            adit_pmem::rest(Duration::from_millis(5));
             taken = take();
         }
         taken

@@ -81,7 +81,7 @@ fn patiently(
             return Ok(Some(done));
         }
         before = done;
-        std::thread::sleep(Duration::from_millis(2));
+        adit_pmem::rest(Duration::from_millis(2));
     }
 }
 

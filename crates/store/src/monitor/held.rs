@@ -298,7 +298,7 @@ impl Held {
         // Who publishes just now may have begun before the last sync.
         for _ in 0..PATIENCE {
             match staged.publish(self.scope()) {
-                Err(Error::Publishing { .. } | Error::Contended) => std::thread::sleep(PAUSE),
+                Err(Error::Publishing { .. } | Error::Contended) => adit_pmem::rest(PAUSE),
                 Err(error) if !is_gone(&error) => return Err(error),
                 _ => break,
             }

@@ -260,7 +260,7 @@ fn take_lock(dir: &RuntimeDir, fd: &Fd, options: &Options) -> Result<Option<Fd>,
         if options.stay_for.is_none_or(|pid| join(dir, pid)) {
             return Ok(None);
         }
-        std::thread::sleep(Duration::from_millis(5));
+        adit_pmem::rest(Duration::from_millis(5));
     }
     Ok(None)
 }
@@ -505,7 +505,7 @@ impl Monitor {
         self.server.wait_for(&mut wait);
         let timeout = wire::timespec(pause);
         if poll(&mut wait, Some(&timeout)).is_err_and(|error| error != Errno::INTR) {
-            std::thread::sleep(pause.min(WITHOUT_MEMORY));
+            adit_pmem::rest(pause.min(WITHOUT_MEMORY));
         }
         let ready = wait.iter().filter(|each| !each.revents().is_empty());
         self.ready = Ready(ready.map(|each| each.as_fd().as_raw_fd()).collect());

@@ -165,7 +165,7 @@ impl Reservations {
         if short.is_empty() {
             return;
         }
-        std::thread::sleep(QUIET);
+        adit_pmem::rest(QUIET);
         for file in short {
             file.reserve_if_quiet();
         }

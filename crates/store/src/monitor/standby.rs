@@ -23,6 +23,7 @@ use core::ffi::{CStr, c_char};
 use std::ffi::CString;
 use std::time::{Duration, Instant};
 
+use adit_pmem::rest;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd as _, FromRawFd as _, OwnedFd};
 use rustix::io::Errno;
@@ -34,7 +35,6 @@ use rustix::process::{
 use super::Ready;
 use super::records::{Records, keep_through_exec};
 use crate::registry::sys::Fd;
-use crate::registry::wire;
 
 /// Tells the next monitor the descriptor of what is written down.
 pub const STATE: &str = "ADIT_MONITOR_STATE";
@@ -185,18 +185,13 @@ fn start(successor: &Successor, records: &Records) -> Result<Process, Errno> {
     }
 }
 
-/// Waits a moment. The standard library ends a process whose wait fails in any other way than by a signal.
-fn rest() {
-    let _ = rustix::thread::nanosleep(&wire::timespec(REST));
-}
-
 /// Tries until it is done, or nobody waits any more.
 pub(super) fn patiently<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     for _ in 1..TRIES {
         if let Ok(done) = call() {
             return Ok(done);
         }
-        rest();
+        rest(REST);
     }
     call()
 }
@@ -216,18 +211,18 @@ fn stand_by(
         match poll(&mut wait, None) {
             Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => break,
-            Err(_) => rest(),
+            Err(_) => rest(REST),
         }
     }
     if since.elapsed() < BRIEF {
-        rest();
+        rest(REST);
     }
     for _ in 0..TRIES {
         if keep_through_exec(records).is_ok() {
             // SAFETY: the path and both arrays end with a zero and live until the call replaces us.
             unsafe { libc::execve(program.as_ptr(), arguments.as_ptr(), variables.as_ptr()) };
         }
-        rest();
+        rest(REST);
     }
     exit()
 }

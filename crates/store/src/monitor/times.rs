@@ -282,7 +282,7 @@ pub(super) mod planted {
         if point == Point::Taken {
             SETTLED.fetch_add(1, Ordering::Relaxed);
             let time = MICROSECONDS.load(Ordering::Relaxed);
-            std::thread::sleep(core::time::Duration::from_micros(time));
+            adit_pmem::rest(core::time::Duration::from_micros(time));
         }
     }
 }

@@ -202,7 +202,7 @@ fn lock_patiently(lock: &Fd) -> Result<(), Errno> {
         if started.elapsed() > PATIENCE {
             return Err(Errno::AGAIN);
         }
-        std::thread::sleep(Duration::from_millis(1));
+        adit_pmem::rest(Duration::from_millis(1));
     }
     Ok(())
 }

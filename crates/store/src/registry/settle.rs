@@ -37,10 +37,7 @@ pub(crate) const PROMPT: Duration = Duration::from_secs(1);
 const SPINS: u32 = 200;
 
 /// How long it sleeps.
-const PAUSE: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 50_000,
-};
+const PAUSE: Duration = Duration::from_micros(50);
 
 /// Settlements of monitors that are waited for, one after the other, while others go on storing.
 const ROUNDS: u32 = 8;
@@ -127,7 +124,7 @@ fn wait_for_monitor(handle: &FileSlot) -> Monitor {
     }
     let begun = clock::steady();
     while clock::steady().saturating_sub(begun) < PATIENCE.as_nanos() as u64 {
-        let _ = rustix::thread::nanosleep(&PAUSE);
+        adit_pmem::rest(PAUSE);
         if is_away() {
             return Monitor::Done;
         }

@@ -385,10 +385,7 @@ fn connect(dir: &Fd, until: Instant) -> Result<Fd, Errno> {
         match rustix::net::connect(socket.as_fd(), &address) {
             Ok(()) => return Ok(socket),
             Err(Errno::AGAIN) if Instant::now() < until => {
-                let _ = rustix::thread::nanosleep(&Timespec {
-                    tv_sec: 0,
-                    tv_nsec: 1_000_000,
-                });
+                adit_pmem::rest(Duration::from_millis(1));
             }
             Err(Errno::INTR) if Instant::now() < until => {}
             Err(Errno::AGAIN | Errno::INTR) => return Err(Errno::TIMEDOUT),

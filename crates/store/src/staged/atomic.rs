@@ -23,6 +23,6 @@ pub(super) fn pause(tries: &mut u32) {
         std::thread::yield_now();
     } else {
         // Or for a publisher who has the file's lock, and a device.
-        std::thread::sleep(std::time::Duration::from_micros(50));
+        adit_pmem::rest(std::time::Duration::from_micros(50));
     }
 }

@@ -655,7 +655,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             } else if relief == Relief::Busy && waited < WAITS {
                 // What the other one publishes may be all the room that can be had.
                 waited += 1;
-                std::thread::sleep(WAIT);
+                adit_pmem::rest(WAIT);
             } else if in_vain >= 3 {
                 break;
             }

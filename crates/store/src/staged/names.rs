@@ -193,7 +193,7 @@ fn open_unwritable(seen: &OwnedFd, path: &[u8]) -> Result<OwnedFd> {
 fn lock_patiently(directory: &OwnedFd) -> Result<(), Errno> {
     for _ in 0..LOCK_TRIES {
         match rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => std::thread::sleep(std::time::Duration::from_millis(1)),
+            Err(Errno::WOULDBLOCK) => adit_pmem::rest(std::time::Duration::from_millis(1)),
             locked => return locked,
         }
     }

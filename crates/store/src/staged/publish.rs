@@ -192,7 +192,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
                 break;
             }
             match self.publish_once(scope, &mut done) {
-                Err(Error::Publishing { .. }) => std::thread::sleep(PAUSE),
+                Err(Error::Publishing { .. }) => adit_pmem::rest(PAUSE),
                 result => {
                     result?;
                 }
@@ -259,7 +259,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
                 Err(Error::Publishing { .. }) => drop(guard),
                 claim => return Ok((guard, claim?)),
             }
-            std::thread::sleep(PAUSE);
+            adit_pmem::rest(PAUSE);
         }
     }
 
