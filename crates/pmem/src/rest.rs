@@ -2,8 +2,7 @@
 
 use core::time::Duration;
 
-use rustix::thread::{NanosleepRelativeResult, nanosleep};
-use rustix::time::Timespec;
+use rustix::thread::{NanosleepRelativeResult, Timespec, nanosleep};
 
 /// Sleeps that long, whatever signals come. Where the kernel refuses to wait, others get the processor instead: the
 /// standard library's sleep panics then, and asks a function of libc's that a preloaded library may have replaced.
