@@ -13,44 +13,40 @@
 //! the opener in after `/proc/sys/fs/lease-break-time` seconds (45 unless changed) whatever we do; it then
 //! finds the file as it was published last.
 //!
-//! # Safety
-//!
-//! Descriptors are taken over from a monitor that is gone. The invariant: what it wrote down names
-//! each of them, and they are taken once, before this process opens others in their place.
-#![allow(unsafe_code)]
+//! [`answers`] says what programs are told, [`dead`] what becomes of files whose program has died, and [`inherit`]
+//! of what another monitor has left.
+
+mod answers;
+mod dead;
+mod inherit;
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use adit_pool::FileRef;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::AsFd as _;
-use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 
-use super::adopt::{self, Stray};
-use super::client::{Refused, mode_number, mode_of};
-use super::held::{self, Held, OpenPool, Owner, Terms};
+use super::adopt::Stray;
+use super::client::{Refused, mode_number};
+use super::held::{self, Held, OpenPool, Owner};
 use super::lease::{self, Said, Signals, State};
 use super::open::{self, OpenFiles};
 use super::records::{LeaseRecord, Listed, Record, Records};
-use super::shared::{self, Barred, Shared};
+use super::shared::{Barred, Shared};
 use super::standby::Standby;
 use super::workers::{Haste, Workers};
-use super::{Means, Ready, has_room_for};
-use crate::pools::{AskedPool, NoPool, Places};
+use super::{Means, Ready};
+use crate::pools::Places;
 use crate::registry::FileId;
 use crate::registry::anywhere::{Mark, Marks};
-use crate::registry::sys::{Fd, insist};
-use crate::registry::wire::{self, Answer, Staged};
-use crate::staged::Mode;
-use crate::{recovery, staged};
+use crate::registry::sys::Fd;
+
+use inherit::Left;
 
 /// Files held at a time; the limit on descriptors may be reached before.
 const MOST: usize = 1 << 16;
@@ -120,22 +116,6 @@ pub(super) struct Leases {
     /// For all programs: which files are held.
     marks: Marks,
     ending: bool,
-}
-
-/// A lease that a dead monitor has left.
-struct Left {
-    /// In front of what it names, which is closed later.
-    _listed: Listed,
-    record: LeaseRecord,
-    fd: Fd,
-    owner: Arc<Owner>,
-}
-
-impl Left {
-    fn id(&self) -> Option<(u64, u64)> {
-        let stat = insist(|| rustix::fs::fstat(self.fd.as_fd())).ok()?;
-        Some((stat.st_dev, stat.st_ino))
-    }
 }
 
 struct Entry {
@@ -453,89 +433,6 @@ impl Leases {
         (numbers, all)
     }
 
-    fn is_bereft(&mut self, pool: &Arc<OpenPool>) {
-        if !self.bereft.iter().any(|known| Arc::ptr_eq(known, pool)) {
-            self.bereft.push(Arc::clone(pool));
-        }
-    }
-
-    /// Clears the seats of the dead, pool by pool, when none of their files is held any more.
-    fn clear_seats(&mut self) {
-        if self.recovering {
-            return;
-        }
-        let dead_in = |pool: Option<&Arc<OpenPool>>| {
-            let here = |entry: &Entry| pool.is_none_or(|pool| Arc::ptr_eq(&entry.held.pool, pool));
-            let mut held = self.held.values();
-            held.any(|entry| entry.dead_since.is_some() && here(entry))
-        };
-        // What stays, for whatever reason, is tried again at the next death, or start;
-        // `adit pool recover` says why.
-        if let Some(at) = self.bereft.iter().position(|pool| !dead_in(Some(pool))) {
-            let pool = self.bereft.swap_remove(at);
-            self.recovering = true;
-            let only = self.places.own_device(&pool.path);
-            self.workers.start(Haste::Whenever, move || {
-                let open = |name: &_| staged::open_on(name, only);
-                let _ = staged::recover(pool.stage().attachment(), open);
-                Report::Recovered
-            });
-        } else if self.recovery_due && !dead_in(None) {
-            self.recovery_due = false;
-            let places = self.places.clone();
-            self.recovering = true;
-            self.workers.start(Haste::Whenever, move || {
-                drop(recovery::recover_all(&places));
-                Report::Recovered
-            });
-        }
-    }
-
-    /// Notices programs that have ended.
-    fn bury(&mut self, ready: &Ready) {
-        self.owners.retain(|owner| {
-            let alive = !ready.has(&owner.life);
-            if !alive {
-                let theirs = self
-                    .held
-                    .values_mut()
-                    .filter(|entry| Arc::ptr_eq(&entry.owner, owner));
-                for entry in theirs {
-                    entry.dead_since.get_or_insert_with(Instant::now);
-                }
-            }
-            // One reference is the list's own.
-            alive && Arc::strong_count(owner) > 1
-        });
-    }
-
-    /// Has what the files of the dead lack committed, before the first of them is published: a loss of
-    /// power in between must not find some of them only. Where it cannot be committed for all, each file's
-    /// is with its publication.
-    fn commit_dead(&mut self) {
-        if self.committing {
-            return;
-        }
-        let left = self.held.iter().filter(|(_, entry)| {
-            entry.dead_since.is_some() && !entry.held.is_orphaned() && !entry.breaking
-        });
-        let (numbers, files): (Vec<u64>, Vec<Arc<Held>>) = left
-            .map(|(number, entry)| (*number, Arc::clone(&entry.held)))
-            .unzip();
-        match &files[..] {
-            [] => {}
-            [one] => one.orphan(),
-            _ => {
-                self.committing = true;
-                self.workers.start(Haste::Whenever, move || {
-                    held::commit_together(&files);
-                    held::look_together(&files);
-                    Report::Committed(numbers)
-                });
-            }
-        }
-    }
-
     /// Starts workers for the files that somebody waits for, and for those of the dead.
     fn take_back(&mut self, now: Instant, said: Said, due: bool) {
         let look = said.wanted || due;
@@ -623,110 +520,6 @@ impl Leases {
         }
     }
 
-    /// Says which pool stages a file; the answer comes from a worker, since a pool may have to be made.
-    pub(super) fn pool_for(&self, connection: Fd, asked: (&[u8], u64), along: Option<Fd>) {
-        let Some(file) = along else {
-            wire::answer(&connection, &Refused::NotUnderstood.answer());
-            return;
-        };
-        let places = self.places.clone();
-        let (path, size) = (asked.0.to_vec(), asked.1);
-        self.workers.start(Haste::Awaited, move || {
-            let asked = AskedPool {
-                path: (!path.is_empty()).then_some(&path[..]),
-                size: (size != 0).then_some(size),
-            };
-            let found = places.pool_for(file.as_fd(), asked);
-            drop(file);
-            wire::answer(
-                &connection,
-                &answer_of(found.map(|pool| pool.path().to_owned())),
-            );
-            Report::Nothing
-        });
-    }
-
-    /// Takes a lease, and answers.
-    pub(super) fn acquire(&mut self, connection: &Fd, staged: &Staged<'_>, along: Option<Fd>) {
-        match self.take(connection, staged, along) {
-            Ok(number) => {
-                let shared = |entry: &Entry| entry.held.is_shared();
-                let yes = Answer {
-                    value: number,
-                    errno: u32::from(self.held.get(&number).is_some_and(shared)),
-                    ..Answer::yes()
-                };
-                // A program that no longer waits believes that it was refused.
-                if !wire::answer(connection, &yes) {
-                    self.held.remove(&number);
-                }
-            }
-            Err(refused) => {
-                wire::answer(connection, &refused.answer());
-            }
-        }
-    }
-
-    fn take(
-        &mut self,
-        connection: &Fd,
-        staged: &Staged<'_>,
-        along: Option<Fd>,
-    ) -> Result<u64, Refused> {
-        let fd = along.ok_or(Refused::NotUnderstood)?;
-        let mode = mode_of(staged.mode).ok_or(Refused::NotUnderstood)?;
-        if self.held.len() >= MOST || self.ending || !has_room_for(&fd) {
-            return Err(Refused::TooMany);
-        }
-        let stat = rustix::fs::fstat(fd.as_fd()).map_err(Refused::Lease)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(Refused::Lease(Errno::INVAL));
-        }
-        let id = (stat.st_dev, stat.st_ino);
-        let same = |entry: &&Entry| entry.held.id == id && entry.held.is_staged();
-        let others: Vec<&Entry> = self.held.values().filter(same).collect();
-        let beside = |other: &&Entry| {
-            staged.declared
-                && other.held.is_shared()
-                && other.held.pool.path.as_os_str().as_bytes() == staged.pool
-                && other.held.terms.file == FileRef::from_id(staged.file)
-        };
-        // The kernel would grant a second lease on the same description, and then take both at once.
-        let joins = !others.is_empty();
-        if !others.iter().all(beside) {
-            return Err(Refused::Lease(Errno::BUSY));
-        }
-        let pool = self.pool(Path::new(OsStr::from_bytes(staged.pool)))?;
-        let owner = self.owner(connection).map_err(Refused::NoMonitor)?;
-        let terms = Terms {
-            file: FileRef::from_id(staged.file),
-            slot: staged.slot,
-            mode,
-            restore_append: staged.restore_append,
-            declared: staged.declared,
-            owner: Arc::clone(&owner),
-        };
-        // From the first lease on there is somebody who would go on with it.
-        self.standby.ensure(&self.records);
-        let may_join = joins || staged.declared && self.barred.allows(id);
-        let thread = self.signals.owner();
-        let taken = if joins {
-            // What the kernel says of a file that others have open.
-            Err(Errno::AGAIN)
-        } else {
-            lease::take(fd.as_fd(), thread)
-        };
-        let held = match taken {
-            Ok(()) => {
-                self.barred.clear(id);
-                Held::of(fd, pool, terms, id)
-            }
-            Err(Errno::AGAIN) if may_join => Held::beside(fd, pool, terms, id),
-            Err(errno) => return Err(Refused::Lease(errno)),
-        };
-        Ok(self.keep(held, owner))
-    }
-
     /// Holds a lease that the next monitor shall know, under a number.
     fn keep(&mut self, held: Held, owner: Arc<Owner>) -> u64 {
         let number = self.next;
@@ -759,346 +552,6 @@ impl Leases {
             failing_since: None,
         };
         self.held.insert(number, entry);
-    }
-
-    /// Takes over what a dead monitor held: of the leases of one file the last one, the others were given
-    /// up and not yet crossed out.
-    pub(super) fn take_over(&mut self, mut found: Vec<(Listed, LeaseRecord)>) {
-        found.sort_by_key(|(_, lease)| core::cmp::Reverse(lease.number));
-        if let Some((_, last)) = found.first() {
-            // Far from what its programs may still remember of leases that it had given later.
-            self.next = last.number.wrapping_add(1 << 32);
-        }
-        let mut closed = Vec::new();
-        for (listed, record) in found {
-            // SAFETY: a record names a descriptor of its own, which was left open for us.
-            let fd = unsafe { Fd::inherited(record.fd) };
-            // It is other records', too, so it is kept whatever becomes of the lease.
-            match (fd, self.owner_of(&record)) {
-                (Some(fd), Some(owner)) => {
-                    let left = Left {
-                        _listed: listed,
-                        record,
-                        fd,
-                        owner,
-                    };
-                    self.take_one_over(left, &mut closed);
-                }
-                (fd, _) => {
-                    drop(listed);
-                    drop(fd);
-                }
-            }
-        }
-        self.look_at_all();
-    }
-
-    /// Looks which pools can be opened by now, of leases that wait for that: there was no room to attach to them, say.
-    fn ask_for_pools(&mut self, now: Instant) {
-        if !self.waits_for_pools() || self.asking {
-            return;
-        }
-        if now.duration_since(self.since) >= LONGEST_TRY {
-            // Who opens their files would be kept waiting for ever.
-            self.postponed.clear();
-            self.strays.clear();
-            self.recovery_due = true;
-            return;
-        }
-        let of_left = self.postponed.iter().map(|left| &left.record.pool);
-        let all = of_left.chain(self.strays.iter().map(|stray| &stray.pool));
-        let mut paths: Vec<PathBuf> = all.cloned().collect();
-        paths.sort_unstable();
-        paths.dedup();
-        self.asking = true;
-        self.workers.start(Haste::Whenever, move || {
-            paths.retain(|path| can_be_opened(path));
-            Report::Openable(paths)
-        });
-    }
-
-    /// Goes on with what waited for these pools.
-    fn go_on_with(&mut self, pools: &[PathBuf]) {
-        self.asking = false;
-        let mut closed = Vec::new();
-        let here = |path: &PathBuf| pools.contains(path);
-        let postponed: Vec<Left> = self
-            .postponed
-            .extract_if(.., |left| here(&left.record.pool))
-            .collect();
-        for left in postponed {
-            self.take_one_over(left, &mut closed);
-        }
-        let strays: Vec<Stray> = self
-            .strays
-            .extract_if(.., |stray| here(&stray.pool))
-            .collect();
-        for stray in strays {
-            self.adopt_one(stray);
-        }
-    }
-
-    /// Who opened one of the files that were taken over was announced to the dead: all are looked at.
-    fn look_at_all(&mut self) {
-        let due = Instant::now().checked_sub(self.look_after());
-        self.looked_at = due.unwrap_or(self.looked_at);
-    }
-
-    /// Takes over what a monitor held that was killed with its standby.
-    pub(super) fn adopt(&mut self, after_another: bool) {
-        let places = self.places.clone();
-        let find = move || {
-            let shared = after_another.then(|| shared::find(&places));
-            Report::Found(adopt::find(&places), shared.unwrap_or_default())
-        };
-        self.adopting = true;
-        self.workers.start(Haste::Whenever, find);
-    }
-
-    fn adopt_one(&mut self, stray: Stray) {
-        // A user may have several monitors, with directories of their own: what one of them knows is its own.
-        if lease::is_watched(stray.fd.as_fd()) {
-            return;
-        }
-        let Ok(stat) = rustix::fs::fstat(stray.fd.as_fd()) else {
-            return;
-        };
-        let id = (stat.st_dev, stat.st_ino);
-        if self.ending || self.held.values().any(|entry| entry.held.id == id) {
-            return;
-        }
-        let pool = match self.pool(&stray.pool) {
-            Err(Refused::Pool(errno)) if errno != Errno::NOENT => {
-                self.strays.push(stray);
-                return;
-            }
-            Err(_) => return,
-            Ok(pool) => pool,
-        };
-        let owner = self.owner_with(Some(stray.pid), || Ok(stray.life));
-        // What the program said is forgotten. This publishes too little of a living one, never too much;
-        // and a program asks for `O_APPEND` itself when it finds its file taken away.
-        let Ok(owner) = owner else {
-            return;
-        };
-        let terms = Terms {
-            file: stray.file,
-            slot: stray.slot,
-            mode: Mode::Atomic,
-            restore_append: false,
-            declared: false,
-            owner: Arc::clone(&owner),
-        };
-        let thread = self.signals.owner();
-        if let Ok(held) = Held::take_over(stray.fd, pool, terms, id, thread) {
-            self.standby.ensure(&self.records);
-            self.keep(held, owner);
-        }
-    }
-
-    /// Goes on with a lease, or keeps it until its pool can be opened. Nobody asks twice for those that are `closed`.
-    fn take_one_over(&mut self, left: Left, closed: &mut Vec<PathBuf>) {
-        let path = &left.record.pool;
-        let opened = if closed.contains(path) {
-            Err(Refused::Pool(Errno::AGAIN))
-        } else {
-            self.pool(path)
-        };
-        let pool = match opened {
-            Err(Refused::Pool(errno)) if errno != Errno::NOENT => {
-                closed.push(path.clone());
-                self.postponed.push(left);
-                return;
-            }
-            pool => pool.ok(),
-        };
-        let (Some(id), Some(pool), Some(mode)) = (left.id(), pool, mode_of(left.record.mode))
-        else {
-            return;
-        };
-        // A declared file may have several.
-        let is_known = |entry: &Entry| entry.held.id == id && !entry.held.is_declared();
-        if self.held.values().any(is_known) {
-            return;
-        }
-        let Left {
-            _listed: listed,
-            record,
-            fd,
-            owner,
-        } = left;
-        let terms = Terms {
-            file: FileRef::from_id(record.file),
-            slot: record.slot,
-            mode,
-            restore_append: record.restore_append,
-            declared: record.declared,
-            owner: Arc::clone(&owner),
-        };
-        if let Ok(held) = Held::take_over(fd, pool, terms, id, self.signals.owner()) {
-            // While it waited its program may have died, and been forgotten.
-            if !self.owners.iter().any(|known| Arc::ptr_eq(known, &owner)) {
-                self.owners.push(Arc::clone(&owner));
-            }
-            self.insert(record.number, listed, held, owner);
-        }
-    }
-
-    fn owner_of(&mut self, lease: &LeaseRecord) -> Option<Arc<Owner>> {
-        let known = |owner: &&Arc<Owner>| owner.life.raw() == lease.life;
-        if let Some(owner) = self.owners.iter().find(known) {
-            return Some(Arc::clone(owner));
-        }
-        // SAFETY: it is named by all leases of one process, and taken over with the first.
-        let life = unsafe { Fd::inherited(lease.life) }?;
-        let pid = (lease.pid > 0).then_some(lease.pid);
-        let owner = Owner::new(life, pid);
-        self.owners.push(Arc::clone(&owner));
-        Some(owner)
-    }
-
-    /// Gives a lease of the asking program up; the answer comes when its duplicate is closed.
-    pub(super) fn release(&mut self, connection: Fd, number: u64, ino: u64) {
-        let owner = peer_of(&connection).unwrap_or(None);
-        let its = |entry: &&Entry| entry.owner.pid == owner && entry.held.id.1 == ino;
-        let known = self.held.get(&number).filter(its).map(|_| number);
-        let number = known.or_else(|| self.over(owner, ino));
-        if let Some(number) = number
-            && self.is_last_of_shared(number)
-        {
-            return self.end_sharing(connection, number);
-        }
-        match number.and_then(|number| self.held.remove(&number)) {
-            Some(entry) => {
-                // Whoever looks at it just now has a reference. The description may have a new lease before that
-                // goes, which is not to be given up with it. Who takes the file away does so himself, in his order.
-                if entry.held.is_over() && !entry.breaking {
-                    entry.held.give_up();
-                }
-                entry.held.answer_when_released(connection);
-            }
-            None => {
-                let answer = match self.postponed_of(owner, ino) {
-                    // It has published the file itself, so nothing waits for the pool any more.
-                    Some(nth) => {
-                        let left = self.postponed.swap_remove(nth);
-                        lease::give_up(left.fd.as_fd());
-                        Answer::yes()
-                    }
-                    None => Refused::NotUnderstood.answer(),
-                };
-                wire::answer(&connection, &answer);
-            }
-        }
-    }
-
-    /// Whether nobody else has a shared file staged, which is not over yet.
-    fn is_last_of_shared(&self, number: u64) -> bool {
-        let Some(entry) = self.held.get(&number) else {
-            return false;
-        };
-        let beside = |(other, theirs): (&u64, &Entry)| {
-            *other != number && theirs.held.id == entry.held.id && theirs.held.is_staged()
-        };
-        entry.held.is_shared() && !entry.held.is_over() && !self.held.iter().any(beside)
-    }
-
-    /// The last program gives a shared file back: publishes the rest, and answers when the duplicate is closed.
-    fn end_sharing(&mut self, connection: Fd, number: u64) {
-        let Some(entry) = self.held.get_mut(&number) else {
-            return;
-        };
-        entry.held.answer_when_released(connection);
-        // A worker that has to do with it reports first.
-        if !entry.breaking {
-            self.give_seat_back(number);
-        }
-    }
-
-    /// The last seat ends the staging, any other one just goes.
-    fn give_seat_back(&mut self, number: u64) {
-        if !self.is_last_of_shared(number) {
-            self.held.remove(&number);
-            return;
-        }
-        let Some(entry) = self.held.get_mut(&number) else {
-            return;
-        };
-        let held = Arc::clone(&entry.held);
-        entry.again_at = None;
-        entry.breaking = true;
-        self.breaks += 1;
-        self.workers.start(Haste::Awaited, move || {
-            let done = held.take_away().is_ok();
-            Report::Taken { number, done }
-        });
-    }
-
-    /// Whether somebody stages a file whose pool cannot be opened yet.
-    pub(super) fn is_postponed(&self, id: (u64, u64)) -> bool {
-        self.postponed.iter().any(|left| left.id() == Some(id))
-    }
-
-    fn postponed_of(&self, owner: Option<i32>, ino: u64) -> Option<usize> {
-        let its = |left: &Left| left.owner.pid == owner && left.id().is_some_and(|id| id.1 == ino);
-        self.postponed.iter().position(its)
-    }
-
-    /// A lease of a program on a file whose staging is over. It has given us no number for one that was
-    /// adopted.
-    fn over(&self, owner: Option<i32>, ino: u64) -> Option<u64> {
-        let its =
-            |entry: &Entry| owner.is_some() && entry.owner.pid == owner && entry.held.id.1 == ino;
-        let over = |entry: &Entry| its(entry) && entry.held.is_over();
-        let mut all = self.held.iter();
-        all.find(|(_, entry)| over(entry))
-            .map(|(number, _)| *number)
-    }
-
-    /// Publishes a file now, durably. The answer comes when it is done; it says whether there was one.
-    pub(super) fn publish(&self, connection: Fd, id: (u64, u64)) {
-        let same = |entry: &&Entry| entry.held.id == id && entry.held.is_staged();
-        let found = self.held.values().find(same);
-        let Some(held) = found.map(|entry| Arc::clone(&entry.held)) else {
-            let answer = if self.is_postponed(id) {
-                Refused::Pool(Errno::AGAIN).answer()
-            } else {
-                Answer::yes()
-            };
-            wire::answer(&connection, &answer);
-            return;
-        };
-        self.workers.start(Haste::Awaited, move || {
-            let answer = match held.flush() {
-                Ok(()) => Answer {
-                    value: 1,
-                    ..Answer::yes()
-                },
-                Err(error) => Refused::Pool(error.errno()).answer(),
-            };
-            drop(held);
-            wire::answer(&connection, &answer);
-            Report::Nothing
-        });
-    }
-
-    /// Says how long a file is with what is staged of it, and when it was written. Of one that is not staged, the kernel
-    /// knows.
-    pub(super) fn look(&self, connection: &Fd, id: (u64, u64)) {
-        let its = self.held.values().filter(|entry| entry.held.id == id);
-        let seen = its.map(|entry| &entry.held).find_map(|held| held.seen());
-        let answer = match seen {
-            Some((size, modified)) => {
-                let mut answer = Answer {
-                    value: size,
-                    ..Answer::yes()
-                };
-                answer.path.push_number(modified);
-                answer
-            }
-            None => Refused::NotUnderstood.answer(),
-        };
-        wire::answer(connection, &answer);
     }
 
     /// The open pool of a path.
@@ -1216,28 +669,6 @@ fn age(all: &[Aging], publish: bool) -> Aged {
         aged.ended.extend(ended.map(|(number, _)| number));
     }
     aged
-}
-
-fn answer_of(found: Result<PathBuf, NoPool>) -> Answer {
-    let refused = match found {
-        Ok(path) => {
-            let mut answer = Answer::yes();
-            answer.path.push(path.as_os_str().as_bytes());
-            if answer.path.as_c_str().is_some() {
-                return answer;
-            }
-            Refused::NoPlace(Errno::NAMETOOLONG)
-        }
-        Err(NoPool::Medium(_)) => Refused::Medium,
-        Err(NoPool::NoMount) => Refused::NoPlace(Errno::NODEV),
-        Err(NoPool::Place { errno, .. } | NoPool::Unlisted { errno, .. }) => {
-            Refused::NoPlace(errno)
-        }
-        Err(NoPool::NotPrivate { .. }) => Refused::NoPlace(Errno::PERM),
-        Err(NoPool::Copy { .. }) => Refused::NoPlace(Errno::NOTUNIQ),
-        Err(NoPool::Pool { error, .. }) => Refused::Pool(errno_of(&error)),
-    };
-    refused.answer()
 }
 
 fn errno_of(error: &adit_pool::Error) -> Errno {

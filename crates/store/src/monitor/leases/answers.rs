@@ -1,0 +1,289 @@
+//! What programs ask for: a pool, a lease, to give one back, to publish a file.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use adit_pool::FileRef;
+use rustix::fd::AsFd as _;
+use rustix::fs::FileType;
+use rustix::io::Errno;
+
+use super::{Entry, Leases, MOST, Report, errno_of, peer_of};
+use crate::monitor::client::{Refused, mode_of};
+use crate::monitor::has_room_for;
+use crate::monitor::held::{Held, Terms};
+use crate::monitor::lease;
+use crate::monitor::workers::Haste;
+use crate::pools::{AskedPool, NoPool};
+use crate::registry::sys::Fd;
+use crate::registry::wire::{self, Answer, Staged};
+
+impl Leases {
+    /// Says which pool stages a file; the answer comes from a worker, since a pool may have to be made.
+    pub(in crate::monitor) fn pool_for(
+        &self,
+        connection: Fd,
+        asked: (&[u8], u64),
+        along: Option<Fd>,
+    ) {
+        let Some(file) = along else {
+            wire::answer(&connection, &Refused::NotUnderstood.answer());
+            return;
+        };
+        let places = self.places.clone();
+        let (path, size) = (asked.0.to_vec(), asked.1);
+        self.workers.start(Haste::Awaited, move || {
+            let asked = AskedPool {
+                path: (!path.is_empty()).then_some(&path[..]),
+                size: (size != 0).then_some(size),
+            };
+            let found = places.pool_for(file.as_fd(), asked);
+            drop(file);
+            wire::answer(
+                &connection,
+                &answer_of(found.map(|pool| pool.path().to_owned())),
+            );
+            Report::Nothing
+        });
+    }
+
+    /// Takes a lease, and answers.
+    pub(in crate::monitor) fn acquire(
+        &mut self,
+        connection: &Fd,
+        staged: &Staged<'_>,
+        along: Option<Fd>,
+    ) {
+        match self.take(connection, staged, along) {
+            Ok(number) => {
+                let shared = |entry: &Entry| entry.held.is_shared();
+                let yes = Answer {
+                    value: number,
+                    errno: u32::from(self.held.get(&number).is_some_and(shared)),
+                    ..Answer::yes()
+                };
+                // A program that no longer waits believes that it was refused.
+                if !wire::answer(connection, &yes) {
+                    self.held.remove(&number);
+                }
+            }
+            Err(refused) => {
+                wire::answer(connection, &refused.answer());
+            }
+        }
+    }
+
+    fn take(
+        &mut self,
+        connection: &Fd,
+        staged: &Staged<'_>,
+        along: Option<Fd>,
+    ) -> Result<u64, Refused> {
+        let fd = along.ok_or(Refused::NotUnderstood)?;
+        let mode = mode_of(staged.mode).ok_or(Refused::NotUnderstood)?;
+        if self.held.len() >= MOST || self.ending || !has_room_for(&fd) {
+            return Err(Refused::TooMany);
+        }
+        let stat = rustix::fs::fstat(fd.as_fd()).map_err(Refused::Lease)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(Refused::Lease(Errno::INVAL));
+        }
+        let id = (stat.st_dev, stat.st_ino);
+        let same = |entry: &&Entry| entry.held.id == id && entry.held.is_staged();
+        let others: Vec<&Entry> = self.held.values().filter(same).collect();
+        let beside = |other: &&Entry| {
+            staged.declared
+                && other.held.is_shared()
+                && other.held.pool.path.as_os_str().as_bytes() == staged.pool
+                && other.held.terms.file == FileRef::from_id(staged.file)
+        };
+        // The kernel would grant a second lease on the same description, and then take both at once.
+        let joins = !others.is_empty();
+        if !others.iter().all(beside) {
+            return Err(Refused::Lease(Errno::BUSY));
+        }
+        let pool = self.pool(Path::new(OsStr::from_bytes(staged.pool)))?;
+        let owner = self.owner(connection).map_err(Refused::NoMonitor)?;
+        let terms = Terms {
+            file: FileRef::from_id(staged.file),
+            slot: staged.slot,
+            mode,
+            restore_append: staged.restore_append,
+            declared: staged.declared,
+            owner: Arc::clone(&owner),
+        };
+        // From the first lease on there is somebody who would go on with it.
+        self.standby.ensure(&self.records);
+        let may_join = joins || staged.declared && self.barred.allows(id);
+        let thread = self.signals.owner();
+        let taken = if joins {
+            // What the kernel says of a file that others have open.
+            Err(Errno::AGAIN)
+        } else {
+            lease::take(fd.as_fd(), thread)
+        };
+        let held = match taken {
+            Ok(()) => {
+                self.barred.clear(id);
+                Held::of(fd, pool, terms, id)
+            }
+            Err(Errno::AGAIN) if may_join => Held::beside(fd, pool, terms, id),
+            Err(errno) => return Err(Refused::Lease(errno)),
+        };
+        Ok(self.keep(held, owner))
+    }
+
+    /// Gives a lease of the asking program up; the answer comes when its duplicate is closed.
+    pub(in crate::monitor) fn release(&mut self, connection: Fd, number: u64, ino: u64) {
+        let owner = peer_of(&connection).unwrap_or(None);
+        let its = |entry: &&Entry| entry.owner.pid == owner && entry.held.id.1 == ino;
+        let known = self.held.get(&number).filter(its).map(|_| number);
+        let number = known.or_else(|| self.over(owner, ino));
+        if let Some(number) = number
+            && self.is_last_of_shared(number)
+        {
+            return self.end_sharing(connection, number);
+        }
+        match number.and_then(|number| self.held.remove(&number)) {
+            Some(entry) => {
+                // Whoever looks at it just now has a reference. The description may have a new lease before that
+                // goes, which is not to be given up with it. Who takes the file away does so himself, in his order.
+                if entry.held.is_over() && !entry.breaking {
+                    entry.held.give_up();
+                }
+                entry.held.answer_when_released(connection);
+            }
+            None => {
+                let answer = if self.give_up_postponed(owner, ino) {
+                    Answer::yes()
+                } else {
+                    Refused::NotUnderstood.answer()
+                };
+                wire::answer(&connection, &answer);
+            }
+        }
+    }
+
+    /// Whether nobody else has a shared file staged, which is not over yet.
+    fn is_last_of_shared(&self, number: u64) -> bool {
+        let Some(entry) = self.held.get(&number) else {
+            return false;
+        };
+        let beside = |(other, theirs): (&u64, &Entry)| {
+            *other != number && theirs.held.id == entry.held.id && theirs.held.is_staged()
+        };
+        entry.held.is_shared() && !entry.held.is_over() && !self.held.iter().any(beside)
+    }
+
+    /// The last program gives a shared file back: publishes the rest, and answers when the duplicate is closed.
+    fn end_sharing(&mut self, connection: Fd, number: u64) {
+        let Some(entry) = self.held.get_mut(&number) else {
+            return;
+        };
+        entry.held.answer_when_released(connection);
+        // A worker that has to do with it reports first.
+        if !entry.breaking {
+            self.give_seat_back(number);
+        }
+    }
+
+    /// The last seat ends the staging, any other one just goes.
+    pub(super) fn give_seat_back(&mut self, number: u64) {
+        if !self.is_last_of_shared(number) {
+            self.held.remove(&number);
+            return;
+        }
+        let Some(entry) = self.held.get_mut(&number) else {
+            return;
+        };
+        let held = Arc::clone(&entry.held);
+        entry.again_at = None;
+        entry.breaking = true;
+        self.breaks += 1;
+        self.workers.start(Haste::Awaited, move || {
+            let done = held.take_away().is_ok();
+            Report::Taken { number, done }
+        });
+    }
+
+    /// A lease of a program on a file whose staging is over. It has given us no number for one that was
+    /// adopted.
+    fn over(&self, owner: Option<i32>, ino: u64) -> Option<u64> {
+        let its =
+            |entry: &Entry| owner.is_some() && entry.owner.pid == owner && entry.held.id.1 == ino;
+        let over = |entry: &Entry| its(entry) && entry.held.is_over();
+        let mut all = self.held.iter();
+        all.find(|(_, entry)| over(entry))
+            .map(|(number, _)| *number)
+    }
+
+    /// Publishes a file now, durably. The answer comes when it is done; it says whether there was one.
+    pub(in crate::monitor) fn publish(&self, connection: Fd, id: (u64, u64)) {
+        let same = |entry: &&Entry| entry.held.id == id && entry.held.is_staged();
+        let found = self.held.values().find(same);
+        let Some(held) = found.map(|entry| Arc::clone(&entry.held)) else {
+            let answer = if self.is_postponed(id) {
+                Refused::Pool(Errno::AGAIN).answer()
+            } else {
+                Answer::yes()
+            };
+            wire::answer(&connection, &answer);
+            return;
+        };
+        self.workers.start(Haste::Awaited, move || {
+            let answer = match held.flush() {
+                Ok(()) => Answer {
+                    value: 1,
+                    ..Answer::yes()
+                },
+                Err(error) => Refused::Pool(error.errno()).answer(),
+            };
+            drop(held);
+            wire::answer(&connection, &answer);
+            Report::Nothing
+        });
+    }
+
+    /// Says how long a file is with what is staged of it, and when it was written. Of one that is not staged, the kernel
+    /// knows.
+    pub(in crate::monitor) fn look(&self, connection: &Fd, id: (u64, u64)) {
+        let its = self.held.values().filter(|entry| entry.held.id == id);
+        let seen = its.map(|entry| &entry.held).find_map(|held| held.seen());
+        let answer = match seen {
+            Some((size, modified)) => {
+                let mut answer = Answer {
+                    value: size,
+                    ..Answer::yes()
+                };
+                answer.path.push_number(modified);
+                answer
+            }
+            None => Refused::NotUnderstood.answer(),
+        };
+        wire::answer(connection, &answer);
+    }
+}
+
+fn answer_of(found: Result<PathBuf, NoPool>) -> Answer {
+    let refused = match found {
+        Ok(path) => {
+            let mut answer = Answer::yes();
+            answer.path.push(path.as_os_str().as_bytes());
+            if answer.path.as_c_str().is_some() {
+                return answer;
+            }
+            Refused::NoPlace(Errno::NAMETOOLONG)
+        }
+        Err(NoPool::Medium(_)) => Refused::Medium,
+        Err(NoPool::NoMount) => Refused::NoPlace(Errno::NODEV),
+        Err(NoPool::Place { errno, .. } | NoPool::Unlisted { errno, .. }) => {
+            Refused::NoPlace(errno)
+        }
+        Err(NoPool::NotPrivate { .. }) => Refused::NoPlace(Errno::PERM),
+        Err(NoPool::Copy { .. }) => Refused::NoPlace(Errno::NOTUNIQ),
+        Err(NoPool::Pool { error, .. }) => Refused::Pool(errno_of(&error)),
+    };
+    refused.answer()
+}
