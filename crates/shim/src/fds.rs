@@ -86,45 +86,59 @@ pub(crate) enum Kind {
     Promoted(Users<'static>),
 }
 
-/// What `fd` is. A `vfork` child has descriptors of its own but its parent's table, of which nothing is
-/// about them; what its parent may have staged is the kernel's from here on, or this is the error of asking for it.
+/// What `fd` is. A `vfork` child has descriptors of its own but its parent's table, of which nothing is about them.
 #[inline]
-fn look(fd: i32) -> Result<Kind, i32> {
+fn look(fd: i32) -> Kind {
     let Some(word) = word(fd) else {
-        return Ok(Kind::Foreign);
+        return Kind::Foreign;
     };
     loop {
         let seen = word.load(Ordering::Acquire);
-        if seen == 0 {
-            return Ok(Kind::Foreign);
-        }
-        if vfork::in_child() {
-            return vfork::before_use(fd).map(|()| Kind::Foreign);
+        if seen == 0 || vfork::in_child() {
+            return Kind::Foreign;
         }
         let Some(ofd) = named_by(seen) else {
-            return Ok(Kind::Candidate(seen));
+            return Kind::Candidate(seen);
         };
         let users = ofd.enter();
         if word.load(Ordering::SeqCst) == seen {
-            return Ok(Kind::Promoted(users));
+            return Kind::Promoted(users);
         }
+    }
+}
+
+/// Before a `vfork` child uses `fd`: what its parent may have staged of it is the kernel's from here on.
+#[cold]
+#[inline(never)]
+fn ask(fd: i32) -> Result<(), i32> {
+    let is_named = word(fd).is_some_and(|word| word.load(Ordering::Acquire) != 0);
+    if is_named && vfork::in_child() {
+        vfork::before_use(fd)
+    } else {
+        Ok(())
     }
 }
 
 /// What `fd` is, for callers that do nothing else to it in a `vfork` child.
 #[inline]
 pub(crate) fn kind(fd: i32) -> Kind {
-    look(fd).unwrap_or(Kind::Foreign)
+    let kind = look(fd);
+    if matches!(kind, Kind::Foreign) && vfork::any_runs() {
+        let _ = ask(fd);
+    }
+    kind
 }
 
 /// The promoted description behind `fd`, held in use until the guard is dropped; `None` where the kernel is to do the
 /// call, and an error where that would be wrong.
-#[inline]
+// What it returns would go through memory otherwise.
+#[inline(always)]
 pub(crate) fn served(fd: i32) -> Result<Option<Users<'static>>, i32> {
-    Ok(match look(fd)? {
-        Kind::Promoted(users) => Some(users),
-        Kind::Foreign | Kind::Candidate(_) => None,
-    })
+    match look(fd) {
+        Kind::Promoted(users) => Ok(Some(users)),
+        Kind::Foreign if vfork::any_runs() => ask(fd).map(|()| None),
+        Kind::Foreign | Kind::Candidate(_) => Ok(None),
+    }
 }
 
 /// The same for callers that do nothing else to it in a `vfork` child.

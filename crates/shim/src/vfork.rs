@@ -102,7 +102,14 @@ pub(crate) fn any_runs() -> bool {
 /// Whether the caller is a `vfork` child that still runs on its parent's memory.
 #[inline]
 pub(crate) fn in_child() -> bool {
-    RUNNING.load(Ordering::Relaxed) != 0 && slot().is_some()
+    RUNNING.load(Ordering::Relaxed) != 0 && has_slot()
+}
+
+/// Apart, because every served call stands around it.
+#[cold]
+#[inline(never)]
+fn has_slot() -> bool {
+    slot().is_some()
 }
 
 /// The number of the caller's child among those that run, in the child and in its parent.
@@ -123,6 +130,8 @@ fn each_had() -> impl Iterator<Item = &'static Had> {
 }
 
 /// In a child, before it uses `fd`: afterwards the kernel has all of that.
+#[cold]
+#[inline(never)]
 pub(crate) fn before_use(fd: c_int) -> Result<(), c_int> {
     each_had()
         .filter(|had| had.fd.load(Ordering::SeqCst) == fd)
