@@ -1,0 +1,543 @@
+//! What a program does with a description: reads, writes, its length, syncs. The engine does it where the file is
+//! staged, the kernel where it is not, and a file that could not be staged any more has had nothing done to it.
+
+use super::buffers::{FARTHEST, read_into, with_parts, write_from};
+use super::staging::Unstaged;
+use super::{Answer, Buffers, Doubt, State, Writer};
+use crate::appends::Trial;
+use crate::ofd::{Ofd, Offset};
+use crate::signal::engine;
+use crate::stage::Staged;
+use crate::stat::Logical;
+use crate::{copies, data, descriptors, sys, together};
+use adit_store::staged::{AppendsOnly, Error, Place, Where};
+use core::ffi::c_void;
+use core::sync::atomic::Ordering;
+
+impl Writer {
+    /// After a write of the kernel's on trial: stages the file if that will pay, and lets go of it if not.
+    fn judge(&self, ofd: &Ofd, fd: i32, trial: &Trial, written: u64) {
+        if !self.is_kernels() {
+            if !trial.wrote(written) {
+                return;
+            }
+            if trial.is_appender(fd) && (self.stage(ofd, fd).is_ok() || !self.is_kernels()) {
+                return;
+            }
+        }
+        let _ = descriptors::release(fd);
+    }
+
+    /// A read, at a position of its own or at the description's.
+    pub(crate) fn read(&self, ofd: &Ofd, fd: i32, into: Buffers, at: Option<i64>) -> sys::Result {
+        if self.declared {
+            self.be_told(ofd);
+            let _inside = engine::enter();
+            self.join(ofd, fd);
+        }
+        if self.mapped.load(Ordering::Relaxed)
+            && let Some(read) = self.mapped_read(ofd, fd, into, at)
+        {
+            return Ok(read);
+        }
+        if self.readable && !into.is_empty() {
+            match self.ask(ofd, fd, |staged| self.staged_read(ofd, staged, into, at)) {
+                Answer::Done(read) => {
+                    self.account().served(fd, |slot| slot.served_read(read));
+                    return Ok(read);
+                }
+                Answer::Failed(errno) => return Err(errno),
+                Answer::NotStaged => {}
+            }
+        }
+        if self.trial.is_some() || self.loan.is_out() {
+            let read = || into.kernel_read(fd, at.unwrap_or(-1));
+            return match self.with_kernels_offset(ofd, read) {
+                Some(read) => read,
+                None if self.readable && !into.is_empty() => self.read(ofd, fd, into, at),
+                // It moves neither bytes nor the offset.
+                None => read(),
+            };
+        }
+        match at {
+            Some(at) => self.paid_read(ofd, fd, into, at as u64),
+            None => data::sequential_read(
+                ofd,
+                |at| self.paid_read(ofd, fd, into, at),
+                || self.read_at_kernels_offset(ofd, fd, into),
+            ),
+        }
+    }
+
+    /// A read by somebody who has found the offset to be the kernel's. One that was lent may be back.
+    fn read_at_kernels_offset(&self, ofd: &Ofd, fd: i32, into: Buffers) -> sys::Result {
+        let read = || into.kernel_read(fd, -1);
+        if !self.loan.has_ever_been() {
+            return read();
+        }
+        let read = self.with_kernels_offset(ofd, read);
+        read.unwrap_or_else(|| self.read(ofd, fd, into, None))
+    }
+
+    /// A read of a file of which nothing is staged, from its mapping; `None` where the kernel is asked.
+    fn mapped_read(&self, ofd: &Ofd, fd: i32, into: Buffers, at: Option<i64>) -> Option<usize> {
+        let Buffers::One(into) = into else {
+            return None;
+        };
+        if into.iov_len == 0 || into.iov_len > data::LONGEST {
+            return None;
+        }
+        let _inside = engine::enter();
+        let state = self.look();
+        let State::Fresh(fresh) = &*state else {
+            return None;
+        };
+        if let Some(at) = at {
+            return fresh.read(fd, at as u64, into);
+        }
+        loop {
+            let Offset::At(at) = ofd.offset() else {
+                return None;
+            };
+            let read = fresh.read(fd, at, into)?;
+            if ofd.advance(at, at + read as u64) {
+                return Some(read);
+            }
+        }
+    }
+
+    /// The kernel's read, which counts towards a mapping as long as nothing is written.
+    fn paid_read(&self, ofd: &Ofd, fd: i32, into: Buffers, at: u64) -> sys::Result {
+        let read = into.kernel_read(fd, at as i64)?;
+        let _inside = engine::enter();
+        if self.declared && self.is_staged_by_others(fd) {
+            // Since the call began, maybe, and a part of it is in the file.
+            let again = |staged: &Staged| self.staged_read(ofd, staged, into, Some(at as i64));
+            match self.ask(ofd, fd, again) {
+                Answer::Done(read) => return Ok(read),
+                Answer::Failed(errno) => return Err(errno),
+                Answer::NotStaged => {}
+            }
+        }
+        if self.readable
+            && let State::Fresh(fresh) = &*self.look()
+        {
+            fresh.pay(fd, at, read as u64);
+            self.mapped.store(fresh.file().is_some(), Ordering::Relaxed);
+        }
+        Ok(read)
+    }
+
+    /// Before some file may get holes: a mapping must not fill them.
+    pub(crate) fn holes_somewhere(&self) {
+        let _inside = engine::enter();
+        if let State::Fresh(fresh) = &*self.look()
+            && let Some(file) = fresh.file()
+        {
+            file.holes_from(0);
+        }
+    }
+
+    fn staged_read(
+        &self,
+        ofd: &Ofd,
+        staged: &Staged,
+        into: Buffers,
+        at: Option<i64>,
+    ) -> Result<usize, Doubt> {
+        with_parts(&into, <*mut c_void>::cast, |parts, _| {
+            if let Some(at) = at {
+                return read_into(staged, at as u64, parts);
+            }
+            loop {
+                let Offset::At(at) = ofd.offset() else {
+                    return Err(Doubt::Unserved);
+                };
+                let read = read_into(staged, at, parts)?;
+                if ofd.advance(at, at + read as u64) {
+                    return Ok(read);
+                }
+            }
+        })
+    }
+
+    /// A write, at a position of its own or at the description's.
+    ///
+    /// What a sequential write has claimed stays its own, whoever does it in the end: others may have
+    /// claimed what follows, and between them would be left a hole.
+    pub(crate) fn write(&self, ofd: &Ofd, fd: i32, from: Buffers, at: Option<i64>) -> sys::Result {
+        let mut claimed = None;
+        let result = self.write_somehow(ofd, fd, from, at, &mut claimed);
+        if let Some((start, end)) = claimed {
+            let reached = start + *result.as_ref().unwrap_or(&0) as u64;
+            if reached < end {
+                self.give_back(ofd, fd, end, reached);
+            }
+        }
+        result
+    }
+
+    /// Moves the offset back from where a write had moved it to how far it came, unless someone moved it
+    /// meanwhile. Who forks takes it to the kernel with all that is not done.
+    fn give_back(&self, ofd: &Ofd, fd: i32, from: u64, to: u64) {
+        let seek = || ofd.give_back_in_kernel(fd, from, to);
+        while !ofd.advance(from, to) && self.with_kernels_offset(ofd, seek).is_none() {
+            if !matches!(ofd.offset(), Offset::At(at) if at == from) {
+                return;
+            }
+        }
+    }
+
+    fn write_somehow(
+        &self,
+        ofd: &Ofd,
+        fd: i32,
+        from: Buffers,
+        at: Option<i64>,
+        claimed: &mut Option<(u64, u64)>,
+    ) -> sys::Result {
+        if !from.is_empty() && self.writable {
+            loop {
+                let write = |staged: &Staged| self.staged_write(ofd, fd, staged, from, at, claimed);
+                match self.ask(ofd, fd, write) {
+                    Answer::Done(written) => {
+                        self.account().served(fd, |slot| slot.served_write(written));
+                        return Ok(written);
+                    }
+                    Answer::Failed(errno) => return Err(errno),
+                    Answer::NotStaged => {}
+                }
+                if let Some(trial) = &self.trial {
+                    let at = at.or(claimed.map(|(start, _)| start as i64)).unwrap_or(-1);
+                    let write = || from.kernel_write(fd, at, false);
+                    match self.with_kernels_offset(ofd, write) {
+                        Some(written) => {
+                            self.judge(ofd, fd, trial, *written.as_ref().unwrap_or(&0) as u64);
+                            return written;
+                        }
+                        None => continue,
+                    }
+                }
+                if self.loan.is_out() {
+                    let at = at.or(claimed.map(|(start, _)| start as i64)).unwrap_or(-1);
+                    match self.while_lent(ofd, fd, || self.write_in_kernel(fd, from, at)) {
+                        Some(written) => return written,
+                        None => continue,
+                    }
+                }
+                if self.blocks.are_left()
+                    && let Some(written) = self.write_block(ofd, fd, from, at, claimed)
+                {
+                    return written;
+                }
+                match self.stage_now(ofd, fd) {
+                    Ok(()) | Err(Unstaged::Lent) => {}
+                    Err(Unstaged::Failed(errno)) => return Err(errno),
+                    Err(Unstaged::Refused(refusal)) if self.must_stage() => return Err(refusal),
+                    Err(Unstaged::Refused(_)) => break,
+                }
+            }
+        }
+        let at = at.or(claimed.map(|(start, _)| start as i64)).unwrap_or(-1);
+        self.write_in_kernel(fd, from, at)
+    }
+
+    /// A write that the kernel does as well as the mode promises, before the file is staged; `None` when it is another.
+    fn write_block(
+        &self,
+        ofd: &Ofd,
+        fd: i32,
+        from: Buffers,
+        at: Option<i64>,
+        claimed: &mut Option<(u64, u64)>,
+    ) -> Option<sys::Result> {
+        let Buffers::One(one) = from else {
+            return None;
+        };
+        let _inside = engine::enter();
+        let state = self.look();
+        let State::Fresh(fresh) = &*state else {
+            return None;
+        };
+        let is_shared = self.loan.is_out() || ofd.is_wanted() || fresh.file().is_some();
+        if self.appends || is_shared || self.must_stage() {
+            return None;
+        }
+        let len = one.iov_len as u64;
+        let start = match (at, *claimed) {
+            (Some(at), _) => u64::try_from(at).ok()?,
+            (None, Some((start, _))) => start,
+            (None, None) => claimed.insert(claim(ofd, len).ok()?).0,
+        };
+        let _alone = self.blocks.take(fd, start, len)?;
+        // Others may write to it, too, and an `fsync` is about their bytes as well.
+        self.named.store(false, Ordering::Relaxed);
+        match from.kernel_write(fd, start as i64, self.durable()) {
+            Err(libc::EOPNOTSUPP) => None,
+            written => Some(written),
+        }
+    }
+
+    /// The kernel's write, with what the mode adds to its promise; at its own offset where `at` is -1.
+    fn write_in_kernel(&self, fd: i32, from: Buffers, at: i64) -> sys::Result {
+        self.look_for_a_name(fd);
+        self.account().passed(fd, self.mode);
+        match from.kernel_write(fd, at, self.durable()) {
+            // Files of the kernel's own (`/proc`) know no such promise.
+            Err(libc::EOPNOTSUPP) => from.kernel_write(fd, at, false),
+            result => result,
+        }
+    }
+
+    fn staged_write(
+        &self,
+        ofd: &Ofd,
+        fd: i32,
+        staged: &Staged,
+        from: Buffers,
+        at: Option<i64>,
+        claimed: &mut Option<(u64, u64)>,
+    ) -> Result<usize, Doubt> {
+        if staged.watches() {
+            return Err(Doubt::Unserved);
+        }
+        let constant = |at: *mut c_void| at.cast_const().cast();
+        with_parts(&from, constant, |parts, len| {
+            let Offset::At(here) = ofd.offset() else {
+                return Err(Doubt::Unserved);
+            };
+            if self.appends {
+                let start = write_from(staged, Place::End, parts, len)?;
+                if at.is_none() {
+                    ofd.follow(here, start + len as u64);
+                }
+                return Ok(len);
+            }
+            let start = match (at, *claimed) {
+                (Some(at), _) => at as u64,
+                // The range is claimed first, so that no two writes land on the same place.
+                (None, Some((start, _))) => start,
+                (None, None) => claimed.insert(claim(ofd, len as u64)?).0,
+            };
+            if let Some(only) = staged.only() {
+                match only.place(start, len as u64) {
+                    Where::Staged => {}
+                    Where::InPlace => return in_place(staged, only, fd, from, start),
+                    Where::Divided => return Err(Doubt::Whole),
+                }
+            }
+            write_from(staged, Place::At(start), parts, len)?;
+            Ok(len)
+        })
+    }
+
+    /// The size, if the kernel does not know it.
+    pub(crate) fn size(&self, ofd: &Ofd, fd: i32) -> Option<u64> {
+        match self.ask(ofd, fd, |staged| Ok(staged.file().size()?)) {
+            Answer::Done(size) => Some(size),
+            Answer::Failed(_) | Answer::NotStaged => None,
+        }
+    }
+
+    /// `ftruncate`. It stages the file as a write does: in the kernel the bytes beyond the new end are
+    /// zeros on the medium before the journal has the size, and neither waits for the next `fsync`.
+    pub(crate) fn truncate(&self, ofd: &Ofd, fd: i32, size: i64) -> sys::Result {
+        self.transacts.store(true, Ordering::Relaxed);
+        let in_kernel = || sys::ftruncate(fd as usize, size as usize);
+        self.resize(
+            ofd,
+            fd,
+            size,
+            |staged, size| staged.file().truncate(size),
+            in_kernel,
+        )
+    }
+
+    /// `fallocate`. Blocks are nothing that anybody reads: the kernel reserves them, and the file is made longer as
+    /// `ftruncate` does. What changes bytes is the kernel's alone.
+    pub(crate) fn allocate(
+        &self,
+        ofd: &Ofd,
+        fd: i32,
+        mode: i32,
+        offset: i64,
+        len: i64,
+    ) -> sys::Result {
+        let allocate = |mode: i32| {
+            let [offset, len] = [offset, len].map(|word| word as usize);
+            sys::fallocate(fd as usize, mode as usize, offset, len)
+        };
+        if !self.writable {
+            return allocate(mode);
+        }
+        if mode & !libc::FALLOC_FL_KEEP_SIZE != 0 {
+            return self.change_in_kernel(ofd, fd, || allocate(mode));
+        }
+        if self.trial.is_some() {
+            return self.resize_whole(ofd, fd, || allocate(mode));
+        }
+        let done = allocate(libc::FALLOC_FL_KEEP_SIZE)?;
+        if mode != 0 {
+            self.look_for_a_name(fd);
+            return if self.durable() {
+                sys::fsync(fd as usize)
+            } else {
+                Ok(done)
+            };
+        }
+        // The kernel has seen that they are a range.
+        let extend = |staged: &Staged, size| staged.file().extend(size);
+        self.resize(ofd, fd, offset.saturating_add(len), extend, || allocate(0))
+    }
+
+    /// Lets the kernel change bytes of the file. Afterwards it may be staged again.
+    fn change_in_kernel(&self, ofd: &Ofd, fd: i32, call: impl Fn() -> sys::Result) -> sys::Result {
+        if self.refuses_copies(fd) {
+            return Err(libc::EOPNOTSUPP);
+        }
+        self.lend_for_a_call(ofd, fd)?;
+        let done = call();
+        self.call_has_returned(copies::may_have_written(done.map(drop)));
+        if self.durable() {
+            sys::fsync(fd as usize)?;
+        }
+        done
+    }
+
+    /// Gives the file another size, in the pool or by `in_kernel`.
+    fn resize(
+        &self,
+        ofd: &Ofd,
+        fd: i32,
+        size: i64,
+        in_pool: impl Fn(&Staged, u64) -> Result<(), Error>,
+        in_kernel: impl Fn() -> sys::Result,
+    ) -> sys::Result {
+        if !self.writable {
+            return in_kernel();
+        }
+        if self.trial.is_some() {
+            return self.resize_whole(ofd, fd, in_kernel);
+        }
+        let served = u64::try_from(size).ok().filter(|&size| size <= FARTHEST);
+        let resize = || {
+            let done = in_kernel()?;
+            self.look_for_a_name(fd);
+            if self.durable() {
+                sys::fsync(fd as usize)?;
+            }
+            Ok(done)
+        };
+        loop {
+            let staged = self.ask(ofd, fd, |staged| {
+                let served = served.filter(|_| !staged.watches());
+                Ok(in_pool(staged, served.ok_or(Doubt::Unserved)?)?)
+            });
+            match staged {
+                Answer::Done(()) => return Ok(0),
+                Answer::Failed(errno) => return Err(errno),
+                Answer::NotStaged if served.is_none() => break,
+                Answer::NotStaged if self.loan.is_out() => {
+                    if let Some(done) = self.while_lent(ofd, fd, resize) {
+                        return done;
+                    }
+                }
+                Answer::NotStaged => match self.stage_now(ofd, fd) {
+                    Ok(()) | Err(Unstaged::Lent) => {}
+                    Err(Unstaged::Failed(errno)) => return Err(errno),
+                    Err(Unstaged::Refused(refusal)) if self.must_stage() => return Err(refusal),
+                    Err(Unstaged::Refused(_)) => break,
+                },
+            }
+        }
+        resize()
+    }
+
+    /// The same where that is not staged.
+    fn resize_whole(&self, ofd: &Ofd, fd: i32, in_kernel: impl Fn() -> sys::Result) -> sys::Result {
+        loop {
+            if let Answer::Failed(errno) = self.ask(ofd, fd, |_| Err::<(), _>(Doubt::Whole)) {
+                return Err(errno);
+            }
+            if let Some(done) = self.with_kernels_offset(ofd, &in_kernel) {
+                return done;
+            }
+        }
+    }
+
+    /// Size and time of last change, if the staged file is the one with this identity.
+    pub(crate) fn logical(&self, ofd: &Ofd, fd: i32, device: u64, inode: u64) -> Option<Logical> {
+        if self.is_the_parents() && self.identity() != (device, inode) {
+            return None;
+        }
+        let answer = self.ask(ofd, fd, |staged| {
+            if !staged.is(device, inode) {
+                return Ok(None);
+            }
+            let modified = staged.file().last_write()?;
+            Ok(Some(Logical {
+                size: staged.file().size()?,
+                modified: modified.map(|at| (at.tv_sec, at.tv_nsec)),
+            }))
+        });
+        match answer {
+            Answer::Done(logical) => logical,
+            Answer::Failed(_) | Answer::NotStaged => None,
+        }
+    }
+
+    /// Whether somebody else has ended the staging, and this process has not noticed yet.
+    fn is_taken(&self) -> bool {
+        let _inside = engine::enter();
+        matches!(&*self.look(), State::Staged(staged) if staged.file().is_taken())
+    }
+
+    /// `fsync`; `None` when it is the kernel's.
+    pub(crate) fn sync(&self, ofd: &Ofd, fd: i32) -> Option<sys::Result> {
+        self.bypassed.store(false, Ordering::Relaxed);
+        self.transacts.store(true, Ordering::Relaxed);
+        match together::sync(ofd) {
+            // Others see it from here on; and what they have staged anew was not among it. Nor was what is in the kernel
+            // of a file that was taken away, and that somebody else may have written.
+            Some(Ok(_)) if self.declared || self.is_taken() => {}
+            Some(done) => return Some(done),
+            None => {}
+        }
+        match self.ask(ofd, fd, |staged| Ok(staged.fsync()?)) {
+            Answer::Done(()) => Some(Ok(0)),
+            Answer::Failed(errno) => Some(Err(errno)),
+            Answer::NotStaged => {
+                self.trial.as_ref().map(Trial::synced);
+                None
+            }
+        }
+    }
+}
+
+/// Writes to the file itself what is not staged of it.
+fn in_place(
+    staged: &Staged,
+    only: &AppendsOnly,
+    fd: i32,
+    from: Buffers,
+    start: u64,
+) -> Result<usize, Doubt> {
+    let errno = |errno| Error::Base(rustix::io::Errno::from_raw_os_error(errno));
+    let written = from.kernel_write(fd, start as i64, false).map_err(errno)?;
+    only.wrote_in_place(staged.file());
+    Ok(written)
+}
+
+/// Moves the offset behind the next `len` bytes: from where, and to where.
+fn claim(ofd: &Ofd, len: u64) -> Result<(u64, u64), Doubt> {
+    loop {
+        let Offset::At(at) = ofd.offset() else {
+            return Err(Doubt::Unserved);
+        };
+        let end = at.checked_add(len).filter(|&end| end <= FARTHEST);
+        let end = end.ok_or(Doubt::Unserved)?;
+        if ofd.advance(at, end) {
+            return Ok((at, end));
+        }
+    }
+}
