@@ -19,3 +19,81 @@ pub fn rest(time: Duration) {
         }
     }
 }
+
+/// # Safety
+///
+/// A thread is forbidden its waits by a filter for system calls, whose instructions live until the kernel has copied them,
+/// and sends itself signals whose handler does nothing.
+#[cfg(test)]
+mod tests {
+    #![allow(unsafe_code)]
+
+    use std::time::Instant;
+
+    use super::*;
+
+    /// Has the calling thread's waits fail.
+    fn forbid_waits() {
+        let statement = |code: u32, k: u32| libc::sock_filter {
+            code: code as u16,
+            jt: 0,
+            jf: 0,
+            k,
+        };
+        let skips = |number: libc::c_long, jt: u8| libc::sock_filter {
+            jt,
+            ..statement(libc::BPF_JMP | libc::BPF_JEQ, number as u32)
+        };
+        let mut filter = [
+            statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
+            skips(libc::SYS_nanosleep, 2),
+            skips(libc::SYS_clock_nanosleep, 1),
+            statement(libc::BPF_RET, libc::SECCOMP_RET_ALLOW),
+            statement(libc::BPF_RET, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        ];
+        let program = libc::sock_fprog {
+            len: filter.len() as u16,
+            filter: filter.as_mut_ptr(),
+        };
+        // SAFETY: see the module; both calls concern this thread alone.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            let mode = libc::SECCOMP_SET_MODE_FILTER;
+            let set = libc::syscall(libc::SYS_seccomp, mode, 0, &raw const program);
+            assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+        }
+    }
+
+    #[test]
+    fn a_wait_that_the_kernel_refuses_ends_nobody() {
+        let thread = std::thread::spawn(|| {
+            forbid_waits();
+            let begun = Instant::now();
+            rest(Duration::from_secs(60));
+            begun.elapsed()
+        });
+        let took = thread.join().expect("a thread that goes on");
+        assert!(took < Duration::from_secs(30), "it waited for {took:?}");
+    }
+
+    extern "C" fn nothing(_: libc::c_int) {}
+
+    #[test]
+    fn a_signal_ends_no_rest() {
+        let time = Duration::from_millis(300);
+        // SAFETY: the handler does nothing.
+        unsafe { libc::signal(libc::SIGUSR1, nothing as *const () as libc::sighandler_t) };
+        let begun = Instant::now();
+        let thread = std::thread::spawn(move || rest(time));
+        use std::os::unix::thread::JoinHandleExt as _;
+        let mut sent = 0;
+        while !thread.is_finished() {
+            // SAFETY: it is joined below.
+            unsafe { libc::pthread_kill(thread.as_pthread_t(), libc::SIGUSR1) };
+            sent += 1;
+            rest(Duration::from_millis(5));
+        }
+        thread.join().expect("a thread");
+        assert!(begun.elapsed() >= time && sent > 1, "{sent} signals");
+    }
+}

@@ -168,7 +168,7 @@ fn answers(dir: &RuntimeDir, pid: u32) -> bool {
         if adit_store::monitor::join(dir, pid) {
             return true;
         }
-        std::thread::sleep(Duration::from_millis(1));
+        adit_pmem::rest(Duration::from_millis(1));
     }
     false
 }

@@ -9,25 +9,12 @@ use crate::ofd::{Ofd, Offset};
 use crate::signal::engine;
 use crate::stage::Staged;
 use crate::stat::Logical;
-use crate::{copies, data, descriptors, sys, together};
+use crate::{copies, data, sys, together};
 use adit_store::staged::{AppendsOnly, Error, Place, Where};
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
 
 impl Writer {
-    /// After a write of the kernel's on trial: stages the file if that will pay, and lets go of it if not.
-    fn judge(&self, ofd: &Ofd, fd: i32, trial: &Trial, written: u64) {
-        if !self.is_kernels() {
-            if !trial.wrote(written) {
-                return;
-            }
-            if trial.is_appender(fd) && (self.stage(ofd, fd).is_ok() || !self.is_kernels()) {
-                return;
-            }
-        }
-        let _ = descriptors::release(fd);
-    }
-
     /// A read, at a position of its own or at the description's.
     pub(crate) fn read(&self, ofd: &Ofd, fd: i32, into: Buffers, at: Option<i64>) -> sys::Result {
         if self.declared {
@@ -208,7 +195,7 @@ impl Writer {
                     Answer::NotStaged => {}
                 }
                 if let Some(trial) = &self.trial {
-                    let at = at.or(claimed.map(|(start, _)| start as i64)).unwrap_or(-1);
+                    let at = position(at, *claimed);
                     let write = || from.kernel_write(fd, at, false);
                     match self.with_kernels_offset(ofd, write) {
                         Some(written) => {
@@ -219,7 +206,7 @@ impl Writer {
                     }
                 }
                 if self.loan.is_out() {
-                    let at = at.or(claimed.map(|(start, _)| start as i64)).unwrap_or(-1);
+                    let at = position(at, *claimed);
                     match self.while_lent(ofd, fd, || self.write_in_kernel(fd, from, at)) {
                         Some(written) => return written,
                         None => continue,
@@ -238,7 +225,7 @@ impl Writer {
                 }
             }
         }
-        let at = at.or(claimed.map(|(start, _)| start as i64)).unwrap_or(-1);
+        let at = position(at, *claimed);
         self.write_in_kernel(fd, from, at)
     }
 
@@ -526,6 +513,11 @@ fn in_place(
     let written = from.kernel_write(fd, start as i64, false).map_err(errno)?;
     only.wrote_in_place(staged.file());
     Ok(written)
+}
+
+/// Where the kernel does a write: where it is told, where the write has claimed its place, or at its own offset.
+fn position(at: Option<i64>, claimed: Option<(u64, u64)>) -> i64 {
+    at.or(claimed.map(|(start, _)| start as i64)).unwrap_or(-1)
 }
 
 /// Moves the offset behind the next `len` bytes: from where, and to where.

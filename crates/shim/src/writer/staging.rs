@@ -11,12 +11,13 @@
 //! it becomes the kernel's, or is lent, the file is barred.
 
 use super::{State, Writer};
+use crate::appends::Trial;
 use crate::children::To;
 use crate::fresh::Fresh;
 use crate::ofd::Ofd;
 use crate::signal::engine;
 use crate::stage::{self, Entry, Refusal, Staged};
-use crate::{appends, declared, init, process, together};
+use crate::{appends, declared, descriptors, init, process, together};
 use adit_store::registry::Reason;
 use adit_store::staged::{Error, Mode, Scope};
 use core::sync::atomic::Ordering;
@@ -285,7 +286,7 @@ impl Writer {
         }
     }
 
-    pub(super) fn take(&self, ofd: &Ofd, fd: i32) -> Result<Staged, Refusal> {
+    fn take(&self, ofd: &Ofd, fd: i32) -> Result<Staged, Refusal> {
         if self.trial.is_some() && !(appends::asked().is_some() && ofd.take_offset(fd)) {
             return Err(libc::EOPNOTSUPP);
         }
@@ -393,5 +394,18 @@ impl Writer {
         }
         // What cannot be committed with the others is published by itself.
         self.change()
+    }
+
+    /// After a write of the kernel's on trial: stages the file if that will pay, and lets go of it if not.
+    pub(super) fn judge(&self, ofd: &Ofd, fd: i32, trial: &Trial, written: u64) {
+        if !self.is_kernels() {
+            if !trial.wrote(written) {
+                return;
+            }
+            if trial.is_appender(fd) && (self.stage(ofd, fd).is_ok() || !self.is_kernels()) {
+                return;
+            }
+        }
+        let _ = descriptors::release(fd);
     }
 }
