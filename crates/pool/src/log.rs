@@ -9,17 +9,18 @@
 //! record (a gap, harmless), or a record that the end of the file does not show yet (`pending` says
 //! where to look).
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use adit_pmem::Medium;
 
-use crate::alloc::{ChunkMap, Extent, Purpose, Role};
+use crate::alloc::{Extent, Purpose, Role};
 use crate::error::{Error, Result};
 use crate::files::{END_UNKNOWN, FileRef};
 use crate::layout::{ChunkKind, Record, RecordKind, at, checked_value, checked_word, crc_of_words};
 use crate::lock::{Acquired, Locked, PATIENCE};
 use crate::pool::{Attachment, Pool};
+
+mod reclaim;
 
 /// Log chunks an attachment may hold, unless told otherwise.
 const LOG_LIMIT: u32 = 16;
@@ -553,80 +554,6 @@ impl<M: Medium> Attachment<M> {
                 result => return result,
             }
         }
-    }
-
-    /// Looks at every record of this attachment that is still waiting; the extents of those that were
-    /// retired and that `may_free`, asked by file and sequence number, allows become free again, chunks
-    /// without waiting records are given back. Returns how many records were settled.
-    ///
-    /// One thread at a time: two that find the same chunk settled would both give it back, the second
-    /// one when it may be the log again already. `may_free` must not reclaim.
-    pub fn reclaim(&self, may_free: impl Fn(FileRef, u64) -> bool) -> Result<u64> {
-        self.ensure_current()?;
-        // The lock guards no data, so a panic in `may_free` has broken nothing.
-        let _alone = self
-            .state
-            .reclaiming
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let capacity = self.pool.geometry().records_per_chunk();
-        let current = (self.state.log.load(Ordering::Acquire) >> 32) as u32;
-        let mut settled = 0;
-        let mut last = None;
-        for (chunk, map) in self.leased().filter(|(_, map)| map.is(Role::Log)) {
-            for (i, word) in map.waiting().iter().enumerate() {
-                let mut waiting = word.load(Ordering::Acquire);
-                while waiting != 0 {
-                    let bit = waiting.trailing_zeros();
-                    waiting &= waiting - 1;
-                    let place = Place {
-                        chunk,
-                        position: i as u32 * 64 + bit,
-                    };
-                    settled += u64::from(self.reclaim_one(place, map, &mut last, &may_free)?);
-                }
-            }
-            let settled_all = map.settled.load(Ordering::Acquire) >= capacity;
-            if chunk != current && settled_all && map.is_nothing_waiting() {
-                self.give_back(chunk, map)?;
-            }
-        }
-        Ok(settled)
-    }
-
-    fn reclaim_one(
-        &self,
-        place: Place,
-        map: &ChunkMap,
-        last: &mut Option<(FileRef, u64)>,
-        may_free: &impl Fn(FileRef, u64) -> bool,
-    ) -> Result<bool> {
-        // A record being written just now is not readable yet: it is not retired either.
-        let record = Record::decode(&self.pool.read_line(place)?);
-        if record.generation != map.generation()
-            || !record.is_valid(self.pool.uuid(), place.chunk, place.position)
-        {
-            return Ok(false);
-        }
-        let file = FileRef { id: record.file_id };
-        let retired = match *last {
-            Some((same, retired)) if same == file => retired,
-            _ => self.pool.retired(file)?,
-        };
-        *last = Some((file, retired));
-        if record.seq > retired {
-            return Ok(false);
-        }
-        let extent = extent_of(&record);
-        let names = RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent);
-        if names && !may_free(file, record.seq) {
-            return Ok(false);
-        }
-        let mine = self.settle(place);
-        if mine && names && self.unname_extent(extent, place) {
-            self.give_extent(extent);
-        }
-        Ok(mine)
     }
 }
 

@@ -13,6 +13,7 @@ pub struct Memory {
     /// Of a word that cannot be stored to, plus one.
     broken: Arc<AtomicU64>,
     full: Arc<AtomicBool>,
+    fences: Arc<AtomicU64>,
 }
 
 impl Memory {
@@ -46,6 +47,7 @@ impl Memory {
             slow: false,
             broken: Arc::default(),
             full: Arc::default(),
+            fences: Arc::default(),
         }
     }
 
@@ -59,6 +61,11 @@ impl Memory {
     /// Accesses that were refused.
     pub fn strays(&self) -> u64 {
         self.strays.load(Ordering::Relaxed)
+    }
+
+    /// Fences so far.
+    pub fn fences(&self) -> u64 {
+        self.fences.load(Ordering::Relaxed)
     }
 
     fn check(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
@@ -138,5 +145,7 @@ impl Medium for Memory {
         self.check(offset, len)
     }
 
-    fn fence(&self) {}
+    fn fence(&self) {
+        self.fences.fetch_add(1, Ordering::Relaxed);
+    }
 }

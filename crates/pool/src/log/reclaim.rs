@@ -1,0 +1,121 @@
+//! Retired records, and the space of what they stage, become free again.
+
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use adit_pmem::Medium;
+
+use super::{Place, extent_of};
+use crate::alloc::{ChunkMap, Role};
+use crate::error::Result;
+use crate::files::FileRef;
+use crate::layout::{Record, RecordKind};
+use crate::pool::{Attachment, Pool};
+
+/// What one collection knows of the marks up to which files are retired. Files' records lie between each other, and
+/// where a fence is a sync of the kernel, one for each record would take minutes: a mark is looked up once, and made
+/// durable once, if a record is below it. Marks only rise, so a known one frees too little at worst.
+struct Marks<'a, M: Medium> {
+    pool: &'a Pool<M>,
+    known: BTreeMap<FileRef, Mark>,
+}
+
+#[derive(Clone, Copy)]
+struct Mark {
+    seq: u64,
+    is_durable: bool,
+}
+
+impl<M: Medium> Marks<'_, M> {
+    /// Whether a file is retired up to `seq` and stays so.
+    fn durably_cover(&mut self, file: FileRef, seq: u64) -> Result<bool> {
+        let mut mark = match self.known.get(&file) {
+            Some(mark) => *mark,
+            None => Mark {
+                seq: self.pool.seen_retired(file)?,
+                is_durable: false,
+            },
+        };
+        if seq <= mark.seq && !mark.is_durable {
+            self.pool.make_mark_durable(file)?;
+            mark.is_durable = true;
+        }
+        self.known.insert(file, mark);
+        Ok(seq <= mark.seq)
+    }
+}
+
+impl<M: Medium> Attachment<M> {
+    /// Looks at every record of this attachment that is still waiting; the extents of those that were
+    /// retired and that `may_free`, asked by file and sequence number, allows become free again, chunks
+    /// without waiting records are given back. Returns how many records were settled.
+    ///
+    /// One thread at a time: two that find the same chunk settled would both give it back, the second
+    /// one when it may be the log again already. `may_free` must not reclaim.
+    pub fn reclaim(&self, may_free: impl Fn(FileRef, u64) -> bool) -> Result<u64> {
+        self.ensure_current()?;
+        // The lock guards no data, so a panic in `may_free` has broken nothing.
+        let _alone = self
+            .state
+            .reclaiming
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let capacity = self.pool.geometry().records_per_chunk();
+        let current = (self.state.log.load(Ordering::Acquire) >> 32) as u32;
+        let mut settled = 0;
+        let mut marks = Marks {
+            pool: &self.pool,
+            known: BTreeMap::new(),
+        };
+        for (chunk, map) in self.leased().filter(|(_, map)| map.is(Role::Log)) {
+            for (i, word) in map.waiting().iter().enumerate() {
+                let mut waiting = word.load(Ordering::Acquire);
+                while waiting != 0 {
+                    let bit = waiting.trailing_zeros();
+                    waiting &= waiting - 1;
+                    let place = Place {
+                        chunk,
+                        position: i as u32 * 64 + bit,
+                    };
+                    settled += u64::from(self.reclaim_one(place, map, &mut marks, &may_free)?);
+                }
+            }
+            let settled_all = map.settled.load(Ordering::Acquire) >= capacity;
+            if chunk != current && settled_all && map.is_nothing_waiting() {
+                self.give_back(chunk, map)?;
+            }
+        }
+        Ok(settled)
+    }
+
+    fn reclaim_one(
+        &self,
+        place: Place,
+        map: &ChunkMap,
+        marks: &mut Marks<'_, M>,
+        may_free: &impl Fn(FileRef, u64) -> bool,
+    ) -> Result<bool> {
+        // A record being written just now is not readable yet: it is not retired either.
+        let record = Record::decode(&self.pool.read_line(place)?);
+        if record.generation != map.generation()
+            || !record.is_valid(self.pool.uuid(), place.chunk, place.position)
+        {
+            return Ok(false);
+        }
+        let file = FileRef { id: record.file_id };
+        if !marks.durably_cover(file, record.seq)? {
+            return Ok(false);
+        }
+        let extent = extent_of(&record);
+        let names = RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent);
+        if names && !may_free(file, record.seq) {
+            return Ok(false);
+        }
+        let mine = self.settle(place);
+        if mine && names && self.unname_extent(extent, place) {
+            self.give_extent(extent);
+        }
+        Ok(mine)
+    }
+}
