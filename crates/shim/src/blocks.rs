@@ -18,8 +18,9 @@ use adit_pmem::MediumKind;
 use adit_store::staged::Mode;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Writes of a description that go to the kernel before its file is staged: what staging costs there, roughly.
-const IN_MEMORY: u32 = 16;
+/// Writes of a description that go to the kernel before its file is staged: what staging costs there, roughly. In memory
+/// that is as much as some hundred writes take, besides the copy that publishes them.
+const IN_MEMORY: u32 = 256;
 const ON_DAX: u32 = 2;
 /// Each waits for the device, here as there.
 const ON_DISK: u32 = 16;

@@ -285,6 +285,30 @@ fn the_first_blocks_are_the_kernels() {
     }
 }
 
+/// There are as many as docs/posix.md says, whatever is asked for.
+#[test]
+fn so_many_first_blocks_are_the_kernels() {
+    let Some(place) = Place::new("most") else {
+        return;
+    };
+    place.compile("required");
+    let most = match scratch::medium() {
+        adit_pmem::MediumKind::Ram => 256,
+        adit_pmem::MediumKind::Dax => 2,
+        _ => 16,
+    };
+    let mut program = Told::willing(&place, "sync ADIT_KERNEL_BLOCKS=1000", &place.file());
+    program.answers(&[("o0", "done")]);
+    for written in 1..=most {
+        program.answers(&[("w0 one", "done")]);
+        assert!(!place.is_leased(), "after {written} of {most}");
+    }
+    program.answers(&[("w0 end", "done")]);
+    assert!(place.is_leased(), "after {most}");
+    program.answers(&[("c0", "done")]);
+    assert_eq!(place.content(), "one\n".repeat(most) + "end\n");
+}
+
 /// Such a write waits for the disk, as a staged one does.
 #[test]
 fn the_kernels_blocks_are_durable() {
