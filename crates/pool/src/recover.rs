@@ -125,11 +125,18 @@ struct Item {
     committed: bool,
     /// A commit of several files of which another one is missing: it commits nothing.
     broken: bool,
+    /// Whether a record that counts, or the next one, is chained to it: it stays in the log, count or not.
+    linked: bool,
     /// Sequence number of the end of its group, or its own.
     end_seq: u64,
 }
 
 impl Item {
+    /// Whether the log has to keep it.
+    fn is_kept(&self) -> bool {
+        self.state == State::Live || self.linked
+    }
+
     fn is_group_end(&self) -> bool {
         self.kind == RecordKind::Commit && self.flags & Record::GROUP != 0
     }
@@ -300,9 +307,43 @@ impl Recovery {
     }
 
     fn items_of(&self, file_id: u64) -> &[Item] {
+        &self.items[self.range_of(file_id)]
+    }
+
+    fn range_of(&self, file_id: u64) -> std::ops::Range<usize> {
         let start = self.items.partition_point(|item| item.file_id < file_id);
         let end = self.items.partition_point(|item| item.file_id <= file_id);
-        &self.items[start..end]
+        start..end
+    }
+
+    /// Links what those of these records that count are chained to.
+    fn link_what_counts(&mut self, records: &[usize], retired: u64) {
+        for i in records {
+            let item = self.items[*i];
+            if item.state == State::Live && item.flags & Record::CHAINED != 0 {
+                self.link(item.file_id, item.prev, retired);
+            }
+        }
+    }
+
+    /// Says that a record is chained to that with number `seq`, which is chained to others in turn: who looks for one of
+    /// them must find it, although it may not count itself. Up to `retired` nobody looks.
+    fn link(&mut self, file_id: u64, mut seq: u64, retired: u64) {
+        let range = self.range_of(file_id);
+        let items = &mut self.items[range];
+        while seq > retired {
+            let at = items.partition_point(|item| item.seq < seq);
+            let same = items[at..].iter_mut().take_while(|item| item.seq == seq);
+            let mut sought = same.filter(|item| item.kind != RecordKind::Relink);
+            let Some(item) = sought.next().filter(|item| !item.linked) else {
+                return;
+            };
+            item.linked = true;
+            if item.flags & Record::CHAINED == 0 {
+                return;
+            }
+            seq = item.prev.min(seq - 1);
+        }
     }
 
     /// Places of all records that count.

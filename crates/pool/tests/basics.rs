@@ -287,6 +287,69 @@ fn a_common_commit_outlives_the_one_before() {
     }
 }
 
+/// What the next record of a file is chained to stays in the log, although it says nothing any more: a commit of which
+/// everything is published, by somebody who has left. Without it nobody could tell what the next commit covers.
+#[test]
+fn what_the_next_record_is_chained_to_stays() {
+    for (nth, forget) in [(0, false), (1, true)] {
+        let medium = Memory::slow(&vec![0; tiny_size(12) as usize]);
+        Pool::create(&medium, &options(TINY)).unwrap();
+        let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+        let [one, other, third] = [0; 3].map(|_| pool.attach().unwrap());
+        let file = one.enter_file(&name(1)).unwrap();
+        one.lock_file(file).unwrap().set_end(0).unwrap();
+        let last = stage(&one, file, 0, b"published", When::WithCommit).unwrap();
+        let mut guard = one.lock_file(file).unwrap();
+        for _ in 0..=nth {
+            guard.commit().unwrap();
+        }
+        guard.retire(last).unwrap();
+        drop(guard);
+        one.detach().unwrap();
+        assert_eq!(third.release_orphans().unwrap().kept, 1);
+
+        stage(&other, file, 9, b", and on", When::WithCommit).unwrap();
+        other.lock_file(file).unwrap().commit().unwrap();
+        if forget {
+            // When it is said to nobody any more, it goes.
+            other.forget_file(file).unwrap();
+            assert_eq!(third.release_orphans().unwrap().chunks, 1);
+            continue;
+        }
+        drop((other, third, pool));
+        for again in [2, 3] {
+            let pool = open(medium.clone(), &LocalLocks::default(), boot(again)).unwrap();
+            let next = pool.attach().unwrap();
+            let found = next.scan().unwrap();
+            let left = replayed(&pool, &found, file, b"published").unwrap();
+            assert_eq!(left, b"published, and on", "boot {again}");
+        }
+    }
+}
+
+/// A record that is durable by itself counts only if the one before it is there, which may not count. So that stays in the
+/// log, or the next look at the pool would find that neither does.
+#[test]
+fn what_a_record_that_counts_is_chained_to_stays() {
+    let medium = Memory::slow(&vec![0; tiny_size(12) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let [one, other] = [0; 2].map(|_| pool.attach().unwrap());
+    let file = one.enter_file(&name(1)).unwrap();
+    one.lock_file(file).unwrap().set_end(0).unwrap();
+    stage(&one, file, 0, b"nobody commits it", When::WithCommit).unwrap();
+    stage(&other, file, 0, b"acknowledged", When::Now).unwrap();
+    drop((one, other, pool));
+    for again in [2, 3, 4] {
+        let pool = open(medium.clone(), &LocalLocks::default(), boot(again)).unwrap();
+        let next = pool.attach().unwrap();
+        assert!(next.release_orphans().unwrap().kept >= 2, "boot {again}");
+        let found = next.scan().unwrap();
+        let left = replayed(&pool, &found, file, b"").unwrap();
+        assert_eq!(left, b"acknowledged", "boot {again}");
+    }
+}
+
 /// The next holder of a dead publisher's slot would be taken for him, and nobody else could publish.
 #[test]
 fn a_slot_is_given_on_without_what_it_claims() {

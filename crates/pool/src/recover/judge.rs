@@ -201,6 +201,7 @@ impl<M: Medium> Pool<M> {
                 Err(error) => summary.name_error = Some(error.to_string()),
             }
             found.files.push(summary);
+            found.link_what_counts(&records.sound, records.retired);
             self.judge_relinks(&records.relinks, found)?;
         } else {
             // Commits alone have nothing to say any more.

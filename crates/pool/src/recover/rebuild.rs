@@ -6,7 +6,7 @@ use adit_pmem::Medium;
 
 use super::{Counts, Item, RecoveredFile, Recovery, Rejected, Rejection, State, shares};
 use crate::error::{Error, Result};
-use crate::files::END_UNKNOWN;
+use crate::files::{END_UNKNOWN, FileRef};
 use crate::layout::{
     ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, RecordKind, SHARED, Shared, Slot, Superblock,
     at, checked_value,
@@ -65,13 +65,13 @@ impl<M: Medium> Pool<M> {
         })
     }
 
-    /// Writes back every record that counts, with what it stages. A fence drains the core that wrote
+    /// Writes back every record that counts or is needed for that, with what it stages. A fence drains the core that wrote
     /// back, so each thread makes its own.
     fn make_live_durable(&self, found: &Recovery) -> Result<()> {
         let shares = shares(found.items.iter().map(|item| u64::from(item.count)));
         let done = parallel::each(self.walkers(), shares.len(), |share| {
             let items = &found.items[shares[share].clone()];
-            for item in items.iter().filter(|item| item.state == State::Live) {
+            for item in items.iter().filter(|item| item.is_kept()) {
                 if let Some(record) = self.read_record(item.place)? {
                     self.write_record_back(item.place, &record)?;
                 }
@@ -124,10 +124,10 @@ impl<M: Medium> Pool<M> {
         self.fence()
     }
 
-    /// Chunks that these records lie in, or name, as far as they count.
+    /// Chunks that these records lie in, or name, as far as they are kept.
     fn chunks_named_by(&self, items: &[Item]) -> Result<BTreeMap<u32, Needed>> {
         let mut needed = BTreeMap::new();
-        for item in items.iter().filter(|item| item.state == State::Live) {
+        for item in items.iter().filter(|item| item.is_kept()) {
             let Some(record) = self.read_record(item.place)? else {
                 continue;
             };
@@ -203,6 +203,16 @@ impl<M: Medium> Pool<M> {
             }
         }
         Ok(needed)
+    }
+
+    /// What the next record of each file will be chained to: perhaps a commit of which everything is retired, so that it
+    /// says nothing itself.
+    fn ends_of_chains(&self) -> Result<Vec<(FileRef, u64)>> {
+        let last = |file: FileRef| {
+            let entry = self.geometry().file_entry(file.index());
+            Ok((file, self.load(entry + at!(FileEntry.last_seq))?))
+        };
+        self.files()?.into_iter().map(last).collect()
     }
 
     fn empty_durably(&self, index: u32) -> Result<()> {
@@ -330,7 +340,14 @@ impl<M: Medium> Attachment<M> {
             self.pool.persist(state, Slot::FREE)?;
             released.slots += 1;
         }
-        let needed = self.pool.needed_chunks(&self.scan()?)?;
+        // Before the scan: what others write meanwhile is chained to what it finds, and lies in chunks of theirs.
+        let ends = self.pool.ends_of_chains()?;
+        let mut found = self.scan()?;
+        for (file, last) in ends {
+            // With a damaged mark all may be looked for.
+            found.link(file.id, last, self.pool.seen_retired(file).unwrap_or(0));
+        }
+        let needed = self.pool.needed_chunks(&found)?;
         for chunk in 0..self.pool.chunk_count()? {
             let Some(word) = self.pool.chunk_word(chunk)? else {
                 continue;

@@ -202,6 +202,7 @@ impl<M: Medium> Pool<M> {
             state: State::Retired,
             committed: false,
             broken: false,
+            linked: false,
             end_seq: record.seq,
         });
     }

@@ -170,11 +170,20 @@ fn three_see_each_other() {
 /// each holds for what it wrote.
 #[test]
 fn modes_side_by_side() {
+    for cached in [false, true] {
+        enumerate_modes_side_by_side(cached);
+    }
+}
+
+fn enumerate_modes_side_by_side(cached: bool) {
     const OWN: usize = 2 * PAGE;
     let rounds: u8 = 4;
-    let name = "shared-modes";
+    let name = &format!("shared-modes-{cached}");
     let config = config(name, 16, 4_000);
     let workload = |world: &World| {
+        if cached {
+            world.put_behind_page_cache(TINY.header_len());
+        }
         let (_crowd, files) = world.setup(|| {
             let modes = [Mode::Strict, Mode::Atomic];
             let crowd = Crowd::of(world, boot_of(world), &modes, &[0; 2 * OWN]);
