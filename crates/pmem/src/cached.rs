@@ -60,6 +60,10 @@ const PAUSE: Duration = Duration::from_micros(250);
 /// Bytes of tables handled at once.
 const BLOCK: usize = 4096;
 
+/// Bytes of the tables that are compared at once while they are written back. They lie on the stack of whoever writes,
+/// which may be a small one of a handler of signals.
+const WORDS: usize = 256;
+
 /// See the module.
 pub struct CachedMedium {
     file: MappedMedium,
@@ -200,12 +204,12 @@ impl CachedMedium {
     /// ends with it or with its process. Looking first needs no lock, because no word that is flushed
     /// ever returns to a value it had: they count, or carry what counts.
     fn write_back(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
-        let mut block = [0; BLOCK];
-        let mut there = [0; BLOCK];
+        let mut block = [0; WORDS];
+        let mut there = [0; WORDS];
         let mut at = offset / 8 * 8;
         let end = (offset + len).next_multiple_of(8);
         while at < end {
-            let part = (end - at).min(BLOCK as u64) as usize;
+            let part = (end - at).min(WORDS as u64) as usize;
             self.mirror.read(at, &mut block[..part])?;
             self.file.read(at, &mut there[..part])?;
             if block[..part] != there[..part] {

@@ -241,14 +241,13 @@ pub(crate) const NO_PART: libc::iovec = libc::iovec {
 };
 
 /// Copies a program's vector of as many parts as there is room for, and says how many bytes they have; `None` when it
-/// cannot be read, or moves nothing or too much.
+/// cannot be read, or moves too much.
 pub(crate) fn copy_parts(iov: *const libc::iovec, into: &mut [libc::iovec]) -> Option<usize> {
     // SAFETY: the slice has room for so many bytes; the program's pointer may fault.
     unsafe { guarded_copy(into.as_mut_ptr().cast(), iov.cast(), size_of_val(into)) }.ok()?;
     into.iter()
         .try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))
-        // An empty vector moves nothing, but the kernel still checks the access mode.
-        .filter(|&total| total > 0 && total <= LONGEST)
+        .filter(|&total| total <= LONGEST)
 }
 
 /// A program's vector, copied so that it cannot change under us. Of longer ones nothing is served from a mapping.
@@ -266,7 +265,8 @@ impl Vector {
             .ok()
             .filter(|&count| count <= Self::MOST)?;
         let mut parts = [NO_PART; Self::MOST];
-        let total = copy_parts(iov, &mut parts[..count])?;
+        // An empty vector moves nothing, but the kernel still checks the access mode.
+        let total = copy_parts(iov, &mut parts[..count]).filter(|&total| total > 0)?;
         Some(Self {
             parts,
             count,

@@ -837,7 +837,7 @@ pub(crate) extern "C" fn before_fcntl(fd: c_int, command: c_int, argument: usize
     refusal(ready_for_fcntl(fd, command, argument))
 }
 
-fn ready_for_fcntl(fd: c_int, command: c_int, argument: usize) -> Result<(), c_int> {
+pub(crate) fn ready_for_fcntl(fd: c_int, command: c_int, argument: usize) -> Result<(), c_int> {
     match command {
         // The kernel's answer has to be that of the program's own flags.
         libc::F_GETFL => fds::served(fd).map(drop),

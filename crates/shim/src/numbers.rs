@@ -51,6 +51,7 @@ pub(crate) extern "C" fn answer(code: c_int) -> i64 {
 fn fate(number: c_long, arguments: [usize; 5]) -> Fate {
     look(number, arguments)
         .or_else(|| serve(number, arguments))
+        .or_else(|| alias(number, arguments))
         .or_else(|| change_name(number, arguments))
         .or_else(|| open(number, arguments))
         .or_else(|| copies::by_number(number, arguments))
@@ -111,6 +112,9 @@ fn serve(number: c_long, [fd, second, third, fourth, _]: [usize; 5]) -> Option<F
         libc::SYS_fallocate => data::fallocate(fd, second as i32, third as i64, fourth as i64),
         _ => {
             fds::promoted(fd)?.writer()?;
+            if !signal::mask::may_be_served(fd) {
+                return None;
+            }
             let (into, from) = (second as *mut c_void, second as *const c_void);
             let (vector, count) = (second as *const libc::iovec, third as i32);
             let moved = match number {
@@ -128,6 +132,22 @@ fn serve(number: c_long, [fd, second, third, fourth, _]: [usize; 5]) -> Option<F
         }
     };
     (answer != data::PASS).then(|| told(answer as c_int))
+}
+
+/// What concerns descriptors themselves, as under its name.
+fn alias(number: c_long, arguments: [usize; 5]) -> Option<Fate> {
+    let [fd, second, third, ..] = arguments;
+    let (fd, new) = (fd as c_int, second as c_int);
+    let fate = match number {
+        libc::SYS_fcntl => descriptors::ready_for_fcntl(fd, new, third)
+            .and_then(|()| make(number, arguments))
+            .map(|done| Some(descriptors::after_fcntl(fd, new, third, done as c_int))),
+        libc::SYS_dup => told(descriptors::dup(fd)),
+        libc::SYS_dup2 => told(descriptors::dup2(fd, new)),
+        libc::SYS_dup3 => told(descriptors::dup3(fd, new, third as c_int)),
+        _ => return None,
+    };
+    Some(fate)
 }
 
 /// What names a file, or takes a name away, in the modes that stage.
@@ -279,11 +299,7 @@ fn prepare(number: c_long, [first, second, third, fourth, fifth]: [usize; 5]) ->
         | libc::SYS_lseek
         | libc::SYS_preadv2
         | libc::SYS_pwritev2 => return descriptors::hand_over(fd),
-        libc::SYS_fcntl | libc::SYS_close | libc::SYS_dup => return descriptors::release(fd),
-        libc::SYS_dup2 | libc::SYS_dup3 => {
-            descriptors::release(fd)?;
-            return descriptors::release(second as c_int);
-        }
+        libc::SYS_close => return descriptors::release(fd),
         libc::SYS_close_range => {
             descriptors::close_range(first as u32, second as u32, third as c_int);
         }
@@ -296,10 +312,9 @@ fn prepare(number: c_long, [first, second, third, fourth, fifth]: [usize; 5]) ->
             let errno = process::before_execveat(fd, second, third, fourth, fifth as c_int);
             return ready(errno);
         }
-        libc::SYS_sendmsg
-        | libc::SYS_sendmmsg
-        | libc::SYS_io_uring_setup
-        | libc::SYS_pidfd_getfd => return process::share_all_for_good(),
+        libc::SYS_sendmsg => return ready(process::before_sendmsg(fd, second)),
+        libc::SYS_sendmmsg => return ready(process::before_sendmmsg(fd, second, third as c_uint)),
+        libc::SYS_io_uring_setup | libc::SYS_pidfd_getfd => return process::share_all_for_good(),
         libc::SYS_seccomp
         | libc::SYS_landlock_restrict_self
         | libc::SYS_setns

@@ -499,31 +499,42 @@ pub(crate) extern "C" fn before_clone(_function: usize, _stack: usize, flags: c_
     descriptors::refusal(ready)
 }
 
-/// Before `sendmsg(socket, message, flags)`: descriptors in it get a second owner.
-pub(crate) extern "C" fn before_sendmsg(_socket: c_int, message: *const libc::msghdr) -> c_int {
+/// Whether one of so many messages carries control data, as descriptors are; what cannot be read does not.
+fn carries_control(messages: usize, count: usize, step: usize) -> bool {
+    const LENGTH: usize = core::mem::offset_of!(libc::msghdr, msg_controllen);
+    // The kernel sends no more at once.
+    (0..count.min(libc::UIO_MAXIOV as usize)).any(|nth| {
+        let mut length = [0; size_of::<usize>()];
+        let at = messages.wrapping_add(nth.wrapping_mul(step) + LENGTH);
+        peek(at, &mut length).is_some() && length != [0; size_of::<usize>()]
+    })
+}
+
+/// Reads the program's memory: by a call of the kernel where a fault in it could not be handled.
+fn peek(at: usize, into: &mut [u8]) -> Option<()> {
     if !signal::guards() {
-        return descriptors::refusal(share_all());
+        return strangers::read(at, into);
     }
-    let mut header = core::mem::MaybeUninit::<libc::msghdr>::zeroed();
-    // SAFETY: the local has room for a header; the program's pointer may fault.
-    let copied = unsafe {
-        guarded_copy(
-            header.as_mut_ptr().cast(),
-            message.cast(),
-            size_of::<libc::msghdr>(),
-        )
-    };
-    // SAFETY: all zero is a valid msghdr.
-    let header = unsafe { header.assume_init() };
-    if copied.is_ok() && !header.msg_control.is_null() && header.msg_controllen > 0 {
+    // SAFETY: the slice has room for so many bytes; the program's pointer may fault.
+    unsafe { guarded_copy(into.as_mut_ptr(), at as *const u8, into.len()) }.ok()
+}
+
+/// Before `sendmsg(socket, message, flags)`: descriptors in it get a second owner.
+pub(crate) extern "C" fn before_sendmsg(_socket: c_int, message: usize) -> c_int {
+    before_sending(carries_control(message, 1, 0))
+}
+
+/// Before `sendmmsg(socket, messages, count, flags)`.
+pub(crate) extern "C" fn before_sendmmsg(_socket: c_int, messages: usize, count: c_uint) -> c_int {
+    let step = size_of::<libc::mmsghdr>();
+    before_sending(carries_control(messages, count as usize, step))
+}
+
+fn before_sending(carries_control: bool) -> c_int {
+    if carries_control {
         return descriptors::refusal(share_all());
     }
     0
-}
-
-/// Before `sendmmsg`: rare enough to share everything without looking.
-pub(crate) extern "C" fn before_sendmmsg() -> c_int {
-    descriptors::refusal(share_all())
 }
 
 /// Before `prctl(option, …)`: a sandbox is being closed.

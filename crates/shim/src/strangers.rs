@@ -28,7 +28,7 @@ const MAX_VARIABLES: usize = 1 << 14;
 const WORD: usize = size_of::<usize>();
 
 /// Reads the program's memory; `None` where part of it is not there.
-fn read(at: usize, into: &mut [u8]) -> Option<()> {
+pub(crate) fn read(at: usize, into: &mut [u8]) -> Option<()> {
     let [own, other] = [into.as_mut_ptr() as usize, at].map(|at| libc::iovec {
         iov_base: at as *mut _,
         iov_len: into.len(),

@@ -11,6 +11,7 @@
 //! | `asks` | as `before`, but the hook may refuse: of an error the second function makes the answer |
 //! | `asks_served`, `asks_live`, `asks_mapped` | as `asks`, but only for a promoted descriptor, one with any entry, or a promoted one in the fifth argument |
 //! | `offered` | for a promoted descriptor, or while stores await their times: the hook's answer or, if it has none, libc's |
+//! | `answered` | as `offered`, of what is no cancellation point |
 //! | `after` | call libc, then the hook with the first three arguments and a non-negative result; what it returns is returned |
 //! | `opens` | as `after`; in the modes that stage a first hook looks before, and may change the arguments, and a last one ends what it began; one that the kernel refused is looked at before |
 //! | `creates` | jump to the stub of `open`, with the flags of `creat` |
@@ -583,6 +584,14 @@ macro_rules! stub {
     };
 
     (offered $name:ident $hook:path) => {
+        stub!(@offered $name $hook, $crate::signal::mask::testcancel);
+    };
+
+    (answered $name:ident $hook:path) => {
+        stub!(@offered $name $hook, $crate::signal::mask::no_point);
+    };
+
+    (@offered $name:ident $hook:path, $point:path) => {
         stub!(@common $name);
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
@@ -609,7 +618,7 @@ macro_rules! stub {
                 "push rcx",
                 "push rcx",
                 ".cfi_adjust_cfa_offset 40",
-                "call {testcancel}",
+                "call {point}",
                 "mov rcx, qword ptr [rsp + 8]",
                 "mov rdx, qword ptr [rsp + 16]",
                 "mov rsi, qword ptr [rsp + 24]",
@@ -630,7 +639,7 @@ macro_rules! stub {
                 max = const $crate::fds::LIMIT,
                 table = sym $crate::fds::TABLE,
                 candidate = const $crate::fds::CANDIDATE,
-                testcancel = sym $crate::signal::mask::testcancel,
+                point = sym $point,
                 pass = const $crate::data::PASS,
                 hook = sym $hook,
                 real = sym REAL,

@@ -114,6 +114,7 @@ calls! {
     prlimit = SYS_prlimit64(pid, resource, new, old);
     rt_sigprocmask = SYS_rt_sigprocmask(how, set, old, size);
     rt_tgsigqueueinfo = SYS_rt_tgsigqueueinfo(process, thread, signal, info);
+    sigaltstack = SYS_sigaltstack(new, old);
     waitid = SYS_waitid(kind, id, info, options, usage);
     tgkill = SYS_tgkill(process, thread, signal);
     getpid = SYS_getpid();

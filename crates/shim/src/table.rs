@@ -142,12 +142,12 @@ interpose! {
     before login_tty (descriptors::before_login);
 
     // Holes may follow.
-    offered ftruncate (data::ftruncate);
-    offered ftruncate64 (data::ftruncate);
+    answered ftruncate (data::ftruncate);
+    answered ftruncate64 (data::ftruncate);
     offered fallocate (data::fallocate);
     offered fallocate64 (data::fallocate);
-    offered posix_fallocate (data::posix_fallocate);
-    offered posix_fallocate64 (data::posix_fallocate);
+    answered posix_fallocate (data::posix_fallocate);
+    answered posix_fallocate64 (data::posix_fallocate);
     replace truncate (names::truncate);
     alias truncate64 (names::truncate);
 

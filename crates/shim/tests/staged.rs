@@ -16,6 +16,8 @@ mod built;
 mod children;
 #[path = "../../../tests/compiled.rs"]
 mod compiled;
+#[path = "staged/corners.rs"]
+mod corners;
 #[path = "staged/crowd.rs"]
 mod crowd;
 #[path = "staged/declared.rs"]

@@ -111,6 +111,11 @@ extern "C" fn admit(fd: c_int) -> usize {
     usize::from(fds::promoted(fd).is_some_and(|ofd| ofd.writer().is_some_and(Writer::is_kernels)))
 }
 
+/// The same for a call that is made by its number, and no cancellation point.
+pub(crate) fn may_be_served(fd: c_int) -> bool {
+    admit(fd) != 0
+}
+
 unsafe extern "C" {
     fn pthread_testcancel();
 }
@@ -160,6 +165,9 @@ pub(crate) unsafe extern "C" fn checkpoint() {
         testcancel = sym testcancel,
     )
 }
+
+/// Stands for `testcancel` in the stub of what libc makes no cancellation point.
+pub(crate) extern "C" fn no_point() {}
 
 /// libc's `pthread_testcancel`, unless there is no other thread that could have cancelled this one.
 #[unsafe(naked)]

@@ -6,6 +6,7 @@
 
 use super::Doubt;
 use crate::data::{self, Vector};
+use crate::signal::mask;
 use crate::stage::Staged;
 use crate::sys;
 use adit_store::staged::Place;
@@ -37,9 +38,18 @@ impl Buffers {
         Self::into(at.cast_mut(), len)
     }
 
-    /// Nothing is to be moved, so no state matters.
+    /// Nothing is to be moved, or the kernel refuses it without a look at the file: no state matters.
     pub(super) fn is_empty(&self) -> bool {
-        matches!(self, Self::One(one) if one.iov_len == 0)
+        match *self {
+            Self::One(one) => one.iov_len == 0,
+            Self::Many(_, listed) if !(0..=libc::UIO_MAXIOV).contains(&listed) => true,
+            // What blocks the signals is the kernel's to look at.
+            Self::Many(_, listed) if listed > 0 && !mask::faults_open() => false,
+            Self::Many(parts, listed) => (0..listed as usize).all(|nth| {
+                let mut part = [data::NO_PART];
+                data::copy_parts(parts.wrapping_add(nth), &mut part) == Some(0)
+            }),
+        }
     }
 
     /// The kernel's read; at its own offset where `at` is -1.
@@ -126,7 +136,7 @@ pub(super) fn with_parts<A: Copy, T>(
         Buffers::Many(parts, listed) => (*parts, *listed),
     };
     let filled = |part: &libc::iovec| (address(part.iov_base), part.iov_len);
-    if listed > Vector::MOST as i32 && listed <= libc::UIO_MAXIOV {
+    if listed > Vector::MOST as i32 {
         // Memory may be taken: handlers of signals wait until this is over.
         let mut copied = vec![data::NO_PART; listed as usize];
         let total = data::copy_parts(parts, &mut copied).ok_or(Doubt::Unserved)?;

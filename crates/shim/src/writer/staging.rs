@@ -15,7 +15,7 @@ use crate::appends::Trial;
 use crate::children::To;
 use crate::fresh::Fresh;
 use crate::ofd::Ofd;
-use crate::signal::engine;
+use crate::signal::{self, engine};
 use crate::stage::{self, Entry, Refusal, Staged};
 use crate::{appends, declared, descriptors, init, process, together};
 use adit_store::registry::Reason;
@@ -66,8 +66,13 @@ impl Writer {
 
     /// Whether others have a declared file staged.
     pub(super) fn is_staged_by_others(&self, fd: i32) -> bool {
-        let entry = self.entry.get_or_init(|| Entry::of(fd).map(Box::new));
-        entry.as_ref().is_some_and(|entry| entry.is_staged(fd))
+        if self.entry.get().is_none() {
+            // Not while the cell is being filled: a child that is forked meanwhile would wait for its parent's thread.
+            let entry = Entry::of(fd).map(Box::new);
+            let _ = self.entry.set(entry);
+        }
+        let entry = self.entry.get().and_then(Option::as_ref);
+        entry.is_some_and(|entry| entry.is_staged(fd))
     }
 
     /// Of a declared file that is fresh here: if others have it staged, it is staged here as well, or watched.
@@ -258,8 +263,9 @@ impl Writer {
                 {
                     self.lend_out(ofd, fd, To::Children, Reason::SharedOffset);
                 }
+                Err(stage::CRAMPED) if self.must_stage() => return refused,
                 Err(refusal) if self.must_stage() => return Err(Unstaged::Refused(refusal)),
-                Err(stage::NO_MONITOR) => self.put_off(&mut state, ofd, fd),
+                Err(stage::NO_MONITOR | stage::CRAMPED) => self.put_off(&mut state, ofd, fd),
                 Err(refusal) => {
                     self.bar(fd).map_err(Unstaged::Failed)?;
                     ofd.hand_over_offset(fd);
@@ -287,6 +293,9 @@ impl Writer {
     }
 
     fn take(&self, ofd: &Ofd, fd: i32) -> Result<Staged, Refusal> {
+        if signal::is_cramped() {
+            return Err(stage::CRAMPED);
+        }
         if self.trial.is_some() && !(appends::asked().is_some() && ofd.take_offset(fd)) {
             return Err(libc::EOPNOTSUPP);
         }

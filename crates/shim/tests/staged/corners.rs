@@ -1,0 +1,73 @@
+//! What moves nothing, is refused, or is no cancellation point: answers and bytes are the kernel's, and the file stays
+//! staged.
+
+use super::*;
+
+/// What a program says and leaves, and whether the file was staged at the end of the case.
+fn case(place: &Place, program: &Path, mode: Option<&str>, case: &str) -> (String, String, bool) {
+    let _ = fs::remove_file(place.file());
+    let mut command = place.command(program, mode);
+    let output = run(command.arg(case).arg(place.file()));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let complained = text(&output.stderr);
+    assert!(matches!(&*complained, "" | "staged\n"), "{complained}");
+    (
+        text(&output.stdout),
+        place.content(),
+        !complained.is_empty(),
+    )
+}
+
+#[track_caller]
+fn agree(name: &str, what: &str, stays: bool) {
+    let Some(place) = Place::new(name) else {
+        return;
+    };
+    let program = place.compile("corners");
+    let plain = case(&place, &program, None, what);
+    for mode in ALL {
+        let words = match mode {
+            _ if !stays || !stages_here(mode) || mode == APPENDS => mode.to_owned(),
+            mode => format!("{mode} ADIT_REQUIRE=1"),
+        };
+        let (said, left, staged) = case(&place, &program, Some(&words), what);
+        assert_eq!((&said, &left), (&plain.0, &plain.1), "{words}");
+        if stays && stages_here(mode) {
+            assert!(staged, "{words}");
+        }
+    }
+}
+
+#[test]
+fn what_moves_nothing_leaves_a_file_staged() {
+    agree("nothing", "nothing", true);
+}
+
+#[test]
+fn messages_without_descriptors_leave_a_file_staged() {
+    agree("messages", "messages", true);
+}
+
+#[test]
+fn what_is_asked_of_a_descriptor_by_number_leaves_it_staged() {
+    agree("flags", "flags", true);
+    agree("names", "names", false);
+}
+
+/// A fault that cannot be handled is the kernel's to find.
+#[test]
+fn a_bad_address_by_number_is_an_error() {
+    agree("address", "address", false);
+}
+
+#[test]
+fn a_cut_is_no_cancellation_point() {
+    agree("points", "points", false);
+}
+
+/// What staging a file takes, the stack of a handler may not have: the kernel writes, and overwrites nothing beside it.
+#[test]
+fn a_handler_on_a_small_stack_overwrites_nothing() {
+    agree("stack", "stack", false);
+    agree("further", "further", true);
+}
