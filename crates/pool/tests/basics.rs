@@ -2,7 +2,7 @@
 
 mod common;
 
-use adit_pmem::Medium as _;
+use adit_pmem::{Medium as _, OutOfRange};
 use adit_pool::layout::{FileEntry, Geometry, Slot};
 use adit_pool::{Error, Extent, LocalLocks, Op, PUBLISHER, Pool, When};
 use adit_sim::SimMedium;
@@ -325,6 +325,99 @@ fn what_the_next_record_is_chained_to_stays() {
             assert_eq!(left, b"published, and on", "boot {again}");
         }
     }
+}
+
+/// A medium on which something happens beside whoever reads a place for the first time.
+struct Beside {
+    medium: Memory,
+    place: u64,
+    happens: std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl adit_pmem::Medium for Beside {
+    fn size(&self) -> u64 {
+        self.medium.size()
+    }
+    fn load(&self, offset: u64) -> Result<u64, OutOfRange> {
+        self.medium.load(offset)
+    }
+    fn store(&self, offset: u64, value: u64) -> Result<(), OutOfRange> {
+        self.medium.store(offset, value)
+    }
+    fn compare_exchange(
+        &self,
+        offset: u64,
+        current: u64,
+        new: u64,
+    ) -> Result<Result<u64, u64>, OutOfRange> {
+        self.medium.compare_exchange(offset, current, new)
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
+        if offset == self.place
+            && let Some(happens) = self.happens.lock().unwrap().take()
+        {
+            happens();
+        }
+        self.medium.read(offset, into)
+    }
+    fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
+        self.medium.write_streaming(offset, from)
+    }
+    fn flush(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
+        self.medium.flush(offset, len)
+    }
+    fn fence(&self) {
+        self.medium.fence();
+    }
+}
+
+/// Who looks at the logs has no lock: bytes that a relink exchanges just then are no damage, and what they lie in is not
+/// free.
+#[test]
+fn a_relink_beside_a_look_is_no_damage() {
+    let medium = Memory::new(&vec![0; tiny_size(12) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let locks = LocalLocks::default();
+    let pool = open(medium.clone(), &locks, boot(1)).unwrap();
+    let (one, publisher) = (pool.attach().unwrap(), pool.attach().unwrap());
+    let file = one.enter_file(&name(1)).unwrap();
+    one.lock_file(file).unwrap().set_end(0).unwrap();
+    // Where a chunk begins a walk may look anyway.
+    one.alloc(64).unwrap();
+    let op = fill(&one, 0, &[7; 4096]).unwrap();
+    let Op::Write { extent, .. } = op else {
+        panic!("{op:?}");
+    };
+    let last = one.lock_file(file).unwrap().append(&op, When::Now).unwrap();
+    // What the next record will be chained to stays anyway: another one, whose bytes are in another chunk.
+    stage(&one, file, 4096, &[8; 8192], When::Now).unwrap();
+    one.detach().unwrap();
+
+    let relinks = {
+        let medium = medium.clone();
+        move || {
+            let intent = adit_pool::Intent {
+                file_offset: 0,
+                pool_offset: extent.offset,
+                len: extent.len,
+                data_crc: crc32c::crc32c(&[7; 4096]),
+            };
+            let mut guard = publisher.lock_file(file).unwrap();
+            guard.intend(last, &[intent]).unwrap();
+            medium.write_streaming(extent.offset, &[0; 4096]).unwrap();
+            drop(guard);
+            std::mem::forget(publisher);
+        }
+    };
+    let beside = Beside {
+        medium,
+        place: extent.offset,
+        happens: std::sync::Mutex::new(Some(Box::new(relinks))),
+    };
+    let looks = open(beside, &locks, boot(1)).unwrap().attach().unwrap();
+    let released = looks.release_orphans().unwrap();
+    assert!(looks.pool().medium().happens.lock().unwrap().is_none());
+    assert_eq!((released.kept, released.chunks), (3, 0));
 }
 
 /// A record that is durable by itself counts only if the one before it is there, which may not count. So that stays in the

@@ -126,10 +126,19 @@ impl<M: Medium> Pool<M> {
         let first = self.verdict(&sound, retired, found);
         let mut complete = Vec::with_capacity(sound.len());
         let without = self.without_bytes(&sound, &first.states, sealed, found)?;
+        let differs = |(_, reason): &(usize, Rejection)| *reason == Rejection::DataMismatch;
+        let handed_over = if without.iter().any(differs) {
+            self.handed_over_by_now(file)
+        } else {
+            0
+        };
         let mut without = without.into_iter().peekable();
         for (nth, i) in sound.iter().enumerate() {
             match without.next_if(|(missing, _)| *missing == nth) {
                 None => complete.push(*i),
+                Some((_, Rejection::DataMismatch)) if found.items[*i].seq <= handed_over => {
+                    complete.push(*i);
+                }
                 Some((_, Rejection::DataMismatch)) if self.was_cut_off(&sound, nth, found) => {
                     found.reject(place(&found.items[*i]), Rejection::TornData);
                 }
@@ -148,6 +157,19 @@ impl<M: Medium> Pool<M> {
             sound: complete,
             relinks,
         }))
+    }
+
+    /// Up to which record a file's may have got other bytes while they were looked at: a relink beside us says so before
+    /// it hands any over.
+    fn handed_over_by_now(&self, file: FileRef) -> u64 {
+        match self.live_entry(file) {
+            Ok(entry) => [entry.sealed, entry.retired]
+                .map(|mark| checked_value(mark, file.id).unwrap_or(0))
+                .into_iter()
+                .fold(0, u64::max),
+            Err(Error::Forgotten) => u64::MAX,
+            Err(_) => 0,
+        }
     }
 
     /// Decides about the sound records of a file.

@@ -300,11 +300,14 @@ impl Held {
             match staged.publish(self.scope()) {
                 Err(Error::Publishing { .. } | Error::Contended) => adit_pmem::rest(PAUSE),
                 Err(error) if !is_gone(&error) => return Err(error),
-                _ => break,
+                _ => {
+                    self.give_up();
+                    return Ok(true);
+                }
             }
         }
-        self.give_up();
-        Ok(true)
+        // What is not published nobody may miss who has not declared the file.
+        Err(Error::Contended)
     }
 
     /// Whether the lease is held and nobody waits for it.
