@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering;
 
 use super::board::Words;
 use super::error::{Error, Result, is_pressure};
-use super::file::StagedFile;
+use super::file::{StagedFile, Waiting};
 use super::memory::{Cursor, total};
 use super::recycle::Covered;
 use crate::clock;
@@ -464,11 +464,13 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     fn show(&self, guard: &FileGuard<'_, M>, seq: u64, ops: &[ReplayOp], time: u64) -> Result<()> {
         guard.set_modified(time)?;
         let waits = self.waits_after_lock();
+        let word = self.followed.load(Ordering::Relaxed);
         let mut view = self.change();
         let nothing_before = !view.has_uncommitted();
         for op in ops {
             if waits {
-                view.waiting.push_back((seq, *op));
+                let op = *op;
+                view.waiting.push_back(Waiting { seq, op, word });
             } else {
                 view.record(seq, op);
             }

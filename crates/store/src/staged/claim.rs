@@ -29,6 +29,11 @@ pub(super) fn relinked_between(word: u64, other: u64) -> bool {
     (word ^ other) & (RELINKS | RELINKING) != 0
 }
 
+/// Whether somebody has claimed the file between two looks at the publishing word.
+pub(super) fn claimed_between(word: u64, other: u64) -> bool {
+    (word ^ other) & CLAIMS != 0
+}
+
 /// The word when a relink is over, and nobody publishes.
 pub(super) fn relinked(word: u64) -> u64 {
     let count = word.wrapping_add(1 << 40) & RELINKS;

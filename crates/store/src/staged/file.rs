@@ -14,7 +14,7 @@ use adit_pool::{
 use rustix::fs::Timespec;
 
 use super::board::Board;
-use super::claim::is_relinking;
+use super::claim::{claimed_between, is_relinking};
 use super::error::{Error, Result};
 use super::overlay::Overlay;
 use super::publish::Scope;
@@ -291,6 +291,14 @@ pub struct StagedFile<M: Medium, B: BaseFile> {
     pub(super) room: Room,
 }
 
+/// An operation that is logged and not shown.
+pub(super) struct Waiting {
+    pub(super) seq: u64,
+    pub(super) op: ReplayOp,
+    /// The publishing word when it was logged: no claim that it counts covers the operation.
+    pub(super) word: u64,
+}
+
 /// The log of the file as this process knows it.
 pub(super) struct View {
     /// Operations that are not retired, oldest first.
@@ -298,7 +306,7 @@ pub(super) struct View {
     /// What they amount to.
     pub(super) overlay: Overlay,
     /// Operations behind those that are logged and not shown: their threads wait for a device.
-    pub(super) waiting: VecDeque<(u64, ReplayOp)>,
+    pub(super) waiting: VecDeque<Waiting>,
     /// Size of the base file as we left it.
     pub(super) base_size: u64,
     /// The last record that a crash of the system cannot take back.
@@ -337,14 +345,23 @@ impl View {
 
     /// The last operation that is logged and not shown.
     pub(super) fn last_waiting(&self) -> Option<u64> {
-        self.waiting.back().map(|(seq, _)| *seq)
+        self.waiting.back().map(|last| last.seq)
+    }
+
+    /// The last operation that waits, when somebody has claimed the file since the first one was logged. If that was
+    /// another process, it has found them in the log and may have written them to the base file.
+    pub(super) fn claimed_waiting(&self, word: u64) -> Option<u64> {
+        let first = self.waiting.front()?;
+        claimed_between(first.word, word)
+            .then(|| self.last_waiting())
+            .flatten()
     }
 
     /// Shows operations up to `seq`, which are durable and count at once.
     pub(super) fn reveal(&mut self, seq: u64) {
         let nothing_before = !self.has_uncommitted();
-        while let Some((own, op)) = self.waiting.pop_front_if(|(waiting, _)| *waiting <= seq) {
-            self.record(own, &op);
+        while let Some(next) = self.waiting.pop_front_if(|next| next.seq <= seq) {
+            self.record(next.seq, &next.op);
         }
         self.durable = self.durable.max(seq);
         self.is_committed(seq, nothing_before);

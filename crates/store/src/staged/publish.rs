@@ -387,8 +387,10 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 
     /// What is to be published, now that the claim is ours and nobody else retires any more.
     ///
-    /// The claim has moved the publishing word under the same lock. So a reader that does not see the
-    /// move looked at the overlay before, or sees all of these records in it.
+    /// The claim has moved the publishing word under the same lock, and all of these records were logged
+    /// before. So a reader that does not see the move when it begins sees it after its copy; and one that
+    /// does sees as well that its overlay lacks some of them, and brings it up to date before it looks
+    /// ([`StagedFile::current`]).
     fn aim(&self, guard: &mut FileGuard<'_, M>, scope: Scope) -> Result<Option<Target>> {
         self.follow(guard)?;
         if scope == Scope::Alone && guard.version()? & SHARED != 0 {
@@ -454,8 +456,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     pub(super) fn leave_out(&self, retired: u64) -> Result<()> {
         let oldest = {
             let view = self.look();
-            let oldest = view.ops.front().or(view.waiting.front());
-            oldest.map(|(seq, _)| *seq)
+            let shown = view.ops.front().map(|(seq, _)| *seq);
+            shown.or(view.waiting.front().map(|first| first.seq))
         };
         if oldest.is_some_and(|seq| seq <= retired) {
             let gone = self.drop_up_to(retired, self.base.size()?);

@@ -6,8 +6,12 @@
 //! shows in a number that moves before: the publishing word of the file, in the pool, which publishers
 //! of all processes move; and the epoch of this process, which alone gives its own space back. A reader
 //! that finds either moved after its copy throws the copy away. Where staged bytes themselves went to the
-//! base file, the publishing word says that too, and the reader throws away what it knew. What else other
-//! programs may have done to a file that is shared stands in `shared.rs`. One that finds
+//! base file, the publishing word says that too, and the reader throws away what it knew.
+//!
+//! All that holds of an overlay that has whatever a publisher may have written before. So a reader looks
+//! at the publishing word first, and then whether its overlay lacks anything that was logged by then: what
+//! other programs have done to a file that is shared (`shared.rs`), and what this process has logged and
+//! waits with for the device, when somebody has claimed the file since. One that finds
 //! the file taken away (everything is in the base file, and others may be writing there by now) says so
 //! instead.
 //!
@@ -17,17 +21,17 @@
 //! promise about them.
 #![allow(unsafe_code)]
 
-use std::sync::atomic::Ordering;
-
 use adit_pmem::copy::guarded_copy;
 use adit_pmem::{BaseFile, Medium};
 use rustix::io::Errno;
 
-use super::claim::relinked_between;
 use super::error::{Error, Result};
 use super::file::StagedFile;
 use super::memory::{Cursor, total};
 use super::overlay::{Piece, Source};
+use super::shared::Mark;
+#[cfg(test)]
+use super::shared::planted;
 
 /// Zeros to copy from.
 static ZEROS: [u8; 4096] = [0; 4096];
@@ -46,6 +50,14 @@ const NO_PIECE: Piece = Piece {
 
 /// A program's buffers, which a read fills.
 type Into<'a> = Cursor<'a, *mut u8>;
+
+/// What a copy is held against: where any of it has moved, the copy is thrown away.
+struct Held {
+    epoch: u64,
+    /// The publishing word.
+    word: u64,
+    mark: Mark,
+}
 
 /// The pieces of a range.
 struct Pieces {
@@ -101,7 +113,6 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     ///
     /// As for [`StagedFile::read_into`], of each buffer.
     pub unsafe fn readv_into(&self, offset: u64, into: &[(*mut u8, usize)]) -> Result<usize> {
-        self.catch_up()?;
         let mut in_vain = 0_u64;
         let mut pin = None;
         loop {
@@ -118,7 +129,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         }
     }
 
-    /// One attempt; `None` when a publisher moved, and the copy may be torn.
+    /// One attempt; `None` when a publisher moved, and the copy may be torn, or when something had to become
+    /// durable before it could be shown.
     ///
     /// # Safety
     ///
@@ -131,20 +143,10 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         // A child would read on from what it inherited, past whatever its parent does.
         self.stage.attachment().ensure_current()?;
         let len = total(into).unwrap_or(isize::MAX as usize);
-        let before = (self.reuse.epoch(), self.version()?);
-        if relinked_between(before.1, self.followed.load(Ordering::Relaxed)) {
-            // Bytes that the overlay may name went to the base file, or go there right now.
-            drop(self.lock()?);
-            return Ok(None);
-        }
-        let Some(mark) = self.mark_to_hold()? else {
-            drop(self.lock()?);
+        let mut pieces = Pieces::new();
+        let Some(held) = self.resolve(offset, len as u64, &mut pieces)? else {
             return Ok(None);
         };
-        let mut pieces = Pieces::new();
-        self.look()
-            .overlay
-            .resolve(offset, len as u64, |piece| pieces.push(piece));
         let mut into = Cursor::new(into);
         let mut done = 0;
         let mut copied = Ok(());
@@ -156,19 +158,43 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             }
             done += piece.len as usize;
         }
-        let unmoved = self.reuse.is_still(before.0);
+        let unmoved = self.reuse.is_still(held.epoch);
         // Before any error is believed: the base file may have gone the way of others.
         self.stage
             .attachment()
             .pool()
             .ensure_not_forgotten(self.file)?;
-        let unmoved = unmoved && self.version()? == before.1 && self.holds(mark)?;
+        let unmoved = unmoved && self.version()? == held.word && self.holds(held.mark)?;
         copied?;
         Ok(unmoved.then_some(done))
     }
 
+    /// The pieces of a range, and what a copy of them is held against. The word is looked at first, so that the overlay
+    /// has everything that publishers up to then may have written to the base file. `None` where some of it is what
+    /// this process waits with: it waits for the device as well then, and not under the file's lock.
+    fn resolve(&self, offset: u64, len: u64, pieces: &mut Pieces) -> Result<Option<Held>> {
+        let (word, guard) = self.current()?;
+        let held = Held {
+            epoch: self.reuse.epoch(),
+            word,
+            mark: self.mark_to_hold(word),
+        };
+        let view = self.look();
+        let waiting = view.claimed_waiting(word);
+        #[cfg(test)]
+        let waiting = waiting.filter(|_| !planted::is(planted::Blind::Waiting));
+        let Some(last) = waiting else {
+            view.overlay
+                .resolve(offset, len, |piece| pieces.push(piece));
+            return Ok(Some(held));
+        };
+        drop((view, guard));
+        self.settle_up_to(last)?;
+        Ok(None)
+    }
+
     /// What moves before bytes of the base file change that a reader may be copying.
-    fn version(&self) -> Result<u64> {
+    pub(super) fn version(&self) -> Result<u64> {
         Ok(self.stage.attachment().pool().version(self.file)?)
     }
 

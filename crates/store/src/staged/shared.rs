@@ -6,7 +6,10 @@
 //!
 //! - **a reader asks two words of the file's entry first**: the number of its last record, and the mark up
 //!   to which records are retired. If they are not those that its overlay knows, it takes the lock and
-//!   follows. So it sees every write that was acknowledged before it began;
+//!   follows. So it sees every write that was acknowledged before it began. It asks at each attempt anew,
+//!   and after it has looked at the publishing word: whoever has claimed the file by then has logged
+//!   before what he writes to the base file, and an overlay without that would tell old bytes beside
+//!   new ones;
 //! - **it asks for the mark again after its copy**: who sees his records retired fills their pages anew,
 //!   and is another process, whose epoch is not ours ([`super::reuse`]). Whoever has copied any of the new
 //!   bytes finds that the mark has moved;
@@ -19,8 +22,9 @@
 use std::sync::atomic::Ordering;
 
 use adit_pmem::{BaseFile, Medium};
-use adit_pool::SHARED;
+use adit_pool::{FileGuard, SHARED};
 
+use super::claim::relinked_between;
 use super::error::Result;
 use super::file::{StagedFile, View, lock};
 
@@ -62,9 +66,10 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         matches!(live, Err(adit_pool::Error::Forgotten))
     }
 
-    /// Whether others may have written or published what the overlay does not show.
-    pub(super) fn is_behind(&self) -> Result<bool> {
-        if !self.is_shared()? {
+    /// Whether others may have written or published what the overlay does not show, up to when the publishing word was
+    /// `word`.
+    fn is_behind(&self, word: u64) -> Result<bool> {
+        if word & SHARED == 0 {
             return Ok(false);
         }
         let last = self.stage.attachment().pool().last_seq(self.file)?;
@@ -78,10 +83,24 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     pub(super) fn catch_up(&self) -> Result<()> {
         // In a child the overlay is the parent's.
         self.stage.attachment().ensure_current()?;
-        if self.is_behind()? {
+        if self.is_behind(self.version()?)? {
             drop(self.lock()?);
         }
         Ok(())
+    }
+
+    /// The publishing word, with an overlay that lacks nothing which whoever published up to then may have done; but for
+    /// what this process waits with ([`View::claimed_waiting`]). Where it was behind, with the lock, to be held until the
+    /// overlay was looked at: where others write without a pause, it would be behind again.
+    pub(super) fn current(&self) -> Result<(u64, Option<FileGuard<'_, M>>)> {
+        let word = self.version()?;
+        // Bytes that the overlay may name went to the base file, or go there right now.
+        let relinked = relinked_between(word, self.followed.load(Ordering::Relaxed));
+        if !relinked && !self.is_behind(word)? {
+            return Ok((word, None));
+        }
+        let guard = self.lock()?;
+        Ok((guard.version()?, Some(guard)))
     }
 
     /// The word up to which records are retired, as it is seen.
@@ -94,15 +113,13 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         Ok(mark)
     }
 
-    /// What has to be the same after a copy. Of a shared file the overlay has to have followed it, or pages
-    /// that it names may be anybody's already.
-    pub(super) fn mark_to_hold(&self) -> Result<Option<Mark>> {
-        if !self.is_shared()? {
-            return Ok(Some(Mark::NONE));
+    /// What has to be the same after a copy: the mark that the overlay has followed. Pages that it names may be anybody's
+    /// once that moves.
+    pub(super) fn mark_to_hold(&self, word: u64) -> Mark {
+        if word & SHARED == 0 {
+            return Mark::NONE;
         }
-        let mark = self.mark()?;
-        let followed = self.followed_mark.load(Ordering::Acquire) == mark;
-        Ok(followed.then_some(Mark(mark)))
+        Mark(self.followed_mark.load(Ordering::Acquire))
     }
 
     /// Whether nothing was retired since.
@@ -169,6 +186,8 @@ pub(super) mod planted {
         Last,
         /// At the mark up to which records are retired.
         Mark,
+        /// At what waits for the device.
+        Waiting,
     }
 
     thread_local!(static BLIND: Cell<Blind> = const { Cell::new(Blind::No) });
@@ -193,11 +212,11 @@ pub(super) mod planted {
         }
     }
 
+    pub(in crate::staged) fn is(blind: Blind) -> bool {
+        BLIND.get() == blind
+    }
+
     pub(super) fn unless(blind: Blind, word: u64, otherwise: u64) -> u64 {
-        if BLIND.get() == blind {
-            otherwise
-        } else {
-            word
-        }
+        if is(blind) { otherwise } else { word }
     }
 }

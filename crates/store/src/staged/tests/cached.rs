@@ -10,7 +10,10 @@ use adit_pool::layout::Record;
 use adit_sim::{Failure, History, Report, enumerate, replay};
 
 use super::crashes::{boot_of, judge, recovered, tell};
+use super::reads::Middle;
 use super::*;
+use crate::staged::claim::Claim;
+use crate::staged::shared::planted::{self, Blind};
 
 use Step::{
     Append, Fsync, Publish, PublishCommitted, Show, TakeAway, TakeAwayByOther, Truncate, Write,
@@ -322,6 +325,8 @@ fn a_forgotten_fence_is_found() {
         }
     }
 }
+
+const PAGE: usize = 4096;
 
 type Staged = StagedFile<Watched, SimFile>;
 
@@ -653,7 +658,6 @@ fn a_write_that_forgets_the_one_before_is_found() {
 /// is published.
 #[test]
 fn covered_pages_keep_their_bytes_behind_the_page_cache() {
-    const PAGE: usize = 4096;
     let steps = [
         Write(0, PAGE),
         Write(0, PAGE),
@@ -668,6 +672,130 @@ fn covered_pages_keep_their_bytes_behind_the_page_cache() {
         match run(&name, &steps, mode, 2_000, u64::MAX) {
             Ok(report) => println!("{name}: {report}"),
             Err(failure) => panic!("{name}: {failure}"),
+        }
+    }
+}
+
+/// What another program does with what it finds in the log while its writer waits for the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Finds {
+    /// Writes it to the base file.
+    Shows,
+    /// Publishes it.
+    Publishes,
+    /// Has written a half of it to the base file.
+    Folds,
+    /// The same, and a thread of the writer's has had the file's lock since.
+    FoldsFollowed,
+}
+
+impl Finds {
+    fn does(self, theirs: &Staged, ours: &Staged) {
+        let attachment = theirs.stage.attachment();
+        match self {
+            Self::Shows => theirs.show_committed().expect("show"),
+            Self::Publishes => drop(theirs.publish(Scope::Everything).expect("publish")),
+            Self::Folds | Self::FoldsFollowed => {
+                let guard = theirs.lock().expect("lock");
+                std::mem::forget(Claim::take(attachment, &guard).expect("claim"));
+                let base = theirs.base();
+                base.write_at(PAGE as u64, &[3; PAGE]).expect("write");
+            }
+        }
+        if self == Self::FoldsFollowed {
+            drop(ours.lock().expect("lock"));
+        }
+    }
+}
+
+/// What a read finds of a file whose first page is staged, while a write of two pages waits for the device, and another
+/// program has found that in the log.
+fn read_what_was_found(mode: Mode, shared: bool, finds: Finds, blind: Blind) -> Vec<u8> {
+    let world = World::new(tiny_size(24));
+    world.put_behind_page_cache(TINY.header_len());
+    create_pool(&world, boot(1));
+    let file = world.create("dir/file").expect("create");
+    file.write_at(0, &[1; 2 * PAGE]).expect("write");
+    let middle = Middle::default();
+    let fence = {
+        let middle = middle.clone();
+        move |medium: &SimMedium| {
+            middle.happens();
+            medium.fence();
+        }
+    };
+    let medium = Watched {
+        medium: world.medium(),
+        fence: Box::new(fence),
+        refuses: AtomicBool::new(false),
+    };
+    let pool = open_pool(medium, boot(1)).expect("open");
+    let stage = Stage::new(pool.attach().expect("attach"));
+    let other = Stage::new(pool.attach().expect("attach"));
+    let ours =
+        Arc::new(StagedFile::open(&stage, &name_of(&file), file.clone(), mode).expect("stage"));
+    // The chunks of log and data are leased from here on.
+    ours.write_at(0, &[7; 2 * PAGE]).expect("write");
+    ours.write_at(0, &[[2; PAGE], [1; PAGE]].concat())
+        .expect("write");
+    ours.publish(Scope::Everything).expect("publish");
+    ours.write_at(0, &[2; PAGE]).expect("write");
+    let entry = ours.file();
+    let open = {
+        let (other, file) = (Arc::clone(&other), file.clone());
+        move || StagedFile::open_entry(&other, entry, file, mode).expect("stage")
+    };
+    let watcher = shared.then(|| {
+        let theirs = open.clone()();
+        theirs.share().expect("share");
+        theirs
+    });
+    let found = Arc::new(OnceLock::new());
+    middle.set({
+        let (ours, found) = (Arc::clone(&ours), Arc::clone(&found));
+        move || {
+            assert!(ours.look().last_waiting().is_some(), "nothing waits");
+            let theirs = watcher.unwrap_or_else(open);
+            drop(theirs.lock().expect("lock"));
+            finds.does(&theirs, &ours);
+            planted::be(blind);
+            found.set(read_all(&ours)).expect("once");
+            planted::be(Blind::No);
+        }
+    });
+    ours.write_at(0, &[3; 2 * PAGE]).expect("write");
+    assert_eq!(read_all(&ours), [3; 2 * PAGE]);
+    found.get().expect("nothing waited").clone()
+}
+
+/// A write that waits for the device is not in the overlay of its process, and may be in the base file: another program
+/// has found it in the log. A read sees all of it, or nothing.
+#[test]
+fn what_waits_for_the_device_and_was_published_is_seen_whole() {
+    let before = [[2; PAGE], [1; PAGE]].concat();
+    let after = vec![3; 2 * PAGE];
+    let all = [
+        Finds::Shows,
+        Finds::Publishes,
+        Finds::Folds,
+        Finds::FoldsFollowed,
+    ];
+    for mode in [Mode::Sync, Mode::Strict] {
+        for shared in [false, true] {
+            for finds in all {
+                let name = format!("{mode:?}, shared {shared}: {finds:?}");
+                let read = read_what_was_found(mode, shared, finds, Blind::No);
+                assert!(read == before || read == after, "{name}");
+                // Who sees the mark of a shared file move shows what waits and is retired.
+                if shared && finds == Finds::Publishes {
+                    continue;
+                }
+                let read = read_what_was_found(mode, shared, finds, Blind::Waiting);
+                assert!(
+                    read != before && read != after,
+                    "{name}: the test shows nothing"
+                );
+            }
         }
     }
 }

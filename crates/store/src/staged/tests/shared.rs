@@ -1,7 +1,10 @@
 //! Several attachments have one file staged at once, and each follows what the others log.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use adit_pmem::OutOfRange;
 use adit_pool::SHARED;
 use adit_sim::{Crash, History, Rng, enumerate};
 
@@ -9,6 +12,7 @@ use super::crashes::{MODES, boot_of, judge, recovered, survives};
 use super::reads::{Middle, SlowMedium};
 use super::together::{geometry, kernel_file, name_at, record};
 use super::*;
+use crate::staged::claim::Claim;
 use crate::staged::file::walks;
 use crate::staged::shared::planted::{self, Blind};
 use crate::testing::Scratch;
@@ -338,7 +342,7 @@ fn a_file_is_shared_in_the_middle_of_a_publication() {
     first.append(b"one").expect("append");
     let attachment = crowd.stages[0].attachment();
     let guard = attachment.lock_file(first.file()).expect("lock");
-    let claim = crate::staged::claim::Claim::take(attachment, &guard).expect("claim");
+    let claim = Claim::take(attachment, &guard).expect("claim");
     drop(guard);
     second.share().expect("share");
     let guard = attachment.lock_file(first.file()).expect("lock");
@@ -430,6 +434,193 @@ fn a_reader_that_does_not_ask_sees_nothing_new() {
     assert_eq!(read_all(&files[1]), b"");
     planted::be(Blind::No);
     assert_eq!(read_all(&files[1]), b"one");
+}
+
+/// What others do in the middle of a read, in turn, each so many steps of it after the one before. A step is a look at a
+/// word, or a copy.
+#[derive(Clone, Default)]
+struct Instants(Arc<Mutex<VecDeque<(u32, Deed)>>>);
+
+/// Whether it could be done: nobody waits here for a lock that the reader holds.
+type Deed = Box<dyn FnMut() -> bool + Send>;
+
+impl Instants {
+    fn next(&self) -> MutexGuard<'_, VecDeque<(u32, Deed)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn steps(&self) {
+        // Not held over the deed.
+        let Some((steps, mut deed)) = self.next().pop_front() else {
+            return;
+        };
+        let left = match steps.checked_sub(1) {
+            Some(left) => Some(left),
+            None if deed() => None,
+            None => Some(0),
+        };
+        if let Some(left) = left {
+            self.next().push_front((left, deed));
+        }
+    }
+}
+
+/// A medium whose user does one step after the other.
+struct Stepping(SimMedium, Instants);
+
+impl Medium for Stepping {
+    medium_of!(0: size store compare_exchange write_streaming flush fence);
+
+    fn load(&self, offset: u64) -> Result<u64, OutOfRange> {
+        self.1.steps();
+        self.0.load(offset)
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
+        self.1.steps();
+        self.0.read(offset, into)
+    }
+}
+
+/// And a base file.
+struct SteppingBase(SimFile, Instants);
+
+impl BaseFile for SteppingBase {
+    base_of!(0: size write_at sync);
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
+        self.1.steps();
+        self.0.read_at(offset, into)
+    }
+}
+
+/// What another program does that has a file staged, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Act {
+    /// Writes two pages, and shows them to those who do not look at the pool.
+    Show(u8),
+    /// Cuts the file, and shows that.
+    Cut,
+    /// Writes two pages, and has written the second one to the base file: it is still publishing.
+    Fold(u8),
+}
+
+impl Act {
+    fn run(self, theirs: &StagedFile<Stepping, SteppingBase>) {
+        match self {
+            Self::Show(byte) | Self::Fold(byte) => theirs.write_at(0, &[byte; 2 * PAGE]),
+            Self::Cut => theirs.truncate(0),
+        }
+        .expect("write");
+        theirs.fsync().expect("fsync");
+        match self {
+            Self::Fold(byte) => {
+                let attachment = theirs.stage.attachment();
+                let guard = attachment.lock_file(theirs.file()).expect("lock");
+                std::mem::forget(Claim::take(attachment, &guard).expect("claim"));
+                let base = theirs.base();
+                base.write_at(PAGE as u64, &[byte; PAGE]).expect("write");
+            }
+            _ => theirs.show_committed().expect("show"),
+        }
+    }
+
+    fn leaves(self) -> Vec<u8> {
+        match self {
+            Self::Show(byte) | Self::Fold(byte) => vec![byte; 2 * PAGE],
+            Self::Cut => Vec::new(),
+        }
+    }
+}
+
+/// One reads two pages, of which the first is staged, and another acts after so many steps: what was read is nothing that
+/// the file ever was, perhaps; and whether the read was so long.
+fn read_while_another_acts(mode: Mode, acts: &[(u32, Act)], blind: Blind) -> (bool, bool) {
+    let world = World::new(tiny_size(24));
+    create_pool(&world, boot(1));
+    let file = world.create("dir/file").expect("create");
+    file.write_at(0, &[1; 2 * PAGE]).expect("write");
+    let locks = LocalLocks::default();
+    let instants = Instants::default();
+    let open = |instants: &Instants| {
+        let medium = Stepping(world.medium(), instants.clone());
+        let pool = Pool::open(medium, Box::new(locks.clone()), boot(1)).expect("open");
+        let stage = Stage::new(pool.attach().expect("attach"));
+        let base = SteppingBase(file.clone(), instants.clone());
+        let staged = StagedFile::open(&stage, &name_of(&file), base, mode).expect("stage");
+        staged.share().expect("share");
+        staged
+    };
+    let (ours, theirs) = (open(&instants), Arc::new(open(&Instants::default())));
+    theirs.write_at(0, &[2; PAGE]).expect("write");
+    let mut states = vec![read_all(&ours)];
+    for &(steps, act) in acts {
+        let theirs = Arc::clone(&theirs);
+        let deed = move || {
+            let attachment = theirs.stage.attachment();
+            let free = attachment
+                .try_lock_file(theirs.file())
+                .expect("lock")
+                .is_some();
+            if free {
+                planted::be(Blind::No);
+                act.run(&theirs);
+                planted::be(blind);
+            }
+            free
+        };
+        instants.next().push_back((steps, Box::new(deed)));
+        states.push(act.leaves());
+    }
+    planted::be(blind);
+    let mut bytes = vec![0; 2 * PAGE];
+    let read = ours.read_at(0, &mut bytes).expect("read");
+    planted::be(Blind::No);
+    bytes.truncate(read);
+    let in_time = instants.next().is_empty();
+    (!states.contains(&bytes), in_time)
+}
+
+/// After how many steps of a read others act, the first such that it sees what the file never was.
+fn torn_read(mode: Mode, first: Act, second: Option<Act>, blind: Blind) -> Option<(u32, u32)> {
+    for before in 0.. {
+        for between in 0.. {
+            let mut acts = vec![(before, first)];
+            acts.extend(second.map(|second| (between, second)));
+            let (is_torn, in_time) = read_while_another_acts(mode, &acts, blind);
+            if is_torn {
+                return Some((before, between));
+            }
+            if !in_time && between == 0 {
+                assert!(before > 5, "the test shows nothing");
+                return None;
+            }
+            if !in_time || second.is_none() {
+                break;
+            }
+        }
+    }
+    None
+}
+
+/// An overlay that lacks what somebody has written to the base file meanwhile tells what the file never was: some bytes
+/// from the pool as they were before, and others from the file as they are now.
+#[test]
+fn a_read_is_one_instant_whatever_another_writes_at_any_step() {
+    let stories = [
+        (Act::Show(3), Some(Act::Show(4))),
+        (Act::Show(3), Some(Act::Cut)),
+        (Act::Cut, Some(Act::Show(3))),
+        (Act::Show(3), Some(Act::Fold(4))),
+        (Act::Fold(3), None),
+    ];
+    for mode in [Mode::Posix, Mode::Strict] {
+        for (first, second) in stories {
+            let torn = torn_read(mode, first, second, Blind::No);
+            assert_eq!(torn, None, "{mode:?}: {first:?}, then {second:?}");
+            let torn = torn_read(mode, first, second, Blind::Last);
+            assert_ne!(torn, None, "a reader that does not ask is not found out");
+        }
+    }
 }
 
 /// Threads with attachments of their own append to one file and read it; somebody publishes and takes it away
