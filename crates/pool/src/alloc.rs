@@ -350,6 +350,21 @@ fn first_run(bits: u64, lines: u32) -> Option<u32> {
     (starts != 0).then(|| starts.trailing_zeros())
 }
 
+fn freed(old: ChunkWord) -> ChunkWord {
+    ChunkWord {
+        kind: ChunkKind::Free,
+        owner: 0,
+        generation: old.generation.wrapping_add(1),
+    }
+}
+
+fn orphaned(old: ChunkWord) -> ChunkWord {
+    ChunkWord {
+        owner: ORPHAN,
+        ..old
+    }
+}
+
 impl<M: Medium> Pool<M> {
     /// The word of a chunk; `None` when it is damaged.
     pub fn chunk_word(&self, chunk: u32) -> Result<Option<ChunkWord>> {
@@ -360,21 +375,26 @@ impl<M: Medium> Pool<M> {
 
     /// Changes a chunk's word if it still is `old`, durably.
     pub(crate) fn change_chunk(&self, chunk: u32, old: ChunkWord, new: ChunkWord) -> Result<bool> {
+        let changed = self.swap_chunk(chunk, old, new)?;
+        if changed {
+            self.fence()?;
+        }
+        Ok(changed)
+    }
+
+    /// [`Pool::change_chunk`], up to the fence.
+    fn swap_chunk(&self, chunk: u32, old: ChunkWord, new: ChunkWord) -> Result<bool> {
         let offset = self.geometry().chunk_word(chunk);
         if self.cas(offset, old.encode(), new.encode())?.is_err() {
             return Ok(false);
         }
-        self.make_durable(offset, 8)?;
+        self.medium().flush(offset, 8)?;
         Ok(true)
     }
 
     /// Leaves a chunk to whoever recovers next, if its word still is `old`.
     pub(crate) fn orphan_chunk(&self, chunk: u32, old: ChunkWord) -> Result<bool> {
-        let orphan = ChunkWord {
-            owner: ORPHAN,
-            ..old
-        };
-        self.change_chunk(chunk, old, orphan)
+        self.change_chunk(chunk, old, orphaned(old))
     }
 
     /// Takes a free chunk. That it holds data has to be durable with the first record that names its
@@ -495,16 +515,7 @@ impl<M: Medium> Pool<M> {
 
     /// Makes a chunk free, if its word still is `old`.
     pub(crate) fn free_chunk(&self, chunk: u32, old: ChunkWord) -> Result<bool> {
-        let generation = old.generation.wrapping_add(1);
-        self.change_chunk(
-            chunk,
-            old,
-            ChunkWord {
-                kind: ChunkKind::Free,
-                owner: 0,
-                generation,
-            },
-        )
+        self.change_chunk(chunk, old, freed(old))
     }
 
     /// Whether no chunk holds data or a log.
@@ -801,14 +812,24 @@ impl<M: Medium> Attachment<M> {
                 released += 1;
             }
         }
+        if released > 0 {
+            self.pool.fence()?;
+        }
         Ok(released)
     }
 
+    /// Makes a chunk free. Of a log that is durable before anybody can have the chunk: a loss of power would find what he
+    /// has put there in the lines of a log. With one that held data nothing is found but through records, and those
+    /// of whoever has it next make it durable that he has; the caller fences, once for all of them.
     pub(crate) fn give_back(&self, chunk: u32, map: &ChunkMap) -> Result<bool> {
         map.end();
         match self.pool.chunk_word(chunk)? {
-            Some(word) if word.owner == self.owner_field() => self.pool.free_chunk(chunk, word),
-            _ => Ok(false),
+            Some(word) if word.owner != self.owner_field() => Ok(false),
+            Some(word) if word.kind == ChunkKind::Data => {
+                self.pool.swap_chunk(chunk, word, freed(word))
+            }
+            Some(word) => self.pool.free_chunk(chunk, word),
+            None => Ok(false),
         }
     }
 
@@ -817,6 +838,7 @@ impl<M: Medium> Attachment<M> {
         let waiting = self
             .leased()
             .any(|(_, map)| map.is(Role::Log) && !map.is_nothing_waiting());
+        let mut changed = false;
         for (chunk, map) in self.leased() {
             let keep = if map.is(Role::Log) {
                 !map.is_nothing_waiting()
@@ -826,13 +848,14 @@ impl<M: Medium> Attachment<M> {
                 continue;
             };
             if !keep {
-                self.give_back(chunk, map)?;
+                changed |= self.give_back(chunk, map)?;
             } else if let Some(word) = self.pool.chunk_word(chunk)?
                 && word.owner == self.owner_field()
             {
-                self.pool.orphan_chunk(chunk, word)?;
+                changed |= self.pool.swap_chunk(chunk, word, orphaned(word))?;
             }
         }
-        Ok(())
+        // Everybody who comes or goes waits for us: one fence for all that were no logs.
+        if changed { self.pool.fence() } else { Ok(()) }
     }
 }
