@@ -5,6 +5,7 @@
 //! every record of the file at once, in whatever log it lies.
 
 use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
 
 use adit_pmem::Medium;
 
@@ -21,6 +22,9 @@ use crate::pool::{Attachment, Pool};
 /// Entries looked at for one handle: so many of each group, then anywhere in the table.
 const NEAR: u32 = 16;
 const WINDOW: u32 = 32;
+
+/// Between two looks for an entry, as long as those that are free are being emptied.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Value of [`FileEntry::end`] when nobody said yet where the file ends.
 pub(crate) const END_UNKNOWN: u64 = u64::MAX;
@@ -42,6 +46,12 @@ impl FileRef {
     #[must_use]
     pub fn from_id(id: u64) -> Self {
         Self { id }
+    }
+
+    fn at(index: u32, generation: u64) -> Self {
+        Self {
+            id: generation << FileEntry::INDEX_BITS | u64::from(index),
+        }
     }
 
     pub(crate) fn index(self) -> u32 {
@@ -116,7 +126,7 @@ impl<M: Medium> Pool<M> {
     pub fn ensure_not_forgotten(&self, file: FileRef) -> Result<()> {
         let live = self.ensure_live(file);
         if matches!(live, Err(Error::Forgotten)) {
-            self.make_mark_durable(file)?;
+            self.make_seen_durable(file)?;
         }
         live
     }
@@ -297,6 +307,25 @@ impl<M: Medium> Pool<M> {
         })
     }
 
+    /// Whether the last file of an entry that is empty was this one: the name stays until the next one's.
+    fn was_entry_of(&self, index: u32, name: &FileName) -> Result<bool> {
+        let Some(place) = self.name_place(index)? else {
+            return Ok(false);
+        };
+        let entry = self.geometry().file_entry(index);
+        let file_id = self.load(entry + at!(FileEntry.file_id))?;
+        let mut head = [0; Name::SIZE];
+        self.medium().read(place, &mut head)?;
+        let head = Name::decode(&head);
+        let kind = (head.handle_type, head.handle_len as usize);
+        if head.file_id != file_id || kind != (name.handle_type, name.handle.len()) {
+            return Ok(false);
+        }
+        let mut handle = vec![0; name.handle.len()];
+        self.medium().read(place + Name::SIZE as u64, &mut handle)?;
+        Ok(handle == name.handle)
+    }
+
     /// Names have their place by the number of their entry, and a group of them takes a chunk that it keeps. So a
     /// pool uses a group only when there is no place in those before. `made`: groups that were never used are
     /// passed over.
@@ -386,13 +415,9 @@ impl<M: Medium> Attachment<M> {
     fn lock_files(&self) -> Result<Locked<'_, M>> {
         let (lock, acquired) = self.lock_shared("files lock", SHARED + at!(Shared.files_lock))?;
         if acquired == Acquired::OwnerDied {
-            // A half-written entry is not live and a chunk without a group is found by the next
-            // rebuild; only the count may be off.
+            // A half-written entry is not live, one that was being emptied is locked, and a chunk without a group
+            // is found by the next rebuild; only the count may be off.
             self.pool.recount_files()?;
-            // What is seen to be empty may be so durably only now, and is used again without a fence.
-            let geometry = *self.pool.geometry();
-            let table = u64::from(geometry.file_count) * FileEntry::SIZE as u64;
-            self.pool.make_durable(geometry.file_table(), table)?;
         }
         Ok(lock)
     }
@@ -405,27 +430,75 @@ impl<M: Medium> Attachment<M> {
         if name.path.len() > PATH_LIMIT {
             return Err(Error::Invalid("a path has at most 4096 bytes"));
         }
-        let _lock = self.lock_files()?;
-        if let Some(file) = self.pool.find_file(name)? {
-            self.write_names_back(file.index())?;
-            self.pool.make_mark_durable(file)?;
-            return Ok(file);
+        let started = Instant::now();
+        loop {
+            let lock = self.lock_files()?;
+            if let Some(file) = self.pool.find_file(name)? {
+                // Nobody who enters or forgets another file is to wait for this fence.
+                drop(lock);
+                self.write_names_back(file.index())?;
+                self.pool.make_mark_durable(file)?;
+                return Ok(file);
+            }
+            if let Some(file) = self.make_entry(name)? {
+                return Ok(file);
+            }
+            drop(lock);
+            if started.elapsed() > PATIENCE {
+                let limit = self.pool.geometry().file_count;
+                return Err(Error::TooManyFiles { limit });
+            }
+            adit_pmem::rest(PAUSE);
         }
-        let limit = self.pool.geometry().file_count;
-        for index in self.pool.window(name.key(), false) {
-            let entry = self.pool.read_entry(index)?;
-            if entry.state == 0 {
-                return self.write_entry(index, &entry, name);
+    }
+
+    /// Makes an entry; nothing as long as somebody has to be waited for who is emptying one. The caller has the files lock.
+    fn make_entry(&self, name: &FileName) -> Result<Option<FileRef>> {
+        let pool = &self.pool;
+        // A loss of power would bring back the one that the file had before, beside this one.
+        for index in pool.window(name.key(), true) {
+            if self.is_being_emptied(index)? && pool.was_entry_of(index, name)? {
+                return Ok(None);
             }
         }
-        Err(Error::TooManyFiles { limit })
+        let mut waits = false;
+        for index in pool.window(name.key(), false) {
+            if self.is_being_emptied(index)? {
+                waits = true;
+                continue;
+            }
+            let entry = pool.read_entry(index)?;
+            if entry.state == 0 {
+                return self.write_entry(index, &entry, name).map(Some);
+            }
+        }
+        let limit = pool.geometry().file_count;
+        waits.then_some(None).ok_or(Error::TooManyFiles { limit })
+    }
+
+    /// Whether an entry is empty, and perhaps not durably so: who empties one has its lock until it is. What somebody dead
+    /// left, this makes durable. The caller has the files lock, so the entry is not emptied meanwhile, nor filled.
+    fn is_being_emptied(&self, index: u32) -> Result<bool> {
+        let entry = self.pool.geometry().file_entry(index);
+        if self.pool.load(entry + at!(FileEntry.lock))? == 0
+            || self.pool.load(entry + at!(FileEntry.state))? != 0
+        {
+            return Ok(false);
+        }
+        let id = self.pool.load(entry + at!(FileEntry.file_id))?;
+        let former = FileRef::at(index, id >> FileEntry::INDEX_BITS);
+        match self.try_lock_file(former) {
+            Ok(guard) => Ok(guard.is_none()),
+            Err(Error::Forgotten) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     fn write_entry(&self, index: u32, old: &FileEntry, name: &FileName) -> Result<FileRef> {
         let pool = &self.pool;
         let place = self.name_place_or_lease(index)?;
         let generation = (old.file_id >> FileEntry::INDEX_BITS).wrapping_add(1);
-        let file_id = generation << FileEntry::INDEX_BITS | u64::from(index);
+        let file_id = FileRef::at(index, generation).id;
         let bytes = name.encode(file_id);
         pool.medium().write_streaming(place, &bytes)?;
         let mut entry = FileEntry {
@@ -505,6 +578,13 @@ impl<M: Medium> Attachment<M> {
         self.pool.store(offset, count)
     }
 
+    /// Empties an entry that counts, to be made durable by the caller, who has the files lock as well as the file's.
+    fn empty(&self, index: u32) -> Result<(u64, u64)> {
+        let emptied = self.pool.empty_entry(index)?;
+        self.count_files(-1)?;
+        Ok(emptied)
+    }
+
     /// Removes a file's entry, and with it, in one durable store, every record of the file. The
     /// caller has made the base file durable, or gives the staged bytes up.
     pub fn forget_file(&self, file: FileRef) -> Result<()> {
@@ -516,12 +596,13 @@ impl<M: Medium> FileGuard<'_, M> {
     /// [`Attachment::forget_file`], of a file that is locked already.
     pub fn forget(self) -> Result<()> {
         let attachment = self.attachment();
-        let _lock = attachment.lock_files()?;
-        let (entry, len) = attachment.pool.empty_entry(self.file().index())?;
-        attachment.count_files(-1)?;
+        let lock = attachment.lock_files()?;
+        let emptied = attachment.empty(self.file().index());
+        // Others' files are entered and forgotten beside the fence: the file's own lock says that it is still to come.
+        drop(lock);
+        let durable = emptied.and_then(|(entry, len)| attachment.pool.make_durable(entry, len));
         // Everybody sees the mark by now. Where it is not durable, whoever takes the lock next has to make it so before
         // he believes it.
-        let durable = attachment.pool.make_durable(entry, len);
         durable.inspect_err(|_| self.lock.leave_unrepaired())
     }
 }

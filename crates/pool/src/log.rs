@@ -233,6 +233,24 @@ impl<M: Medium> Pool<M> {
         )
     }
 
+    /// Makes durable what the caller has seen of a file's marks, or that it was forgotten. Most often that is so already:
+    /// whoever changes a mark or empties an entry has the file's lock until it is durable, and the lock stays taken
+    /// where he dies or fails over it. So what was seen before the lock was seen to be free needs no fence; nor does
+    /// anything of a file whose entry is another's, as none is used again before its being empty is durable.
+    pub(crate) fn make_seen_durable(&self, file: FileRef) -> Result<()> {
+        if file.index() >= self.geometry().file_count {
+            return Ok(());
+        }
+        let entry = self.geometry().file_entry(file.index());
+        if self.load(entry + at!(FileEntry.file_id))? != file.id
+            || self.load(entry + at!(FileEntry.lock))? == 0
+        {
+            return Ok(());
+        }
+        self.make_mark_durable(file)
+    }
+
+    /// Writes a file's entry and marks back, whoever changed them, and fences.
     pub(crate) fn make_mark_durable(&self, file: FileRef) -> Result<()> {
         if file.index() >= self.geometry().file_count {
             return Ok(());
@@ -275,7 +293,7 @@ impl<M: Medium> Pool<M> {
     pub fn retired(&self, file: FileRef) -> Result<u64> {
         // In this order: of a mark that is stored in between nothing is known.
         let seen = self.seen_retired(file)?;
-        self.make_mark_durable(file)?;
+        self.make_seen_durable(file)?;
         Ok(seen)
     }
 
@@ -528,7 +546,9 @@ impl<M: Medium> Attachment<M> {
                 .ensure_not_forgotten(file)
                 .and_then(|()| guard.repair());
             if let Err(error) = repaired {
-                if !matches!(error, Error::Forgotten) {
+                // The dead one may have had the lock of the next file that has the entry.
+                let is_reused = self.pool.load(entry + at!(FileEntry.file_id))? != file.id;
+                if is_reused || !matches!(error, Error::Forgotten) {
                     guard.lock.leave_unrepaired();
                 }
                 return Err(error);
@@ -893,21 +913,24 @@ impl<M: Medium> FileGuard<'_, M> {
     }
 
     /// Retires the file's records up to `seq`, durably, all at once. The base file (and, for names,
-    /// its directory) is durable already: that is the caller's part.
+    /// its directory) is durable already: that is the caller's part. When this fails the lock is lost: everybody sees
+    /// the mark by then, and whoever takes the lock next has to make it durable.
     pub fn retire(&mut self, seq: u64) -> Result<()> {
         self.attachment().ensure_current()?;
         let (id, field) = (self.file.id, at!(FileEntry.retired));
         let old = checked_value(self.get(field)?, id)
             .ok_or_else(|| Error::damaged("file entry", self.entry() + field, "check bits"))?;
         if seq <= old {
-            // Perhaps raised by somebody who died before it was durable.
-            return self.pool().make_durable(self.entry() + field, 8);
+            // Who had the lock before has made it durable, or this repaired what he left.
+            return Ok(());
         }
         if seq > SEQ_MAX {
             return Err(Error::Invalid("no such sequence number"));
         }
-        self.pool()
-            .persist(self.entry() + field, checked_word(seq, id))
+        let durable = self
+            .pool()
+            .persist(self.entry() + field, checked_word(seq, id));
+        durable.inspect_err(|_| self.lock.leave_unrepaired())
     }
 }
 

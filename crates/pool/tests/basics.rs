@@ -52,28 +52,213 @@ fn one_thread_at_a_time_reclaims() {
 }
 
 /// Where a fence is a sync of the kernel, one for each record would take minutes: files' records lie between each
-/// other. One for each file whose mark has to stay is enough, and none for a file that has nothing to free.
+/// other. One for each file whose mark may not be durable is enough, that is, whose lock somebody has; and none for what
+/// is not to be freed.
 #[test]
 fn collecting_makes_each_mark_durable_once() {
     let medium = Memory::slow(&vec![0; tiny_size(12) as usize]);
     Pool::create(&medium, &options(TINY)).expect("create");
-    let a = open(medium.clone(), &LocalLocks::default(), boot(1))
-        .unwrap()
-        .attach()
-        .unwrap();
-    let files = [1, 2, 3].map(|n| a.enter_file(&name(n)).unwrap());
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let (a, other) = (pool.attach().unwrap(), pool.attach().unwrap());
+    let files = [1, 2, 3, 4].map(|n| a.enter_file(&name(n)).unwrap());
     for round in 0..20 {
         for file in files {
             stage(&a, file, round * 100, &[1; 100], When::Now).unwrap();
         }
     }
-    // Of the third, nothing is retired.
-    for file in &files[..2] {
+    // Of the last, nothing is retired.
+    for file in &files[..3] {
         a.lock_file(*file).unwrap().retire(20).unwrap();
     }
+    let fences_of = |collect: &dyn Fn() -> u64, collected: u64| {
+        let before = medium.fences();
+        assert_eq!(collect(), collected);
+        medium.fences() - before
+    };
+    let held = files.map(|file| other.lock_file(file).unwrap());
+    assert_eq!(
+        fences_of(&|| a.reclaim(|_, _| false).unwrap(), 0),
+        0,
+        "nothing is freed"
+    );
+    let but_one = |file, _| file != files[0];
+    assert_eq!(fences_of(&|| a.reclaim(but_one).unwrap(), 40), 2);
+    drop(held);
+    assert_eq!(fences_of(&|| a.reclaim(|_, _| true).unwrap(), 20), 0);
+}
+
+/// A look at a mark, or at whether a file was forgotten, takes a fence only where somebody who changes it may not have
+/// made his own yet; also where its entry is another's.
+#[test]
+fn what_is_durable_is_looked_at_without_a_fence() {
+    let medium = Memory::slow(&vec![0; tiny_size(12) as usize]);
+    Pool::create(&medium, &options(TINY)).expect("create");
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let (one, other) = (pool.attach().unwrap(), pool.attach().unwrap());
+    let file = one.enter_file(&name(1)).unwrap();
+    one.lock_file(file).unwrap().set_end(0).unwrap();
+    let last = stage(&one, file, 0, b"bytes", When::Now).unwrap();
+    let fences_of_looks = |held: bool, retired: u64| {
+        let before = medium.fences();
+        assert_eq!(pool.retired(file).unwrap(), retired);
+        let forgotten = matches!(pool.ensure_not_forgotten(file), Err(Error::Forgotten));
+        assert_eq!(forgotten, retired == u64::MAX);
+        let fences = 1 + u64::from(forgotten);
+        assert_eq!(medium.fences() - before, if held { fences } else { 0 });
+    };
+    let mut guard = one.lock_file(file).unwrap();
+    guard.retire(last).unwrap();
+    fences_of_looks(true, last);
+    drop(guard);
+    fences_of_looks(false, last);
+    std::thread::scope(|scope| {
+        let (waits, go_on) = medium.hold_next_fence();
+        let forget = scope.spawn(|| one.forget_file(file));
+        waits.recv().unwrap();
+        fences_of_looks(true, u64::MAX);
+        go_on.send(()).unwrap();
+        forget.join().unwrap().unwrap();
+    });
+    fences_of_looks(false, u64::MAX);
+    let next = other.enter_file(&name(2)).unwrap();
+    let _held = other.lock_file(next).unwrap();
+    fences_of_looks(false, u64::MAX);
+}
+
+/// Who closes a file waits for a sync on a disk. Others did as well, one after the other, as it was waited for under a lock
+/// that all have in common; and the last gave up.
+#[test]
+fn a_file_is_entered_while_another_is_being_forgotten() {
+    let medium = Memory::slow(&vec![0; tiny_size(12) as usize]);
+    Pool::create(&medium, &options(TINY)).expect("create");
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let (one, other) = (pool.attach().unwrap(), pool.attach().unwrap());
+    let files = [1, 2].map(|nth| one.enter_file(&name(nth)).unwrap());
+    let place = |file: adit_pool::FileRef| file.id() & 0xff_ffff;
+    std::thread::scope(|scope| {
+        let (waits, go_on) = medium.hold_next_fence();
+        let forget = scope.spawn(|| one.forget_file(files[0]));
+        waits.recv().unwrap();
+        // Another is forgotten, and two are entered: one in its place, none in that of the first.
+        other.forget_file(files[1]).unwrap();
+        let entered = [3, 4, 5].map(|nth| place(other.enter_file(&name(nth)).unwrap()));
+        assert_eq!(entered, [1, 2, 3]);
+        // When there is no other place, that one is waited for.
+        let last = scope.spawn(|| other.enter_file(&name(6)));
+        adit_pmem::rest(std::time::Duration::from_millis(20));
+        assert!(!last.is_finished());
+        go_on.send(()).unwrap();
+        forget.join().unwrap().unwrap();
+        assert_eq!(place(last.join().unwrap().unwrap()), place(files[0]));
+        let refused = other.enter_file(&name(7));
+        assert!(matches!(refused, Err(Error::TooManyFiles { limit: 4 })));
+    });
+}
+
+/// A loss of power would bring back what the file had before, beside what it has.
+#[test]
+fn a_file_is_not_entered_again_before_it_is_forgotten_durably() {
+    for slow in [false, true] {
+        let new = if slow { Memory::slow } else { Memory::new };
+        let medium = new(&vec![0; tiny_size(12) as usize]);
+        Pool::create(&medium, &options(TINY)).expect("create");
+        let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+        let (one, other) = (pool.attach().unwrap(), pool.attach().unwrap());
+        let file = one.enter_file(&name(1)).unwrap();
+        let renamed = adit_pool::FileName {
+            path: b"/another/path".to_vec(),
+            ..name(1)
+        };
+        std::thread::scope(|scope| {
+            let (waits, go_on) = medium.hold_next_fence();
+            let forget = scope.spawn(|| one.forget_file(file));
+            waits.recv().unwrap();
+            let again = scope.spawn(|| other.enter_file(&renamed).unwrap());
+            adit_pmem::rest(std::time::Duration::from_millis(20));
+            assert!(!again.is_finished(), "slow: {slow}");
+            go_on.send(()).unwrap();
+            forget.join().unwrap().unwrap();
+            assert_ne!(again.join().unwrap(), file);
+        });
+    }
+}
+
+/// Whoever sees the mark of one who failed over it makes it durable, or does not believe it.
+#[test]
+fn a_file_is_retired_when_that_is_durable() {
+    let medium = Memory::new(&vec![0; tiny_size(8) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let (one, other) = (pool.attach().unwrap(), pool.attach().unwrap());
+    let file = one.enter_file(&name(1)).unwrap();
+    one.lock_file(file).unwrap().set_end(0).unwrap();
+    let last = stage(&one, file, 0, b"bytes", When::Now).unwrap();
+    medium.refuse_write_backs(true);
+    assert!(one.lock_file(file).unwrap().retire(last).is_err());
+    assert_eq!(pool.seen_retired(file).unwrap(), last);
+    assert!(pool.retired(file).is_err());
+    assert!(one.lock_file(file).is_err() && other.lock_file(file).is_err());
+    assert!(one.reclaim(|_, _| true).is_err());
+    medium.refuse_write_backs(false);
     let before = medium.fences();
-    assert_eq!(a.reclaim(|_, _| true).unwrap(), 40);
-    assert_eq!(medium.fences() - before, 2);
+    assert_eq!(pool.retired(file).unwrap(), last);
+    assert_eq!(medium.fences() - before, 1);
+    other.lock_file(file).unwrap().retire(last).unwrap();
+    assert_eq!(one.reclaim(|_, _| true).unwrap(), 1);
+}
+
+/// Who waits for a file that was forgotten may get the lock of a dead owner, and of the next file that has the entry.
+#[test]
+fn who_waits_for_a_forgotten_file_leaves_what_a_dead_owner_left_of_the_next() {
+    let medium = Memory::new(&vec![0; tiny_size(8) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let (dead, alive) = (pool.attach().unwrap(), pool.attach().unwrap());
+    let file = dead.enter_file(&name(1)).unwrap();
+    dead.forget_file(file).unwrap();
+    let next = dead.enter_file(&name(2)).unwrap();
+    dead.lock_file(next).unwrap().set_end(0).unwrap();
+    let op = fill(&dead, 0, b"next").unwrap();
+    let mut guard = dead.lock_file(next).unwrap();
+    let end = TINY.file_entry(0) + std::mem::offset_of!(FileEntry, end) as u64;
+    medium.break_word(Some(end));
+    assert!(guard.append(&op, When::Now).is_err());
+    std::mem::forget(guard);
+    drop(dead);
+    medium.break_word(None);
+    let locked = alive.lock_file(file).map(drop);
+    assert!(matches!(locked, Err(Error::Forgotten)), "{locked:?}");
+    assert_eq!(alive.lock_file(next).unwrap().end().unwrap(), Some(4));
+}
+
+/// Everybody who comes or goes waits for who gives back what he had.
+#[test]
+fn chunks_are_given_back_with_one_fence() {
+    let medium = Memory::slow(&vec![0; tiny_size(16) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let (a, _other) = (pool.attach().unwrap(), pool.attach().unwrap());
+    for _ in 0..2 {
+        let extents: Vec<_> = (0..6).map(|_| a.alloc(8192).unwrap()).collect();
+        extents
+            .into_iter()
+            .for_each(|extent| a.free(extent).unwrap());
+        let before = medium.fences();
+        assert_eq!(a.release_empty().unwrap(), 6);
+        assert_eq!(a.release_empty().unwrap(), 0);
+        assert_eq!(medium.fences() - before, 1);
+    }
+    for _ in 0..6 {
+        a.alloc(8192).unwrap();
+    }
+    let fences_of_detaching = |attachment: adit_pool::Attachment<Memory>| {
+        let before = medium.fences();
+        attachment.detach().unwrap();
+        medium.fences() - before
+    };
+    let without = fences_of_detaching(pool.attach().unwrap());
+    assert_eq!(fences_of_detaching(a), without + 1);
+    assert_eq!(pool.free_chunks().unwrap(), 16);
 }
 
 #[test]

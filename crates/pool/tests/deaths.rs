@@ -7,6 +7,7 @@
 mod common;
 
 use adit_pmem::Medium;
+use adit_pool::layout::{FileEntry, SHARED, Shared};
 use adit_pool::{
     Attachment, FileGuard, FileRef, Intent, LocalLocks, Op, Pool, ReplayOp, Result, When,
 };
@@ -43,10 +44,16 @@ enum Act {
     Published,
     /// Publishing a file, and writing over it.
     Retire,
+    /// The same, on a disk that has no room to say that it is published.
+    Refused,
     /// Publishing a file, and forgetting it.
     Forget,
     /// The same; who goes on looks without the file's lock, as readers do.
     Look,
+    /// The same, in a table that is full otherwise; who goes on enters another file, which gets the place.
+    Reused,
+    /// The same with one more place. He who forgets it is stopped and does not die, so nobody else gets the place.
+    Stopped,
     /// A file that was not known.
     Enter,
     /// Making the pool larger.
@@ -54,6 +61,15 @@ enum Act {
     /// Saying what is about to be relinked.
     Intend,
 }
+
+/// What the pool is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum On {
+    Memory,
+    Disk,
+}
+
+type Case = (Act, On);
 
 struct Story {
     alive: Attachment<SimMedium>,
@@ -71,8 +87,14 @@ fn write(a: &Attachment<SimMedium>, file: FileRef, op: u64, when: When) -> Resul
     stage(a, file, op * LEN, &bytes_of(op), when)
 }
 
+/// A file that was never entered before.
+const NEW: u8 = 9;
+
 /// Those who die, and the rest.
-fn begin(world: &World, act: Act) -> ([Attachment<SimMedium>; 2], Story) {
+fn begin(world: &World, (act, medium): Case) -> ([Attachment<SimMedium>; 2], Story) {
+    if medium == On::Disk {
+        world.put_behind_page_cache(TINY.header_len());
+    }
     world.setup(|| {
         let options = adit_pool::CreateOptions {
             boot: boot(world.boot_id()),
@@ -88,6 +110,15 @@ fn begin(world: &World, act: Act) -> ([Attachment<SimMedium>; 2], Story) {
         });
         let one = dead.enter_file(&name(1)).expect("enter");
         let two = dead.enter_file(&name(2)).expect("enter");
+        // What else there is, so that the first place that is free is that of the first file.
+        let others = match act {
+            Act::Reused => 2,
+            Act::Stopped => 1,
+            _ => 0,
+        };
+        for nth in 0..others {
+            dead.enter_file(&name(3 + nth)).expect("enter");
+        }
         dead.lock_file(one).expect("lock").set_end(0).expect("end");
         for op in BEFORE {
             world.begin(op);
@@ -193,7 +224,17 @@ impl Act {
                 publish(dead, one)?;
                 guard.retire(seq)?;
             }
-            Self::Forget | Self::Look => {
+            Self::Refused => {
+                let mut guard = dead.lock_file(one)?;
+                let seq = guard.commit()?;
+                publish(dead, one)?;
+                let medium = dead.pool().medium();
+                medium.refuse_write_backs(true);
+                assert!(guard.retire(seq).is_err());
+                drop(guard);
+                medium.refuse_write_backs(false);
+            }
+            Self::Forget | Self::Look | Self::Reused | Self::Stopped => {
                 let mut guard = dead.lock_file(one)?;
                 guard.commit()?;
                 publish(dead, one)?;
@@ -218,6 +259,17 @@ impl Act {
     }
 }
 
+fn is_files_lock_held(pool: &Pool<SimMedium>) -> Result<bool> {
+    let lock = SHARED + std::mem::offset_of!(Shared, files_lock) as u64;
+    Ok(pool.medium().load(lock)? != 0)
+}
+
+fn is_lock_held(pool: &Pool<SimMedium>, file: FileRef) -> Result<bool> {
+    let entry = TINY.file_entry((file.id() & 0xff_ffff) as u32);
+    let lock = entry + std::mem::offset_of!(FileEntry, lock) as u64;
+    Ok(pool.medium().load(lock)? != 0)
+}
+
 /// Who goes on: everything he is told has to hold.
 fn go_on(story: &Story, act: Act, world: &World) -> Result<()> {
     let (alive, two) = (&story.alive, story.two);
@@ -235,21 +287,47 @@ fn go_on(story: &Story, act: Act, world: &World) -> Result<()> {
     if act == Act::Published {
         return publish_to_base(alive);
     }
+    if act == Act::Stopped && is_files_lock_held(pool)? {
+        // He would be waited for, in vain.
+        return Ok(());
+    }
+    let entered = matches!(act, Act::Reused | Act::Stopped)
+        .then(|| alive.enter_file(&name(NEW)))
+        .transpose();
+    let entered = match entered {
+        // Nothing is forgotten.
+        Err(adit_pool::Error::TooManyFiles { .. }) => None,
+        entered => entered?,
+    };
+    let is_forgotten = || {
+        let live = pool.ensure_not_forgotten(file);
+        matches!(live, Err(adit_pool::Error::Forgotten))
+    };
     let is_told = match act {
-        Act::Retire => pool.retired(file)? > 0,
-        Act::Look => matches!(
-            pool.ensure_not_forgotten(file),
-            Err(adit_pool::Error::Forgotten)
-        ),
+        Act::Retire | Act::Refused => pool.retired(file)? > 0,
+        Act::Look | Act::Reused | Act::Stopped => is_forgotten(),
         _ => false,
     };
     if is_told {
         write_over()?;
     }
+    if let Some(entered) = entered {
+        assert!(act == Act::Stopped || is_told, "it has another's place");
+        let has_its_place = entered.id() & 0xff_ffff == file.id() & 0xff_ffff;
+        // It is durable when nobody has the lock any more.
+        let is_over = !is_lock_held(pool, file)?;
+        assert_eq!(has_its_place, is_told && is_over, "{entered:?}");
+        world.begin(6);
+        write(alive, entered, 6, When::Now)?;
+        world.acknowledge(6);
+        if act == Act::Stopped {
+            return Ok(());
+        }
+    }
     match alive.lock_file(file) {
         Ok(mut guard) => {
             let shown = seen(alive, file)?;
-            if act != Act::Retire {
+            if !matches!(act, Act::Retire | Act::Refused) {
                 assert_eq!(guard.end()?, Some(shown.len() as u64));
             }
             guard.commit()?;
@@ -268,7 +346,10 @@ fn go_on(story: &Story, act: Act, world: &World) -> Result<()> {
             if !is_told {
                 write_over()?;
             }
-            file = alive.enter_file(&name(1))?;
+            file = match entered {
+                Some(entered) => entered,
+                None => alive.enter_file(&name(1))?,
+            };
         }
         Err(error) => return Err(error),
     }
@@ -362,12 +443,12 @@ fn judge(world: &World, history: &History) -> std::result::Result<(), String> {
 }
 
 /// How many events the act is made of.
-fn events_of(act: Act) -> u64 {
+fn events_of(case: Case) -> u64 {
     let mut events = 0;
     loop {
         let world = World::new(tiny_size(CHUNKS));
-        let ([dead, _], story) = begin(&world, act);
-        let ended = world.kill_after(events, || act.run(&dead, &story, &world).expect("act"));
+        let ([dead, _], story) = begin(&world, case);
+        let ended = world.kill_after(events, || case.0.run(&dead, &story, &world).expect("act"));
         if ended.is_some() {
             return events;
         }
@@ -376,12 +457,12 @@ fn events_of(act: Act) -> u64 {
 }
 
 /// How many events it is to mend what the act left that was ended at an instant.
-fn events_of_mending(act: Act, instant: u64) -> u64 {
+fn events_of_mending(case: Case, instant: u64) -> u64 {
     let mut events = 0;
     loop {
         let world = World::new(tiny_size(CHUNKS));
-        let ([dead, next], story) = begin(&world, act);
-        world.kill_after(instant, || act.run(&dead, &story, &world).expect("act"));
+        let ([dead, next], story) = begin(&world, case);
+        world.kill_after(instant, || case.0.run(&dead, &story, &world).expect("act"));
         drop(dead);
         if mend(&next, story.one, &world, events) {
             return events;
@@ -397,18 +478,26 @@ fn mend(next: &Attachment<SimMedium>, file: FileRef, world: &World, instant: u64
 }
 
 fn survives(act: Act) {
-    let events = events_of(act);
-    assert!(events > 3, "{act:?} makes {events} events");
+    survives_on((act, On::Memory));
+}
+
+fn survives_on(case: Case) {
+    let events = events_of(case);
+    assert!(events > 3, "{case:?} makes {events} events");
     for instant in 0..=events {
-        survives_at(act, instant, None);
+        survives_at(case, instant, None);
     }
 }
 
-fn survives_at(act: Act, instant: u64, second: Option<u64>) {
-    let name = match second {
-        None => format!("death-{act:?}-{instant}"),
-        Some(second) => format!("death-{act:?}-{instant}-{second}"),
-    };
+fn survives_at(case: Case, instant: u64, second: Option<u64>) {
+    let (act, on) = case;
+    let mut name = format!("death-{act:?}-{instant}");
+    if let Some(second) = second {
+        name += &format!("-{second}");
+    }
+    if on == On::Disk {
+        name += "-on-disk";
+    }
     let config = Config {
         exhaustive: 4,
         samples: 2,
@@ -419,9 +508,10 @@ fn survives_at(act: Act, instant: u64, second: Option<u64>) {
         ..Config::new(&name, tiny_size(CHUNKS))
     };
     let workload = |world: &World| {
-        let ([dead, next], story) = begin(world, act);
+        let ([dead, next], story) = begin(world, case);
         world.kill_after(instant, || act.run(&dead, &story, world).expect("act"));
-        drop(dead);
+        // Who is stopped keeps his seat.
+        let _stopped = (act == Act::Stopped).then_some(dead);
         if let Some(instant) = second {
             mend(&next, story.one, world, instant);
         }
@@ -475,8 +565,27 @@ fn in_the_end_of_a_staging() {
 }
 
 #[test]
+fn in_a_publication_that_the_disk_refuses() {
+    survives(Act::Refused);
+    survives_on((Act::Refused, On::Disk));
+}
+
+#[test]
+fn in_the_end_of_a_staging_whose_place_is_used_again() {
+    survives(Act::Reused);
+    survives_on((Act::Reused, On::Disk));
+}
+
+#[test]
+fn in_the_end_of_a_staging_that_is_stopped() {
+    survives(Act::Stopped);
+    survives_on((Act::Stopped, On::Disk));
+}
+
+#[test]
 fn in_the_end_of_a_staging_that_a_reader_sees() {
     survives(Act::Look);
+    survives_on((Act::Look, On::Disk));
 }
 
 #[test]
@@ -497,12 +606,13 @@ fn in_saying_what_is_relinked() {
 /// Whoever mends what a dead one left dies over it as well.
 #[test]
 fn in_the_repair_of_an_append() {
+    let case = (Act::Append, On::Memory);
     let mut mended = 0;
-    for instant in 0..=events_of(Act::Append) {
+    for instant in 0..=events_of(case) {
         // Before that he only waits for the lock.
-        let events = events_of_mending(Act::Append, instant);
+        let events = events_of_mending(case, instant);
         for second in events.saturating_sub(12)..events {
-            survives_at(Act::Append, instant, Some(second));
+            survives_at(case, instant, Some(second));
             mended += 1;
         }
     }

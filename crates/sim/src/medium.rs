@@ -1,5 +1,8 @@
 //! The simulated medium as the engine sees it.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use adit_pmem::{Medium, OutOfRange};
 
 use crate::world::{State, World, core_of};
@@ -13,6 +16,7 @@ use crate::world::{State, World, core_of};
 pub struct SimMedium {
     world: World,
     core: Option<u32>,
+    full: Arc<AtomicBool>,
 }
 
 impl SimMedium {
@@ -22,7 +26,16 @@ impl SimMedium {
     }
 
     pub(crate) fn of(world: World, core: Option<u32>) -> Self {
-        Self { world, core }
+        Self {
+            world,
+            core,
+            full: Arc::default(),
+        }
+    }
+
+    /// Whether nothing can be written back through this medium and its clones, as on a disk that is full for one process.
+    pub fn refuse_write_backs(&self, refuse: bool) {
+        self.full.store(refuse, Ordering::SeqCst);
     }
 
     /// The machine this medium belongs to.
@@ -124,6 +137,9 @@ impl Medium for SimMedium {
 
     fn flush(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
         self.check(offset, len)?;
+        if self.full.load(Ordering::SeqCst) {
+            return Err(OutOfRange::outside(offset, len, self.size()));
+        }
         let core = core_of(self.core);
         self.world
             .event(|state| state.cells.flush(offset, len, core));

@@ -1,6 +1,7 @@
 //! Retired records, and the space of what they stage, become free again.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
@@ -28,21 +29,27 @@ struct Mark {
 }
 
 impl<M: Medium> Marks<'_, M> {
-    /// Whether a file is retired up to `seq` and stays so.
-    fn durably_cover(&mut self, file: FileRef, seq: u64) -> Result<bool> {
-        let mut mark = match self.known.get(&file) {
-            Some(mark) => *mark,
-            None => Mark {
+    /// Whether a file is retired up to `seq`, as far as is seen.
+    fn cover(&mut self, file: FileRef, seq: u64) -> Result<bool> {
+        let mark = match self.known.entry(file) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(unknown) => *unknown.insert(Mark {
                 seq: self.pool.seen_retired(file)?,
                 is_durable: false,
-            },
+            }),
         };
-        if seq <= mark.seq && !mark.is_durable {
-            self.pool.make_mark_durable(file)?;
+        Ok(seq <= mark.seq)
+    }
+
+    /// What is seen of a file's mark stays so from here on.
+    fn make_durable(&mut self, file: FileRef) -> Result<()> {
+        if let Some(mark) = self.known.get_mut(&file)
+            && !mark.is_durable
+        {
+            self.pool.make_seen_durable(file)?;
             mark.is_durable = true;
         }
-        self.known.insert(file, mark);
-        Ok(seq <= mark.seq)
+        Ok(())
     }
 }
 
@@ -104,14 +111,16 @@ impl<M: Medium> Attachment<M> {
             return Ok(false);
         }
         let file = FileRef { id: record.file_id };
-        if !marks.durably_cover(file, record.seq)? {
+        if !marks.cover(file, record.seq)? {
             return Ok(false);
         }
         let extent = extent_of(&record);
         let names = RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent);
+        // Asked first: what is not to be freed is worth no fence.
         if names && !may_free(file, record.seq) {
             return Ok(false);
         }
+        marks.make_durable(file)?;
         let mine = self.settle(place);
         if mine && names && self.unname_extent(extent, place) {
             self.give_extent(extent);

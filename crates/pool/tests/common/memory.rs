@@ -1,7 +1,9 @@
 //! A medium in plain memory that counts accesses outside of it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use adit_pmem::{Medium, OutOfRange};
 
@@ -14,9 +16,21 @@ pub struct Memory {
     broken: Arc<AtomicU64>,
     full: Arc<AtomicBool>,
     fences: Arc<AtomicU64>,
+    held: Arc<Mutex<Option<HeldFence>>>,
 }
 
+/// A fence that is to wait: it says so, and then waits to be told to go on.
+type HeldFence = (Sender<()>, Receiver<()>);
+
 impl Memory {
+    /// The next fence waits: the first channel says when it does, and the second lets it go on.
+    pub fn hold_next_fence(&self) -> (Receiver<()>, Sender<()>) {
+        let (says, waits) = channel();
+        let (lets, goes_on) = channel();
+        *self.held.lock().unwrap() = Some((says, goes_on));
+        (waits, lets)
+    }
+
     /// Whether nothing can be written back, as on a disk that is full.
     pub fn refuse_write_backs(&self, refuse: bool) {
         self.full.store(refuse, Ordering::SeqCst);
@@ -48,6 +62,7 @@ impl Memory {
             broken: Arc::default(),
             full: Arc::default(),
             fences: Arc::default(),
+            held: Arc::default(),
         }
     }
 
@@ -147,5 +162,10 @@ impl Medium for Memory {
 
     fn fence(&self) {
         self.fences.fetch_add(1, Ordering::Relaxed);
+        let held = self.held.lock().unwrap().take();
+        if let Some((says, goes_on)) = held {
+            let _ = says.send(());
+            let _ = goes_on.recv_timeout(Duration::from_secs(30));
+        }
     }
 }

@@ -106,13 +106,13 @@ impl<'a, M: Medium> Claim<'a, M> {
                 guard.set_version(guard.version()? & !PUBLISHER)?;
             }
             Ok(_) => {}
-            // Whoever holds the lock was stopped over it. The claim has to go all the same: nobody
-            // could publish the file any more while we live.
-            Err(adit_pool::Error::Busy { .. }) => {
+            Err(error @ adit_pool::Error::NotAttached) => return Err(error.into()),
+            // Whoever holds the lock was stopped over it, or it waits for a repair that fails here, where a sync
+            // has failed. The claim has to go all the same: nobody could publish the file any more while we live.
+            Err(_) => {
                 let ours = |word| self.is_of(word).then_some(word & !PUBLISHER);
                 self.attachment.pool().update_version(self.file, ours)?;
             }
-            Err(error) => return Err(error.into()),
         }
         Ok(())
     }

@@ -446,3 +446,32 @@ fn a_dead_claim_goes_whoever_holds_the_lock() {
     recover(&recoverer, |_| Ok(file.clone())).expect("recover");
     assert_eq!(guard.version().expect("version"), 7 << 16);
 }
+
+/// Nobody else could publish the file while it lives, and it never can.
+#[test]
+fn a_publisher_whose_disk_refuses_the_mark_gives_up_his_claim() {
+    let world = World::new(tiny_size(8));
+    create_pool(&world, boot(1));
+    let file = world.create("dir/file").expect("create");
+    let [medium, others] = [0, 1].map(|core| world.medium_on_core(core));
+    let locks = LocalLocks::default();
+    let attach = |medium| {
+        let pool = Pool::open(medium, Box::new(locks.clone()), boot(1)).expect("open");
+        Stage::new(pool.attach().expect("attach"))
+    };
+    let [stage, other] = [medium.clone(), others].map(attach);
+    let name = name_of(&file);
+    let staged = StagedFile::open(&stage, &name, file.clone(), Mode::Strict).expect("stage");
+    staged.append(&[7; 5000]).expect("append");
+    medium.refuse_write_backs(true);
+    let published = staged.publish(Scope::Everything);
+    assert!(published.is_err(), "{published:?}");
+    let pool = other.attachment().pool();
+    let word = pool.version(staged.file()).expect("version");
+    assert_eq!(word & adit_pool::PUBLISHER, 0);
+    let next = StagedFile::open_entry(&other, staged.file(), file.clone(), Mode::Strict);
+    let next = next.expect("open");
+    next.publish(Scope::Everything).expect("publish");
+    next.take_away(|| {}).expect("take away");
+    assert_eq!(file.size().expect("size"), 5000);
+}
