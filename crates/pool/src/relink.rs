@@ -43,8 +43,9 @@ impl<M: Medium> FileGuard<'_, M> {
             .ok_or_else(|| Error::damaged("file entry", sealed, "check bits"))?;
         if old < seq {
             self.pool().store(sealed, checked_word(seq, id))?;
-            self.pool().medium().flush(sealed, 8)?;
         }
+        // Also where it was raised by somebody who failed before it was durable.
+        self.pool().medium().flush(sealed, 8)?;
         for intent in intents {
             let place = attachment.take_place(false)?;
             let mut record = Record {
