@@ -265,7 +265,7 @@ fn stat_shows_which_files_have_a_weaker_promise() {
     let second_user = std::fs::File::open(name("shared")).unwrap();
     let program = "import os, sys\n\
                    own, shared = (os.open(p, os.O_WRONLY | os.O_CREAT) for p in sys.argv[1:3])\n\
-                   for i in range(100): os.write(own, b'o' * 500)\n\
+                   for i in range(400): os.write(own, b'o' * 500)\n\
                    os.write(shared, b's' * 500); os.write(shared, b's' * 500)\n\
                    os.mkdir(sys.argv[3]); sys.stdin.readline()\n\
                    os.close(shared)\n\

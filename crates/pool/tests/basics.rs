@@ -2,7 +2,7 @@
 
 mod common;
 
-use adit_pmem::{Medium as _, OutOfRange};
+use adit_pmem::Medium as _;
 use adit_pool::layout::{FileEntry, Geometry, Slot};
 use adit_pool::{Error, Extent, LocalLocks, Op, PUBLISHER, Pool, When};
 use adit_sim::SimMedium;
@@ -512,50 +512,6 @@ fn what_the_next_record_is_chained_to_stays() {
     }
 }
 
-/// A medium on which something happens beside whoever reads a place for the first time.
-struct Beside {
-    medium: Memory,
-    place: u64,
-    happens: std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>,
-}
-
-impl adit_pmem::Medium for Beside {
-    fn size(&self) -> u64 {
-        self.medium.size()
-    }
-    fn load(&self, offset: u64) -> Result<u64, OutOfRange> {
-        self.medium.load(offset)
-    }
-    fn store(&self, offset: u64, value: u64) -> Result<(), OutOfRange> {
-        self.medium.store(offset, value)
-    }
-    fn compare_exchange(
-        &self,
-        offset: u64,
-        current: u64,
-        new: u64,
-    ) -> Result<Result<u64, u64>, OutOfRange> {
-        self.medium.compare_exchange(offset, current, new)
-    }
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
-        if offset == self.place
-            && let Some(happens) = self.happens.lock().unwrap().take()
-        {
-            happens();
-        }
-        self.medium.read(offset, into)
-    }
-    fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
-        self.medium.write_streaming(offset, from)
-    }
-    fn flush(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
-        self.medium.flush(offset, len)
-    }
-    fn fence(&self) {
-        self.medium.fence();
-    }
-}
-
 /// Who looks at the logs has no lock: bytes that a relink exchanges just then are no damage, and what they lie in is not
 /// free.
 #[test]
@@ -594,14 +550,10 @@ fn a_relink_beside_a_look_is_no_damage() {
             std::mem::forget(publisher);
         }
     };
-    let beside = Beside {
-        medium,
-        place: extent.offset,
-        happens: std::sync::Mutex::new(Some(Box::new(relinks))),
-    };
-    let looks = open(beside, &locks, boot(1)).unwrap().attach().unwrap();
+    medium.when_read(extent.offset, relinks);
+    let looks = pool.attach().unwrap();
     let released = looks.release_orphans().unwrap();
-    assert!(looks.pool().medium().happens.lock().unwrap().is_none());
+    assert!(medium.was_read());
     assert_eq!((released.kept, released.chunks), (3, 0));
 }
 

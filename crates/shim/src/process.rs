@@ -499,24 +499,34 @@ pub(crate) extern "C" fn before_clone(_function: usize, _stack: usize, flags: c_
     descriptors::refusal(ready)
 }
 
-/// Whether one of so many messages carries control data, as descriptors are; what cannot be read does not.
+/// Whether one of so many messages carries control data, as descriptors are.
 fn carries_control(messages: usize, count: usize, step: usize) -> bool {
-    const LENGTH: usize = core::mem::offset_of!(libc::msghdr, msg_controllen);
+    // In a sandbox nothing is promoted, and the call of the kernel that looks could end the program.
+    if !signal::guards() && fds::each_promoted().next().is_none() {
+        return true;
+    }
     // The kernel sends no more at once.
-    (0..count.min(libc::UIO_MAXIOV as usize)).any(|nth| {
-        let mut length = [0; size_of::<usize>()];
-        let at = messages.wrapping_add(nth.wrapping_mul(step) + LENGTH);
-        peek(at, &mut length).is_some() && length != [0; size_of::<usize>()]
-    })
+    (0..count.min(libc::UIO_MAXIOV as usize))
+        .any(|nth| control_of(messages.wrapping_add(nth.wrapping_mul(step))) != 0)
 }
 
-/// Reads the program's memory: by a call of the kernel where a fault in it could not be handled.
-fn peek(at: usize, into: &mut [u8]) -> Option<()> {
+/// Bytes of control data of the message at an address. None of one that cannot be read, as the kernel refuses it; where a
+/// fault could not be handled, the kernel is asked, and what it does not tell may be anything.
+fn control_of(message: usize) -> usize {
+    let at = message.wrapping_add(core::mem::offset_of!(libc::msghdr, msg_controllen));
+    let mut length = [0; size_of::<usize>()];
     if !signal::guards() {
-        return strangers::read(at, into);
+        if strangers::read(at, &mut length).is_none() {
+            return usize::MAX;
+        }
+    } else {
+        // SAFETY: the local has room for so many bytes; the program's pointer may fault.
+        let copied = unsafe { guarded_copy(length.as_mut_ptr(), at as *const u8, length.len()) };
+        if copied.is_err() {
+            return 0;
+        }
     }
-    // SAFETY: the slice has room for so many bytes; the program's pointer may fault.
-    unsafe { guarded_copy(into.as_mut_ptr(), at as *const u8, into.len()) }.ok()
+    usize::from_ne_bytes(length)
 }
 
 /// Before `sendmsg(socket, message, flags)`: descriptors in it get a second owner.

@@ -38,25 +38,16 @@ pub(super) fn check(stage: &Stage) -> Result<(), String> {
     Err("the library stages no file here; adit doctor says what it needs".into())
 }
 
-/// Pages after which a new file is staged, if it ever is: the first are the kernel's where that keeps the promise.
-const FIRST: usize = 64;
-
 /// Whether a new file of this name is staged when it is written.
 pub(super) fn stages(path: &Path) -> Result<bool, String> {
-    let file = Adit::open(path, CREATE)?;
-    let page = page();
-    let is_staged = |pages: usize| {
-        file.write(&page);
-        // What the kernel, asked past the library, knows of a staged file is what it was before.
-        let known = rustix::fs::stat(path.as_os_str().as_bytes()).map_err(crate::failure::words)?;
-        Ok((known.st_size as usize) < pages * page.len())
-    };
-    let staged = (1..=FIRST)
-        .map(is_staged)
-        .find(|staged| *staged != Ok(false));
+    // Of another description the first writes are the kernel's, where that keeps the promise.
+    let file = Adit::open(path, CREATE | libc::O_APPEND)?;
+    file.write(&page());
+    // What the kernel, asked past the library, knows of a staged file is what it was before.
+    let known = rustix::fs::stat(path.as_os_str().as_bytes()).map_err(crate::failure::words);
     drop(file);
     remove(path);
-    staged.unwrap_or(Ok(false))
+    Ok(known?.st_size == 0)
 }
 
 /// The groups of a suite, in the order of the report.

@@ -17,7 +17,11 @@ pub struct Memory {
     full: Arc<AtomicBool>,
     fences: Arc<AtomicU64>,
     held: Arc<Mutex<Option<HeldFence>>>,
+    beside: Arc<Mutex<Option<(u64, Happens)>>>,
 }
+
+/// What happens beside a read.
+type Happens = Box<dyn FnOnce() + Send>;
 
 /// A fence that is to wait: it says so, and then waits to be told to go on.
 type HeldFence = (Sender<()>, Receiver<()>);
@@ -29,6 +33,16 @@ impl Memory {
         let (lets, goes_on) = channel();
         *self.held.lock().unwrap() = Some((says, goes_on));
         (waits, lets)
+    }
+
+    /// Something happens beside whoever reads next where this offset is the first.
+    pub fn when_read(&self, offset: u64, happens: impl FnOnce() + Send + 'static) {
+        *self.beside.lock().unwrap() = Some((offset, Box::new(happens)));
+    }
+
+    /// Whether that has happened.
+    pub fn was_read(&self) -> bool {
+        self.beside.lock().unwrap().is_none()
     }
 
     /// Whether nothing can be written back, as on a disk that is full.
@@ -63,6 +77,7 @@ impl Memory {
             full: Arc::default(),
             fences: Arc::default(),
             held: Arc::default(),
+            beside: Arc::default(),
         }
     }
 
@@ -134,6 +149,10 @@ impl Medium for Memory {
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
+        let happens = (self.beside.lock().unwrap()).take_if(|(place, _)| *place == offset);
+        if let Some((_, happens)) = happens {
+            happens();
+        }
         self.check(offset, into.len() as u64)?;
         for (i, byte) in into.iter_mut().enumerate() {
             let at = offset as usize + i;

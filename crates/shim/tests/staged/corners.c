@@ -49,8 +49,8 @@ static void messages(void) {
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);
     say("with signals blocked", sendmsg(ends[0], &several[0].msg_hdr, 0));
-    say("no message", sendmsg(ends[0], (void *)8, 0));
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    say("no message", sendmsg(ends[0], (void *)8, 0));
 }
 
 // Flags by number.
