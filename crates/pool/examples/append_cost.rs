@@ -35,7 +35,7 @@ fn appends(a: &Attachment<FileMedium>, file: FileRef, len: usize, with_crc: bool
         let last = guard.next_seq()? - 1;
         guard.retire(last)?;
         drop(guard);
-        a.reclaim(|_, _| true)?;
+        a.reclaim()?;
     }
     Ok(best)
 }

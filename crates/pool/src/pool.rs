@@ -577,7 +577,7 @@ impl<M: Medium> Attachment<M> {
         cut: impl FnOnce(u32),
     ) -> Result<()> {
         self.ensure_current()?;
-        self.reclaim(|_, _| true)?;
+        self.reclaim()?;
         let gate = self.pool.locks().gate()?;
         self.give_back_chunks()?;
         let state = self.pool.geometry().slot(self.owner.slot) + at!(Slot.state);

@@ -19,41 +19,35 @@ fn tiny(chunks: u32) -> (SimMedium, LocalLocks) {
 /// log again. So the second waits while the first is under way.
 #[test]
 fn one_thread_at_a_time_reclaims() {
-    use std::sync::atomic::{AtomicBool, Ordering};
-    let (medium, locks) = tiny(8);
-    let a = open(medium, &locks, boot(1)).unwrap().attach().unwrap();
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+    let medium = Memory::new(&vec![0; tiny_size(8) as usize]);
+    Pool::create(&medium, &options(TINY)).expect("create");
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let a = Arc::new(pool.attach().unwrap());
     let file = a.enter_file(&name(1)).unwrap();
     for _ in 0..2 {
-        let op = fill(&a, 0, &[1; 100]).unwrap();
-        a.lock_file(file).unwrap().append(&op, When::Now).unwrap();
+        stage(&a, file, 0, &[1; 100], When::Now).unwrap();
     }
+    let found = pool.scan().unwrap();
+    let first = found.records(&pool, file).next().unwrap().unwrap();
     a.lock_file(file).unwrap().retire(2).unwrap();
-    let second_is_in = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let started = AtomicBool::new(false);
-        let reclaimed = a.reclaim(|_, _| {
-            if !started.swap(true, Ordering::SeqCst) {
-                scope.spawn(|| {
-                    a.reclaim(|_, _| {
-                        second_is_in.store(true, Ordering::SeqCst);
-                        true
-                    })
-                });
-                // Long enough for the second to come in, if anything let it.
-                for _ in 0..100 {
-                    adit_pmem::rest(std::time::Duration::from_millis(2));
-                    assert!(!second_is_in.load(Ordering::SeqCst), "both are in");
-                }
-            }
-            true
-        });
-        assert_eq!(reclaimed.unwrap(), 2);
-    });
+    let (second_is_out, out) = channel();
+    let second = Arc::clone(&a);
+    let beside_the_first = move || {
+        std::thread::spawn(move || second_is_out.send(second.reclaim()));
+        // Long enough for the second to come through, if anything let it.
+        let early = out.recv_timeout(Duration::from_millis(200));
+        assert!(early.is_err(), "both are in");
+    };
+    medium.when_read(first.at, beside_the_first);
+    assert_eq!(a.reclaim().unwrap(), 2);
+    assert!(medium.was_read());
 }
 
 /// Where a fence is a sync of the kernel, one for each record would take minutes: files' records lie between each
-/// other. One for each file whose mark may not be durable is enough, that is, whose lock somebody has; and none for what
-/// is not to be freed.
+/// other. One for each file whose mark may not be durable is enough, that is, whose lock somebody has.
 #[test]
 fn collecting_makes_each_mark_durable_once() {
     let medium = Memory::slow(&vec![0; tiny_size(12) as usize]);
@@ -66,25 +60,19 @@ fn collecting_makes_each_mark_durable_once() {
             stage(&a, file, round * 100, &[1; 100], When::Now).unwrap();
         }
     }
-    // Of the last, nothing is retired.
-    for file in &files[..3] {
-        a.lock_file(*file).unwrap().retire(20).unwrap();
-    }
+    let retire = |file| a.lock_file(file).unwrap().retire(20).unwrap();
+    // Of the others, nothing is retired.
+    files[..2].iter().copied().for_each(retire);
     let fences_of = |collect: &dyn Fn() -> u64, collected: u64| {
         let before = medium.fences();
         assert_eq!(collect(), collected);
         medium.fences() - before
     };
     let held = files.map(|file| other.lock_file(file).unwrap());
-    assert_eq!(
-        fences_of(&|| a.reclaim(|_, _| false).unwrap(), 0),
-        0,
-        "nothing is freed"
-    );
-    let but_one = |file, _| file != files[0];
-    assert_eq!(fences_of(&|| a.reclaim(but_one).unwrap(), 40), 2);
+    assert_eq!(fences_of(&|| a.reclaim().unwrap(), 40), 2);
     drop(held);
-    assert_eq!(fences_of(&|| a.reclaim(|_, _| true).unwrap(), 20), 0);
+    retire(files[2]);
+    assert_eq!(fences_of(&|| a.reclaim().unwrap(), 20), 0);
 }
 
 /// A look at a mark, or at whether a file was forgotten, takes a fence only where somebody who changes it may not have
@@ -198,13 +186,13 @@ fn a_file_is_retired_when_that_is_durable() {
     assert_eq!(pool.seen_retired(file).unwrap(), last);
     assert!(pool.retired(file).is_err());
     assert!(one.lock_file(file).is_err() && other.lock_file(file).is_err());
-    assert!(one.reclaim(|_, _| true).is_err());
+    assert!(one.reclaim().is_err());
     medium.refuse_write_backs(false);
     let before = medium.fences();
     assert_eq!(pool.retired(file).unwrap(), last);
     assert_eq!(medium.fences() - before, 1);
     other.lock_file(file).unwrap().retire(last).unwrap();
-    assert_eq!(one.reclaim(|_, _| true).unwrap(), 1);
+    assert_eq!(one.reclaim().unwrap(), 1);
 }
 
 /// Who waits for a file that was forgotten may get the lock of a dead owner, and of the next file that has the entry.

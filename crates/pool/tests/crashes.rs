@@ -85,7 +85,7 @@ fn usable(pool: &Pool<SimMedium>, a: &Attachment<SimMedium>) -> Result<()> {
     let found = pool.scan()?;
     assert_eq!(replayed(pool, &found, file, b"")?, b"still works");
     a.forget_file(file)?;
-    a.reclaim(|_, _| true)?;
+    a.reclaim()?;
     a.release_empty()?;
     let names = 2; // Chunks that hold names stay.
     let log = a.log_chunks();
@@ -414,7 +414,7 @@ fn publishing_retiring_and_recycling_the_log() {
                 .expect("lock")
                 .retire(seq)
                 .expect("retire");
-            a.reclaim(|_, _| true).expect("reclaim");
+            a.reclaim().expect("reclaim");
         });
         for op in 1..=rounds {
             world.begin(op);
@@ -422,7 +422,7 @@ fn publishing_retiring_and_recycling_the_log() {
                 let bytes = [(op * 10 + part) as u8; 64];
                 while let Err(error) = stage(&a, file, 0, &bytes, When::Now) {
                     assert!(matches!(error, adit_pool::Error::LogFull { .. }), "{error}");
-                    a.reclaim(|_, _| true).expect("reclaim");
+                    a.reclaim().expect("reclaim");
                     a.limit_log(2);
                 }
             }
@@ -433,7 +433,7 @@ fn publishing_retiring_and_recycling_the_log() {
             write_base(pool.medium(), &[(op * 10 + 3) as u8; 64]).expect("base");
             guard.retire(seq).expect("retire");
             drop(guard);
-            a.reclaim(|_, _| true).expect("reclaim");
+            a.reclaim().expect("reclaim");
         }
     };
     let judge = |world: &World, history: &History| {
@@ -485,7 +485,7 @@ fn bytes_where_a_log_was() {
             (a, next)
         });
         let log = first_log(a.pool());
-        a.reclaim(|_, _| true).expect("reclaim");
+        a.reclaim().expect("reclaim");
         let extent = next.alloc(8192).expect("a chunk");
         assert_eq!(extent.offset, TINY.chunk(log), "the first that is free");
         next.fill(extent, 0, &[0x55; 8192]).expect("fill");
@@ -750,7 +750,7 @@ fn careless_story(world: &World, forgets: Forgets) {
             write_base(&world.medium(), &[op as u8; 200]).expect("base");
             guard.retire(seq).expect("retire");
             drop(guard);
-            a.reclaim(|_, _| true).expect("reclaim");
+            a.reclaim().expect("reclaim");
             // Nothing is staged any more: an overwrite in place, durable at once.
             world.begin(100);
             write_base(&world.medium(), &[100; 200]).expect("base");

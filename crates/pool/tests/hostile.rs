@@ -35,7 +35,7 @@ fn image() -> Vec<u8> {
             .unwrap();
     }
     a.lock_file(one).unwrap().retire(129).unwrap();
-    a.reclaim(|_, _| true).unwrap();
+    a.reclaim().unwrap();
     stage(&a, one, 0, &[1; 300], When::Now).unwrap();
     stage(&b, one, 200, &[2; 5000], When::WithCommit).unwrap();
     a.lock_file(one).unwrap().commit().unwrap();
@@ -98,7 +98,7 @@ fn publish(pool: &Arc<Pool<Memory>>, a: &adit_pool::Attachment<Memory>) -> Resul
         }
         guard.retire(file.last_seq)?;
     }
-    a.reclaim(|_, _| true)?;
+    a.reclaim()?;
     a.release_orphans()?;
     Ok(())
 }

@@ -422,7 +422,7 @@ fn a_forked_child_is_not_attached() {
             matches!(a.alloc(100), Err(Error::NotAttached)),
             matches!(a.enter_file(&name(2)), Err(Error::NotAttached)),
             matches!(a.lock_file(file).map(|_| ()), Err(Error::NotAttached)),
-            matches!(a.reclaim(|_, _| true), Err(Error::NotAttached)),
+            matches!(a.reclaim(), Err(Error::NotAttached)),
             matches!(a.release_orphans(), Err(Error::NotAttached)),
         ];
         if refused.contains(&false) {
@@ -631,7 +631,7 @@ fn append_for_ever(a: &Attachment<FileMedium>, place: &Path, id: u64) {
                             count += 1;
                         }
                         Err(Error::LogFull { .. } | Error::Full { .. }) => {
-                            a.reclaim(|_, _| true).unwrap();
+                            a.reclaim().unwrap();
                             std::thread::sleep(Duration::from_micros(300));
                         }
                         Err(error) => panic!("append: {error}"),
@@ -808,7 +808,7 @@ fn threads_of_one_attachment_share_a_log() {
         scope.spawn(move || {
             // Reclaims what the four have retired meanwhile.
             while !stop.load(Ordering::Relaxed) {
-                a.reclaim(|_, _| true).unwrap();
+                a.reclaim().unwrap();
                 std::thread::sleep(Duration::from_millis(1));
             }
         });

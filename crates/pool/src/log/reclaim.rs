@@ -55,14 +55,15 @@ impl<M: Medium> Marks<'_, M> {
 
 impl<M: Medium> Attachment<M> {
     /// Looks at every record of this attachment that is still waiting; the extents of those that were
-    /// retired and that `may_free`, asked by file and sequence number, allows become free again, chunks
-    /// without waiting records are given back. Returns how many records were settled.
+    /// retired become free again, chunks without waiting records are given back. Returns how many records
+    /// were settled. From then on the bytes may be overwritten: whoever still reads them asks for the
+    /// file's mark ([`Pool::retired_word`]) afterwards.
     ///
     /// One thread at a time: two that find the same chunk settled would both give it back, the second
-    /// one when it may be the log again already. `may_free` must not reclaim.
-    pub fn reclaim(&self, may_free: impl Fn(FileRef, u64) -> bool) -> Result<u64> {
+    /// one when it may be the log again already.
+    pub fn reclaim(&self) -> Result<u64> {
         self.ensure_current()?;
-        // The lock guards no data, so a panic in `may_free` has broken nothing.
+        // The lock guards no data, so a panic has broken nothing.
         let _alone = self
             .state
             .reclaiming
@@ -85,7 +86,7 @@ impl<M: Medium> Attachment<M> {
                         chunk,
                         position: i as u32 * 64 + bit,
                     };
-                    settled += u64::from(self.reclaim_one(place, map, &mut marks, &may_free)?);
+                    settled += u64::from(self.reclaim_one(place, map, &mut marks)?);
                 }
             }
             let settled_all = map.settled.load(Ordering::Acquire) >= capacity;
@@ -96,13 +97,7 @@ impl<M: Medium> Attachment<M> {
         Ok(settled)
     }
 
-    fn reclaim_one(
-        &self,
-        place: Place,
-        map: &ChunkMap,
-        marks: &mut Marks<'_, M>,
-        may_free: &impl Fn(FileRef, u64) -> bool,
-    ) -> Result<bool> {
+    fn reclaim_one(&self, place: Place, map: &ChunkMap, marks: &mut Marks<'_, M>) -> Result<bool> {
         // A record being written just now is not readable yet: it is not retired either.
         let record = Record::decode(&self.pool.read_line(place)?);
         if record.generation != map.generation()
@@ -116,10 +111,6 @@ impl<M: Medium> Attachment<M> {
         }
         let extent = extent_of(&record);
         let names = RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent);
-        // Asked first: what is not to be freed is worth no fence.
-        if names && !may_free(file, record.seq) {
-            return Ok(false);
-        }
         marks.make_durable(file)?;
         let mine = self.settle(place);
         if mine && names && self.unname_extent(extent, place) {

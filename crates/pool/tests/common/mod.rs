@@ -172,7 +172,7 @@ pub fn publish_to_base<M: Medium>(attachment: &Attachment<M>) -> Result<()> {
         )?;
         guard.retire(file.last_seq.max(committed))?;
     }
-    attachment.reclaim(|_, _| true)?;
+    attachment.reclaim()?;
     attachment.release_orphans()?;
     Ok(())
 }
@@ -194,7 +194,7 @@ pub fn publish_all<M: Medium>(attachment: &Attachment<M>, bases: &mut Bases) -> 
         *base = replayed(pool, &recovery, file.file(), base)?;
         guard.retire(file.last_seq.max(committed))?;
     }
-    attachment.reclaim(|_, _| true)?;
+    attachment.reclaim()?;
     attachment.release_orphans()?;
     Ok(())
 }

@@ -73,8 +73,8 @@ impl Mode {
 /// This process's seat at a pool, with its staged files.
 pub struct Stage<M: Medium> {
     attachment: Attachment<M>,
-    /// For each open file that is not shared: up to which record its overlay refers to nothing any more.
-    settled: Mutex<BTreeMap<FileRef, Weak<AtomicU64>>>,
+    /// The files that are open, each of which has one view here unless it is shared.
+    open: Mutex<BTreeMap<FileRef, Weak<()>>>,
     /// Adjacent pages taken ahead: appends that follow each other lie side by side, are one piece of
     /// the overlay and one run of the publisher, and the chunks are searched once for many. Threads have
     /// their own, as far as there are enough.
@@ -119,7 +119,7 @@ impl<M: Medium> Stage<M> {
     pub fn growing(attachment: Attachment<M>, grow: Grow<M>) -> Arc<Self> {
         Arc::new(Self {
             attachment,
-            settled: Mutex::default(),
+            open: Mutex::default(),
             ahead: Default::default(),
             making_room: Mutex::default(),
             grow,
@@ -130,8 +130,7 @@ impl<M: Medium> Stage<M> {
         })
     }
 
-    /// Notes that so many records are retired. Their file has settled them ([`StagedFile::settle`]): before that,
-    /// whoever collects finds that their space is not free, and does not look again for this number.
+    /// Notes that so many records are retired.
     pub(super) fn retired(&self, records: usize) {
         self.retired.fetch_add(records as u64, Ordering::AcqRel);
     }
@@ -233,28 +232,20 @@ impl<M: Medium> Stage<M> {
         Ok(reclaimed + u64::from(self.attachment.release_empty()?))
     }
 
-    /// Makes the space of retired records free again, as far as no overlay of this process refers to
-    /// it.
+    /// Whether enough comes back of what others have published meanwhile: of files that nobody has touched since, this
+    /// process has not noticed that.
+    fn others_made_room(&self) -> Result<bool> {
+        let _one = lock(&self.making_room);
+        let made = self.reclaim()?;
+        Ok(made > 0 && made >= self.attachment.waiting_records() / WORTH)
+    }
+
+    /// Makes the space of retired records free again. Overlays may name it still, of files that nobody has touched
+    /// since: who looks at them asks for the mark first.
     pub fn reclaim(&self) -> Result<u64> {
-        let open: BTreeMap<FileRef, Arc<AtomicU64>> = {
-            let mut settled = lock(&self.settled);
-            settled.retain(|_, open| open.strong_count() > 0);
-            let alive = settled.iter();
-            // Readers of a shared file ask for the mark themselves: one that is not used keeps nothing.
-            let is_shared = |file: FileRef| {
-                let word = self.attachment.pool().version(file);
-                word.is_ok_and(|word| word & SHARED != 0)
-            };
-            alive
-                .filter(|(file, _)| !is_shared(**file))
-                .filter_map(|(file, open)| Some((*file, open.upgrade()?)))
-                .collect()
-        };
+        lock(&self.open).retain(|_, open| open.strong_count() > 0);
         let retired = self.retired.swap(0, Ordering::AcqRel);
-        let reclaimed = self.attachment.reclaim(|file, seq| {
-            open.get(&file)
-                .is_none_or(|settled| settled.load(Ordering::Acquire) >= seq)
-        });
+        let reclaimed = self.attachment.reclaim();
         if reclaimed.is_err() {
             self.retired.fetch_add(retired, Ordering::AcqRel);
         }
@@ -282,11 +273,12 @@ pub struct StagedFile<M: Medium, B: BaseFile> {
     pub(super) known_seq: AtomicU64,
     /// The publishing word up to which the overlay follows the retired mark. Guarded by the file's lock.
     pub(super) followed: AtomicU64,
-    /// The mark itself, of a shared file: `shared.rs`. Guarded by the file's lock.
+    /// The mark itself. Guarded by the file's lock.
     pub(super) followed_mark: AtomicU64,
     /// How far the logs of others were seen. Used under the file's lock.
     pub(super) tail: Mutex<Tail>,
-    pub(super) settled: Arc<AtomicU64>,
+    /// Says in [`Stage::open`] that the file is.
+    _open: Arc<()>,
     pub(super) publishing: Mutex<()>,
     pub(super) room: Room,
 }
@@ -429,15 +421,15 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     ) -> Result<Self> {
         let file = guard.file();
         let base_size = base.size()?;
-        let settled = Arc::new(AtomicU64::new(0));
+        let this = Arc::new(());
         {
-            let mut open = lock(&stage.settled);
+            let mut open = lock(&stage.open);
             let is_open = open.get(&file).is_some_and(|open| open.strong_count() > 0);
             if is_open && guard.version()? & SHARED == 0 {
                 return Err(Error::AlreadyOpen);
             }
             if !is_open {
-                open.insert(file, Arc::downgrade(&settled));
+                open.insert(file, Arc::downgrade(&this));
             }
         }
         Ok(Self {
@@ -463,7 +455,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             followed: AtomicU64::new(guard.version()?),
             followed_mark: AtomicU64::new(0),
             tail: Mutex::default(),
-            settled,
+            _open: this,
             publishing: Mutex::new(()),
             room: Room::default(),
         })
@@ -558,10 +550,9 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         }
         let next_seq = guard.next_seq()?;
         let version = guard.version()?;
-        // Of a file that is not shared the publishing word says all.
         let shared = version & SHARED != 0;
         let followed_mark = self.followed_mark.load(Ordering::Relaxed);
-        let mark = if shared { self.mark()? } else { followed_mark };
+        let mark = self.mark()?;
         let is_new = self.known_seq.load(Ordering::Relaxed) != next_seq;
         let is_published =
             self.followed.load(Ordering::Relaxed) != version || followed_mark != mark;
@@ -618,20 +609,11 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             covered: CoveredPages::new(pool),
         };
         drop(view);
-        self.settle(retired);
         if gone > 0 {
             self.stage.retired(gone);
             self.stage.left_out.store(true, Ordering::Relaxed);
         }
         Ok(())
-    }
-
-    /// The overlay refers to nothing up to `retired` any more; readers that looked before start over.
-    pub(super) fn settle(&self, retired: u64) {
-        // Once they are settled, the space of records may be anybody's.
-        self.change().covered.clear();
-        self.reuse.move_on();
-        self.settled.fetch_max(retired, Ordering::AcqRel);
     }
 
     /// Runs an operation; when space runs out, publishes and tries again. Fails with `ENOSPC` when that
@@ -652,6 +634,10 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             };
             // The logs have a limit of their own.
             let growing_helps = matches!(full, adit_pool::Error::Full { .. });
+            if growing_helps && self.stage.others_made_room()? {
+                rooms += 1;
+                continue;
+            }
             if growing_helps && self.stage.grow(Growth::Ahead) {
                 continue;
             }

@@ -303,7 +303,6 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Ends the staging: the entry goes, and all records with it.
     fn forget(&self, guard: FileGuard<'_, M>) -> Result<()> {
         guard.forget()?;
-        self.settle(u64::MAX);
         self.stage.retired(self.look().ops.len());
         Ok(())
     }
@@ -363,7 +362,6 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let completed = self.complete(&mut guard, &mut claim, &target, linking, done);
         drop(guard);
         completed?;
-        self.settle(target.last);
         self.stage.retired((done.records - before) as usize);
         Ok(true)
     }
@@ -461,7 +459,6 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         };
         if oldest.is_some_and(|seq| seq <= retired) {
             let gone = self.drop_up_to(retired, self.base.size()?);
-            self.settle(retired);
             self.stage.retired(gone as usize);
             self.stage
                 .left_out
@@ -470,12 +467,15 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         Ok(())
     }
 
-    /// Takes published records out of the overlay, over a base file that holds them.
+    /// Takes published records out of the overlay, over a base file that holds them. The caller holds the file's lock,
+    /// and has since they were retired: their space is anybody's from then on, and no page of it may come back as one
+    /// that newer writes cover ([`super::recycle`]).
     pub(super) fn drop_up_to(&self, last: u64, base_size: u64) -> u64 {
         let mut view = self.change();
         view.reveal(last);
         view.committed = view.committed.max(last);
         let gone = view.ops_up_to(last);
+        view.covered.clear();
         self.room.is_old();
         view.ops.drain(..gone);
         view.base_size = base_size;

@@ -1,17 +1,19 @@
 //! Reading without a lock that the copy would hold.
 //!
 //! The pieces of the whole range are taken from the overlay at one instant. No write changes bytes in
-//! place, so they stay what they were, but for two acts of a publisher: he writes to ranges of the base
-//! file that were not staged when we looked, and the space of what he has retired is used again. Each
-//! shows in a number that moves before: the publishing word of the file, in the pool, which publishers
-//! of all processes move; and the epoch of this process, which alone gives its own space back. A reader
-//! that finds either moved after its copy throws the copy away. Where staged bytes themselves went to the
-//! base file, the publishing word says that too, and the reader throws away what it knew.
+//! place, so they stay what they were, but for two acts of a publisher, he writes to ranges of the base
+//! file that were not staged when we looked, and the space of what he has retired is used again; and for
+//! one of this process, which uses pages again that newer writes cover. Each shows in a number that moves
+//! before: the file's publishing word and its mark up to which records are retired, in the pool, which
+//! publishers of all processes move; and the epoch of this process. A reader that finds any of them moved
+//! after its copy throws the copy away. Where staged bytes themselves went to the base file, the
+//! publishing word says that too, and the reader throws away what it knew.
 //!
-//! All that holds of an overlay that has whatever a publisher may have written before. So a reader looks
-//! at the publishing word first, and then whether its overlay lacks anything that was logged by then: what
-//! other programs have done to a file that is shared (`shared.rs`), and what this process has logged and
-//! waits with for the device, when somebody has claimed the file since. One that finds
+//! All that holds of an overlay that has whatever a publisher may have written before, and names nothing
+//! that is retired. So a reader looks at the publishing word first, and then whether its overlay lacks
+//! anything that was logged by then, or the mark has moved: what other programs have done to a file that
+//! is shared (`shared.rs`), and what this process has logged and waits with for the device, when somebody
+//! has claimed the file since. One that finds
 //! the file taken away (everything is in the base file, and others may be writing there by now) says so
 //! instead.
 //!
@@ -24,12 +26,12 @@
 use adit_pmem::copy::guarded_copy;
 use adit_pmem::{BaseFile, Medium};
 use rustix::io::Errno;
+use std::sync::atomic::Ordering;
 
 use super::error::{Error, Result};
 use super::file::StagedFile;
 use super::memory::{Cursor, total};
 use super::overlay::{Piece, Source};
-use super::shared::Mark;
 #[cfg(test)]
 use super::shared::planted;
 
@@ -56,7 +58,8 @@ struct Held {
     epoch: u64,
     /// The publishing word.
     word: u64,
-    mark: Mark,
+    /// The mark that the overlay has followed. Pages that it names may be anybody's once that moves.
+    mark: u64,
 }
 
 /// The pieces of a range.
@@ -164,7 +167,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             .attachment()
             .pool()
             .ensure_not_forgotten(self.file)?;
-        let unmoved = unmoved && self.version()? == held.word && self.holds(held.mark)?;
+        let unmoved = unmoved && self.version()? == held.word && self.mark()? == held.mark;
         copied?;
         Ok(unmoved.then_some(done))
     }
@@ -177,7 +180,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let held = Held {
             epoch: self.reuse.epoch(),
             word,
-            mark: self.mark_to_hold(word),
+            mark: self.followed_mark.load(Ordering::Acquire),
         };
         let view = self.look();
         let waiting = view.claimed_waiting(word);

@@ -117,7 +117,7 @@ impl CoveredPages {
         self.pages.drain(..self.batch).collect()
     }
 
-    /// The records that name them are about to be reclaimed.
+    /// Records that name some of them are retired, and may be reclaimed.
     pub(super) fn clear(&mut self) {
         self.pages.clear();
     }
@@ -235,8 +235,7 @@ impl<M: Medium, B: BaseFile> Drop for StagedFile<M, B> {
         if self.stage.attachment().ensure_current().is_ok() {
             // What cannot be given back now stays taken until the attachment ends.
             let _ = self.release_recycled();
-            // Somebody else has published what is left in the overlay, or will; nothing refers to it here.
-            self.settled.store(u64::MAX, Ordering::Release);
+            // Somebody else has published what is left in the overlay, or will.
             self.stage.retired(self.look().ops.len());
         }
     }

@@ -470,7 +470,6 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             self.fold(&target, None, &mut done)?;
             guard.retire(target.last)?;
             let gone = self.drop_up_to(target.last, self.base.size()?);
-            self.settle(target.last);
             self.stage.retired(gone as usize);
         }
         Ok(guard.set_version(relinked(guard.version()?))?)

@@ -1,4 +1,4 @@
-//! When bytes of the pool are used again that a reader may be copying.
+//! When bytes of the pool are used again that a reader may be copying, before their records are retired.
 //!
 //! Readers take no lock: they note the epoch, look at the overlay, copy, and look at the epoch again. It
 //! moves after the overlay has stopped naming the bytes and before they are overwritten; so a reader that

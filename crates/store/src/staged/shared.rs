@@ -4,15 +4,12 @@
 //! here is that an overlay notices by itself that the log has gone on without it. The bit [`SHARED`] of
 //! the publishing word says that this may happen, and from then on
 //!
-//! - **a reader asks two words of the file's entry first**: the number of its last record, and the mark up
-//!   to which records are retired. If they are not those that its overlay knows, it takes the lock and
+//! - **a reader asks for the number of the file's last record first**, as every reader asks for the mark up
+//!   to which records are retired. If it is not the one that its overlay knows, it takes the lock and
 //!   follows. So it sees every write that was acknowledged before it began. It asks at each attempt anew,
 //!   and after it has looked at the publishing word: whoever has claimed the file by then has logged
 //!   before what he writes to the base file, and an overlay without that would tell old bytes beside
 //!   new ones;
-//! - **it asks for the mark again after its copy**: who sees his records retired fills their pages anew,
-//!   and is another process, whose epoch is not ours ([`super::reuse`]). Whoever has copied any of the new
-//!   bytes finds that the mark has moved;
 //! - **nobody uses pages again before they are retired** ([`super::recycle`]), which the mark would not tell;
 //! - **nothing is relinked**: a program that may only read the file could not finish what another has
 //!   died over.
@@ -27,15 +24,6 @@ use adit_pool::{FileGuard, SHARED};
 use super::claim::relinked_between;
 use super::error::Result;
 use super::file::{StagedFile, View, lock};
-
-/// What a reader of a shared file holds against its copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Mark(u64);
-
-impl Mark {
-    /// Of files that are not shared.
-    const NONE: Self = Self(u64::MAX);
-}
 
 impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// From now on other programs, and other descriptions of this one, may have the file staged, too.
@@ -69,14 +57,16 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Whether others may have written or published what the overlay does not show, up to when the publishing word was
     /// `word`.
     fn is_behind(&self, word: u64) -> Result<bool> {
+        if self.mark()? != self.followed_mark.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
         if word & SHARED == 0 {
             return Ok(false);
         }
         let last = self.stage.attachment().pool().last_seq(self.file)?;
         #[cfg(test)]
         let last = planted::unless(planted::Blind::Last, last, 0);
-        Ok(last >= self.known_seq.load(Ordering::Relaxed)
-            || self.mark()? != self.followed_mark.load(Ordering::Relaxed))
+        Ok(last >= self.known_seq.load(Ordering::Relaxed))
     }
 
     /// Takes the lock and follows, if others have gone on.
@@ -111,20 +101,6 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         #[cfg(test)]
         let mark = planted::unless(planted::Blind::Mark, mark, followed);
         Ok(mark)
-    }
-
-    /// What has to be the same after a copy: the mark that the overlay has followed. Pages that it names may be anybody's
-    /// once that moves.
-    pub(super) fn mark_to_hold(&self, word: u64) -> Mark {
-        if word & SHARED == 0 {
-            return Mark::NONE;
-        }
-        Mark(self.followed_mark.load(Ordering::Acquire))
-    }
-
-    /// Whether nothing was retired since.
-    pub(super) fn holds(&self, mark: Mark) -> Result<bool> {
-        Ok(mark == Mark::NONE || self.mark()? == mark.0)
     }
 
     /// Brings the overlay up to record `next_seq` by what is new at the ends of the logs, under the file's lock; false

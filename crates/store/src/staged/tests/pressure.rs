@@ -1,6 +1,12 @@
 //! Full pools, full logs, full disks, files that are gone, and what is relinked.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use adit_pool::Attachment;
+
 use super::*;
+
+const PAGE: usize = 4096;
 
 struct Setup {
     world: World,
@@ -427,5 +433,47 @@ fn long_runs_are_relinked() {
             .write_at(0, &[9; 8192])
             .expect("the pages are used again");
         assert_eq!(contents(&file).expect("read"), model, "{can:?}");
+    }
+}
+
+/// Space of what somebody else has published comes back, whether or not anybody has used the file since: neither does
+/// the pool grow nor is anything published for want of it.
+#[test]
+fn what_is_published_of_idle_files_makes_room() {
+    let setup = set_up(12);
+    let grown = Arc::new(AtomicBool::new(false));
+    let grow = {
+        let grown = Arc::clone(&grown);
+        move |_: &Attachment<SimMedium>, _| {
+            grown.store(true, Ordering::Relaxed);
+            false
+        }
+    };
+    let stage = Stage::growing(setup.pool.attach().expect("attach"), Box::new(grow));
+    let other = Stage::new(setup.pool.attach().expect("attach"));
+    let open = |stage: &Arc<Stage<SimMedium>>, file: &SimFile| {
+        StagedFile::open(stage, &name_of(file), file.clone(), Mode::Strict).expect("stage")
+    };
+    let idle: Vec<_> = (0..3)
+        .map(|nth| {
+            let file = setup.world.create(&format!("dir/{nth}")).expect("create");
+            (open(&stage, &file), file)
+        })
+        .collect();
+    let busy = open(&stage, &setup.file);
+    for (staged, file) in &idle {
+        staged.append(&[1; 5 * PAGE]).expect("append");
+        let theirs = StagedFile::open_unread(&other, staged.file(), file.clone(), Mode::Sync);
+        theirs
+            .and_then(|theirs| theirs.publish(Scope::Everything))
+            .expect("publish");
+    }
+    let mut model = first_bytes();
+    append_all(&busy, &mut model, [PAGE; 10]);
+    assert_eq!(read_all(&busy), model);
+    assert!(!grown.load(Ordering::Relaxed));
+    assert!(!busy.is_clean(), "it was published");
+    for (staged, _) in &idle {
+        assert_eq!(read_all(staged), [1; 5 * PAGE]);
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use adit_pmem::OutOfRange;
 
 use super::super::relink::Plant;
+use super::super::shared::planted::{self, Blind};
 use super::*;
 
 type Act = Box<dyn FnOnce() + Send>;
@@ -190,9 +191,12 @@ fn read_what_was_relinked(can: Can, plant: Plant) -> (Option<usize>, Vec<u8>) {
     let word = pool.version(staged.file()).expect("word");
     assert_eq!(word >> 63, 0, "the relink is not over");
     let mut bytes = vec![0; PAGE];
+    // The mark would tell as well, but moves after the bytes do.
+    planted::be(Blind::Mark);
     #[allow(unsafe_code, reason = "one attempt is internal, and takes addresses")]
     // SAFETY: the buffer is a slice.
     let read = unsafe { staged.read_once(0, &[(bytes.as_mut_ptr(), PAGE)]) }.expect("read");
+    planted::be(Blind::No);
     (read, bytes)
 }
 

@@ -72,6 +72,44 @@ fn nothing_uncommitted_covers_a_page() {
     }
 }
 
+/// What was covered when everything was published is anybody's: it does not come back to the file as a covered page.
+#[test]
+fn a_published_page_is_covered_no_more() {
+    for by_other in [false, true] {
+        let world = World::new(tiny_size(20));
+        create_pool(&world, boot(1));
+        let file = world.create("dir/file").expect("create");
+        let other = world.create("dir/other").expect("create");
+        let pool = open_pool(world.medium(), boot(1)).expect("open");
+        let stages = [0; 2].map(|_| Stage::new(pool.attach().expect("attach")));
+        let open = |stage: &Arc<Stage<SimMedium>>, file: &SimFile| {
+            StagedFile::open(stage, &name_of(file), file.clone(), Mode::Posix).expect("stage")
+        };
+        let staged = open(&stages[0], &file);
+        let neighbour = open(&stages[0], &other);
+        // The last of them is not committed, so that what it covers waits for that.
+        for round in 0..3_u8 {
+            staged.write_at(0, &[round; PAGE]).expect("write");
+        }
+        if by_other {
+            let theirs = StagedFile::open_unread(&stages[1], staged.file(), file, Mode::Sync);
+            let published = theirs.and_then(|theirs| theirs.publish(Scope::Everything));
+            published.expect("publish");
+        } else {
+            staged.publish(Scope::Everything).expect("publish");
+        }
+        stages[0].reclaim().expect("reclaim");
+        for _ in 0..6 {
+            neighbour.append(&[7; PAGE]).expect("append");
+        }
+        for round in 10..20_u8 {
+            staged.write_at(0, &[round; PAGE]).expect("write");
+            staged.fsync().expect("fsync");
+        }
+        assert_eq!(read_all(&neighbour), [7; 6 * PAGE]);
+    }
+}
+
 #[test]
 fn crashes_around_pages_that_are_used_again() {
     let steps = [

@@ -24,8 +24,8 @@ use crate::testing::{Helper, Scratch, argument, is_helper};
 enum Blind {
     /// Nothing: it looks at all.
     No,
-    /// Whether a publisher moved.
-    Version,
+    /// Whether a publisher moved: his claim, and what he has retired.
+    Publisher,
     /// Whether the file was taken away.
     Life,
 }
@@ -45,7 +45,10 @@ impl Blinkered {
         let field = (offset.wrapping_sub(table)) % FileEntry::SIZE as u64;
         let fields: &[usize] = match self.blind {
             Blind::No => &[],
-            Blind::Version => &[std::mem::offset_of!(FileEntry, version)],
+            Blind::Publisher => &[
+                std::mem::offset_of!(FileEntry, version),
+                std::mem::offset_of!(FileEntry, retired),
+            ],
             Blind::Life => &[
                 std::mem::offset_of!(FileEntry, state),
                 std::mem::offset_of!(FileEntry, file_id),
@@ -153,7 +156,7 @@ fn read_under_a_publication(blind: Blind) -> Vec<u8> {
 #[test]
 fn readers_see_that_another_attachment_published() {
     assert_eq!(read_under_a_publication(Blind::No), [2; PAGE]);
-    let torn = read_under_a_publication(Blind::Version);
+    let torn = read_under_a_publication(Blind::Publisher);
     assert!(!is_whole(&torn), "the test shows nothing");
 }
 
