@@ -22,15 +22,15 @@
 //! whoever takes the lock is inside the engine.
 #![allow(unsafe_code)]
 
+use crate::lock::Word;
 use crate::signal::engine;
 use crate::sys;
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::UnsafeCell;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 use dlmalloc::{Allocator, Dlmalloc};
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
-use rustix::thread::futex;
 
 #[global_allocator]
 static HEAP: Heap = Heap {
@@ -163,17 +163,12 @@ unsafe impl Allocator for Mappings {
     }
 }
 
-/// A lock of one word that threads sleep on in the kernel.
+/// The heap's lock.
 struct Lock {
-    state: AtomicU32,
+    word: Word,
     /// The thread (its thread pointer) that holds the lock while it forks.
     forking: AtomicUsize,
 }
-
-const FREE: u32 = 0;
-const TAKEN: u32 = 1;
-/// Taken, and somebody may sleep.
-const AWAITED: u32 = 2;
 
 /// The right to be in the heap; gives the lock back unless it is the forking thread's.
 struct Held<'a>(Option<&'a Lock>);
@@ -181,7 +176,7 @@ struct Held<'a>(Option<&'a Lock>);
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         if let Some(lock) = self.0 {
-            lock.give_back();
+            lock.word.give_back();
         }
     }
 }
@@ -189,51 +184,30 @@ impl Drop for Held<'_> {
 impl Lock {
     const fn new() -> Self {
         Self {
-            state: AtomicU32::new(FREE),
+            word: Word::new(),
             forking: AtomicUsize::new(0),
         }
     }
 
     fn hold(&self) -> Held<'_> {
-        if self.try_take() {
+        if self.word.try_take() {
             return Held(Some(self));
         }
         if self.forking.load(Ordering::Relaxed) == sys::thread_word() {
             return Held(None);
         }
-        self.wait();
+        self.word.wait();
         Held(Some(self))
     }
 
-    fn try_take(&self) -> bool {
-        self.state
-            .compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed)
-            .is_ok()
-    }
-
-    #[cold]
-    fn wait(&self) {
-        while self.state.swap(AWAITED, Ordering::Acquire) != FREE {
-            let _ = futex::wait(&self.state, futex::Flags::PRIVATE, AWAITED, None);
-        }
-    }
-
-    fn give_back(&self) {
-        if self.state.swap(FREE, Ordering::Release) == AWAITED {
-            let _ = futex::wake(&self.state, futex::Flags::PRIVATE, 1);
-        }
-    }
-
     fn before_fork(&self) {
-        if !self.try_take() {
-            self.wait();
-        }
+        self.word.take();
         self.forking.store(sys::thread_word(), Ordering::Relaxed);
     }
 
     fn after_fork(&self) {
         self.forking.store(0, Ordering::Relaxed);
-        self.give_back();
+        self.word.give_back();
     }
 }
 

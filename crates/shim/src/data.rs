@@ -13,7 +13,7 @@
 use crate::ofd::{Ofd, Offset, Users};
 use crate::real::call_real;
 use crate::writer::{Buffers, Writer};
-use crate::{descriptors, fds, stage, sys, table, times};
+use crate::{descriptors, fds, init, stage, sys, table, times};
 use adit_pmem::copy::guarded_copy;
 use adit_store::direct::{DirectFile, Served};
 use adit_store::registry::{FileSlot, Reason};
@@ -134,9 +134,12 @@ pub(crate) fn sequential_read(
 
 /// A sequential write of `len` bytes: the range is claimed first; what was not written is given back
 /// if nobody has moved on from there.
+///
+/// What makes the file longer is the kernel's in any case. Where threads may do it at once it has the offset as well, or
+/// the later part could be in the file before the earlier one, with zeros between.
 #[inline]
 fn sequential_write(
-    ofd: &Ofd,
+    (ofd, fd): (&Ofd, i32),
     len: usize,
     attempt: impl Fn(u64) -> sys::Result,
     kernel: impl Fn() -> sys::Result,
@@ -151,6 +154,10 @@ fn sequential_write(
         else {
             return attempt(at);
         };
+        if !init::single_threaded() && ofd.file().is_some_and(|file| !file.reaches(end)) {
+            ofd.hand_over_offset(fd);
+            return kernel();
+        }
         if !ofd.advance(at, end) {
             continue;
         }
@@ -208,7 +215,7 @@ pub(crate) extern "C" fn write(fd: i32, from: *const c_void, len: usize) -> isiz
         return sys::to_libc(writer.write(&ofd, fd, Buffers::from(from, len), None));
     }
     sys::to_libc(sequential_write(
-        &ofd,
+        (&ofd, fd),
         len,
         |at| {
             or_kernel(
@@ -371,7 +378,7 @@ pub(crate) extern "C" fn writev(fd: i32, iov: *const libc::iovec, count: i32) ->
         return sys::to_libc(kernel());
     };
     sys::to_libc(sequential_write(
-        &ofd,
+        (&ofd, fd),
         vector.total,
         |at| {
             let served = vector.overwrite(&ofd, fd, at);

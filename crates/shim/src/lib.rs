@@ -36,6 +36,7 @@ mod elsewhere;
 mod fds;
 mod fresh;
 mod init;
+mod lock;
 mod names;
 mod numbers;
 mod ofd;

@@ -21,10 +21,11 @@
 
 use crate::children::{self, Common};
 use crate::process::{self, With};
+use crate::lock::Word;
 use crate::signal::engine;
 use crate::times::{self, ONE_SETTLES, STORED};
 use crate::writer::Writer;
-use crate::{fds, stage, sys};
+use crate::{fds, init, stage, sys};
 use adit_store::direct::DirectFile;
 use adit_store::registry::FileSlot;
 use core::cell::UnsafeCell;
@@ -63,6 +64,8 @@ pub(crate) struct Ofd {
     offset: AtomicI64,
     /// What forked children have in common with this process, or null: the offset is there, then.
     common: AtomicPtr<Common>,
+    /// Whose turn it is to move the offset: see [`Ofd::turn`].
+    turn: Word,
     /// Descriptors of this process that name it.
     names: AtomicU32,
     /// Whether mapped stores have not reached the file's times ([`times::STORED`]), and how many threads are just
@@ -134,6 +137,19 @@ impl Users<'static> {
         let ofd = unsafe { &*ofd };
         let shard = shard_of_this_thread();
         Self { ofd, shard }
+    }
+}
+
+/// See [`Ofd::turn`].
+pub(crate) struct Turn<'a> {
+    ofd: &'a Ofd,
+    /// Handlers that waited run when the turn is given back.
+    _inside: engine::Inside,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.ofd.turn.give_back();
     }
 }
 
@@ -260,6 +276,22 @@ impl Ofd {
                 }
             }
         }
+    }
+
+    /// Has the offset to itself among the threads of this process until the turn is dropped: sequential calls are one
+    /// after the other, as in the kernel. `None` where there is nobody else, or the kernel sees to it. Only inside the
+    /// engine, so that no handler waits for the call that it interrupts, or leaves it by a jump.
+    #[inline]
+    pub(crate) fn turn(&self) -> Option<Turn<'_>> {
+        if init::single_threaded() || matches!(self.offset(), Offset::Handed) {
+            return None;
+        }
+        let inside = engine::enter();
+        self.turn.take();
+        Some(Turn {
+            ofd: self,
+            _inside: inside,
+        })
     }
 
     /// Moves the offset from `from` to `to` unless someone moved it meanwhile.
@@ -538,6 +570,7 @@ impl Ofd {
 
     /// See [`Users::in_new_process`].
     fn renew(&self) {
+        self.turn.renew();
         self.stored.fetch_and(STORED, Ordering::SeqCst);
         // SAFETY: this is the only thread of the process.
         unsafe { *self.slot.get() = None };

@@ -748,6 +748,25 @@ fn threads_leave_no_hole() {
     }
 }
 
+/// Of threads that write to one description, none is in the file before the one whose turn it was.
+#[test]
+fn threads_write_in_turns() {
+    const ROUNDS: usize = 40;
+    let Some(place) = Place::new("turns") else {
+        return;
+    };
+    let program = place.compile("turns");
+    let said = format!("{} bytes, 0 times a hole\n", (ROUNDS + 4) * (1 << 19) + ROUNDS * 20 * 16);
+    let plain = [None, Some("posix")];
+    for mode in plain.into_iter().chain(ALL.map(Some)) {
+        let _ = fs::remove_file(place.file());
+        let mut command = place.command(&program, mode);
+        let output = run(command.arg(place.file()).arg(ROUNDS.to_string()));
+        let output = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output, said, "mode {mode:?}");
+    }
+}
+
 /// A program that opens its own staged file needs nobody for it: without a monitor the kernel would
 /// have it wait, and then find what was published last.
 #[test]

@@ -283,6 +283,12 @@ impl DirectFile {
         Ok(len)
     }
 
+    /// Whether the file reached as far as `end` when its size was last seen.
+    #[must_use]
+    pub fn reaches(&self, end: u64) -> bool {
+        end <= self.size.load(Ordering::Relaxed)
+    }
+
     /// The chunk that a byte of the file lies in.
     #[inline]
     fn chunk_of(&self, offset: u64) -> u64 {

@@ -17,6 +17,11 @@ use core::sync::atomic::Ordering;
 impl Writer {
     /// A read, at a position of its own or at the description's.
     pub(crate) fn read(&self, ofd: &Ofd, fd: i32, into: Buffers, at: Option<i64>) -> sys::Result {
+        let _turn = at.is_none().then(|| ofd.turn());
+        self.read_somehow(ofd, fd, into, at)
+    }
+
+    fn read_somehow(&self, ofd: &Ofd, fd: i32, into: Buffers, at: Option<i64>) -> sys::Result {
         if self.declared {
             self.be_told(ofd);
             let _inside = engine::enter();
@@ -41,7 +46,7 @@ impl Writer {
             let read = || into.kernel_read(fd, at.unwrap_or(-1));
             return match self.with_kernels_offset(ofd, read) {
                 Some(read) => read,
-                None if self.readable && !into.is_empty() => self.read(ofd, fd, into, at),
+                None if self.readable && !into.is_empty() => self.read_somehow(ofd, fd, into, at),
                 // It moves neither bytes nor the offset.
                 None => read(),
             };
@@ -63,7 +68,7 @@ impl Writer {
             return read();
         }
         let read = self.with_kernels_offset(ofd, read);
-        read.unwrap_or_else(|| self.read(ofd, fd, into, None))
+        read.unwrap_or_else(|| self.read_somehow(ofd, fd, into, None))
     }
 
     /// A read of a file of which nothing is staged, from its mapping; `None` where the kernel is asked.
@@ -153,6 +158,8 @@ impl Writer {
     /// What a sequential write has claimed stays its own, whoever does it in the end: others may have
     /// claimed what follows, and between them would be left a hole.
     pub(crate) fn write(&self, ofd: &Ofd, fd: i32, from: Buffers, at: Option<i64>) -> sys::Result {
+        // Appends are in order by themselves.
+        let _turn = (at.is_none() && !self.appends).then(|| ofd.turn());
         let mut claimed = None;
         let result = self.write_somehow(ofd, fd, from, at, &mut claimed);
         if let Some((start, end)) = claimed {
