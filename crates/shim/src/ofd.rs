@@ -20,8 +20,8 @@
 #![allow(unsafe_code)]
 
 use crate::children::{self, Common};
-use crate::process::{self, With};
 use crate::lock::Word;
+use crate::process::{self, With};
 use crate::signal::engine;
 use crate::times::{self, ONE_SETTLES, STORED};
 use crate::writer::Writer;

@@ -756,7 +756,10 @@ fn threads_write_in_turns() {
         return;
     };
     let program = place.compile("turns");
-    let said = format!("{} bytes, 0 times a hole\n", (ROUNDS + 4) * (1 << 19) + ROUNDS * 20 * 16);
+    let said = format!(
+        "{} bytes, 0 times a hole\n",
+        (ROUNDS + 4) * (1 << 19) + ROUNDS * 20 * 16
+    );
     let plain = [None, Some("posix")];
     for mode in plain.into_iter().chain(ALL.map(Some)) {
         let _ = fs::remove_file(place.file());
