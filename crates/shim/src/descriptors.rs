@@ -7,7 +7,7 @@
 
 use crate::fds::{self, Kind};
 use crate::ofd::{self, Backing, Users};
-use crate::process::With;
+use crate::process::{Patience, With};
 use crate::real::call_real;
 use crate::sys::{self, ProcPath};
 use crate::writer::{self, Writer};
@@ -221,12 +221,10 @@ pub(crate) fn may_be_shared(fd: c_int) -> bool {
     process::shares(fd) || process::has_vfork_children()
 }
 
-/// Waits as long as that is so, but not longer than this.
+/// Waits as long as that is so, but hardly longer than this.
 fn wait_while(is_so: impl Fn() -> bool, at_most: Duration) {
-    let mut begun = None;
-    while is_so() && begun.get_or_insert_with(Instant::now).elapsed() < at_most {
-        adit_pmem::rest(PAUSES.start);
-    }
+    let mut patience = Patience::of(at_most);
+    while is_so() && patience.waits() {}
 }
 
 /// Opens the file of a new descriptor once more, as a process that was just made may have the description; whether the number

@@ -21,10 +21,42 @@ use adit_pmem::brief;
 use adit_pmem::copy::guarded_copy;
 use core::ffi::{c_char, c_int, c_uint};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use core::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a process that another thread makes is waited for: longer than a large one takes to be copied.
 pub(crate) const MAKING: Duration = Duration::from_secs(1);
+
+/// Waits for what is over soon: so long at most, but for some looks in any case, as on a machine that has just stood still
+/// for a moment nothing could end.
+pub(crate) struct Patience {
+    at_most: Duration,
+    begun: Option<Instant>,
+    looks: u32,
+}
+
+impl Patience {
+    const LOOKS: u32 = 200;
+    const PAUSE: Duration = Duration::from_micros(20);
+
+    pub(crate) const fn of(at_most: Duration) -> Self {
+        Self {
+            at_most,
+            begun: None,
+            looks: 0,
+        }
+    }
+
+    /// Waits a little; false when that was enough.
+    pub(crate) fn waits(&mut self) -> bool {
+        let begun = self.begun.get_or_insert_with(Instant::now);
+        let waits = self.looks < Self::LOOKS || begun.elapsed() < self.at_most;
+        if waits {
+            self.looks += 1;
+            adit_pmem::rest(Self::PAUSE);
+        }
+        waits
+    }
+}
 
 /// How many threads are between marking everything shared and having created the sharer.
 static SHARING: AtomicU32 = AtomicU32::new(0);

@@ -15,6 +15,7 @@ use crate::appends::Trial;
 use crate::children::To;
 use crate::fresh::Fresh;
 use crate::ofd::Ofd;
+use crate::process::Patience;
 use crate::signal::{self, engine};
 use crate::stage::{self, Entry, Refusal, Staged};
 use crate::{appends, declared, descriptors, init, process, together};
@@ -23,7 +24,6 @@ use adit_store::staged::{Error, Mode, Scope};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use std::sync::RwLockWriteGuard;
-use std::time::Instant;
 
 /// How often all files are committed before one of them is published, while others go on writing.
 const GROUPS: usize = 8;
@@ -210,12 +210,10 @@ impl Writer {
 
     /// Where the file must be staged, a process that is just being made is waited for.
     pub(super) fn stage_now(&self, ofd: &Ofd, fd: i32) -> Result<(), Unstaged> {
-        let begun = Instant::now();
+        let mut patience = Patience::of(process::MAKING);
         loop {
             match self.stage_at_once(ofd, fd) {
-                Err(Unstaged::Refused(stage::FORKING)) if begun.elapsed() < process::MAKING => {
-                    adit_pmem::rest(process::MAKING / 10_000);
-                }
+                Err(Unstaged::Refused(stage::FORKING)) if patience.waits() => {}
                 Err(Unstaged::Refused(stage::FORKING)) => {
                     return Err(Unstaged::Refused(libc::EOPNOTSUPP));
                 }
