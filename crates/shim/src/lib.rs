@@ -42,6 +42,7 @@ mod numbers;
 mod ofd;
 mod process;
 mod real;
+mod room;
 mod signal;
 mod stage;
 mod stat;

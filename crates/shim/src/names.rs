@@ -23,7 +23,7 @@ use crate::ofd::Ofd;
 use crate::real::call_real;
 use crate::sys::{self, ProcPath};
 use crate::writer::Writer;
-use crate::{data, declared, descriptors, fds, init, process, stage, table, vfork};
+use crate::{data, declared, descriptors, fds, init, process, room, stage, table, vfork};
 use adit_pmem::MediumKind;
 use adit_store::staged::Mode;
 use core::ffi::{CStr, c_char, c_int, c_uint};
@@ -120,6 +120,10 @@ fn change<const N: usize>(names: [Name; N], call: impl FnOnce() -> c_int) -> c_i
     if vfork::in_child() {
         return call();
     }
+    room::with(|| change_here(names, call))
+}
+
+fn change_here<const N: usize>(names: [Name; N], call: impl FnOnce() -> c_int) -> c_int {
     for Name(dir, path) in names {
         release(dir, path, libc::AT_SYMLINK_NOFOLLOW);
     }
@@ -139,6 +143,10 @@ fn change<const N: usize>(names: [Name; N], call: impl FnOnce() -> c_int) -> c_i
 
 /// As [`change`], for calls that may move a directory, and with it any file that is staged.
 fn moving(names: [Name; 2], call: impl FnOnce() -> c_int) -> c_int {
+    room::with(|| moving_here(names, call))
+}
+
+fn moving_here(names: [Name; 2], call: impl FnOnce() -> c_int) -> c_int {
     let directory = |&Name(dir, path): &Name| release(dir, path, libc::AT_SYMLINK_NOFOLLOW);
     if names.iter().any(directory) {
         let _ = process::unstage_all();
@@ -299,7 +307,8 @@ pub(crate) struct Arguments {
 /// Before `open(path, flags, …)`: a token for [`opened`].
 pub(crate) extern "C" fn before_open(arguments: &mut Arguments) -> u64 {
     let mut flags = arguments.second as c_int;
-    let token = before(libc::AT_FDCWD, arguments.first as Path, &mut flags);
+    let path = arguments.first as Path;
+    let token = room::with(|| before(libc::AT_FDCWD, path, &mut flags));
     arguments.second = flags as u64;
     token
 }
@@ -307,11 +316,8 @@ pub(crate) extern "C" fn before_open(arguments: &mut Arguments) -> u64 {
 /// Before `openat(directory, path, flags, …)`.
 pub(crate) extern "C" fn before_open_at(arguments: &mut Arguments) -> u64 {
     let mut flags = arguments.third as c_int;
-    let token = before(
-        arguments.first as c_int,
-        arguments.second as Path,
-        &mut flags,
-    );
+    let (dir, path) = (arguments.first as c_int, arguments.second as Path);
+    let token = room::with(|| before(dir, path, &mut flags));
     arguments.third = flags as u64;
     token
 }
@@ -500,8 +506,14 @@ fn file_of(dir: c_int, path: Path, flags: c_int) -> u64 {
 /// After an open that returned `fd`, with the token from before it: makes the name of a new file
 /// durable, and that an old one was cut. Returns the descriptor, or -1 with errno set.
 pub(crate) extern "C" fn opened(token: u64, fd: c_int) -> c_int {
+    if token == NOTHING {
+        return fd;
+    }
+    room::with(|| make_durable(token, fd))
+}
+
+fn make_durable(token: u64, fd: c_int) -> c_int {
     let synced = match token {
-        NOTHING => return fd,
         TO_CUT => cut_open(fd, false),
         NEW_TO_CUT => cut_open(fd, true).and_then(|()| {
             if DURABLE.load(Ordering::Relaxed) == 0 || adit_pmem::kind_of_fd(fd) == MediumKind::Ram

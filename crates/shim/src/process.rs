@@ -15,8 +15,8 @@ use crate::fds::{self, Kind};
 use crate::real::call_real;
 use crate::signal::engine;
 use crate::strangers::{self, Named};
-use crate::{actions, alloc, appends, children, descriptors, init, signal, stage, sys, table};
-use crate::{times, vfork};
+use crate::{actions, alloc, appends, children, descriptors, init, room, signal, stage, sys};
+use crate::{table, times, vfork};
 use adit_pmem::brief;
 use adit_pmem::copy::guarded_copy;
 use core::ffi::{c_char, c_int, c_uint};
@@ -184,14 +184,14 @@ fn share_all_with(with: With) -> Result<(), c_int> {
         }
     }
     times::settle_all();
-    fds::all().try_for_each(|fd| share(fd, with))
+    room::with(|| fds::all().try_for_each(|fd| share(fd, with)))
 }
 
 /// Before another program takes this one's place.
 fn before_program() -> c_int {
     let refusal = before_program_with(With::Program);
     if refusal == 0 && !vfork::in_child() {
-        stage::leave();
+        room::with(stage::leave);
     }
     refusal
 }
@@ -691,6 +691,6 @@ pub(crate) fn share_all_for_good() -> Result<(), c_int> {
 /// `_exit` and `_Exit` run no destructors.
 pub(crate) extern "C" fn before_exit() {
     if !vfork::in_child() {
-        init::end();
+        room::with(|| init::end());
     }
 }

@@ -215,24 +215,6 @@ pub(crate) fn ready() -> bool {
     true
 }
 
-/// Bytes of stack that staging a file takes, and some for a handler of ours.
-const ROOM: usize = 64 << 10;
-
-/// Whether the calling thread is on an alternate stack with less room than staging a file takes. Nothing lies between such
-/// a stack and what is below it.
-pub(crate) fn is_cramped() -> bool {
-    let mut stack = libc::stack_t {
-        ss_sp: core::ptr::null_mut(),
-        ss_flags: 0,
-        ss_size: 0,
-    };
-    let asked = sys::sigaltstack(0, &raw mut stack as usize);
-    let here = &raw const stack as usize;
-    asked.is_ok()
-        && stack.ss_flags & libc::SS_ONSTACK != 0
-        && here.saturating_sub(stack.ss_sp as usize) < ROOM
-}
-
 /// Whether the calling thread may run a guarded copy now.
 pub(crate) fn guards() -> bool {
     ready() && mask::faults_open()

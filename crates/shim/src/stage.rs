@@ -265,9 +265,6 @@ pub(crate) const FORKING: Refusal = -1;
 /// The file has no name by which a recovery would find it. No error of the kernel's.
 pub(crate) const NAMELESS: Refusal = -2;
 
-/// The program is in a handler whose stack has no room for it. No error of the kernel's.
-pub(crate) const CRAMPED: Refusal = -3;
-
 /// Stages the file of `fd`, if it may be. `named` says that its name is known to be durable, `declared` that others
 /// may stage it at the same time.
 pub(crate) fn take(

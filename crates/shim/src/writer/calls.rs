@@ -9,7 +9,7 @@ use crate::ofd::{Ofd, Offset};
 use crate::signal::engine;
 use crate::stage::Staged;
 use crate::stat::Logical;
-use crate::{copies, data, sys, together};
+use crate::{copies, data, room, sys, together};
 use adit_store::staged::{AppendsOnly, Error, Place, Where};
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
@@ -17,8 +17,10 @@ use core::sync::atomic::Ordering;
 impl Writer {
     /// A read, at a position of its own or at the description's.
     pub(crate) fn read(&self, ofd: &Ofd, fd: i32, into: Buffers, at: Option<i64>) -> sys::Result {
-        let _turn = at.is_none().then(|| ofd.turn());
-        self.read_somehow(ofd, fd, into, at)
+        room::with(|| {
+            let _turn = at.is_none().then(|| ofd.turn());
+            self.read_somehow(ofd, fd, into, at)
+        })
     }
 
     fn read_somehow(&self, ofd: &Ofd, fd: i32, into: Buffers, at: Option<i64>) -> sys::Result {
@@ -158,6 +160,10 @@ impl Writer {
     /// What a sequential write has claimed stays its own, whoever does it in the end: others may have
     /// claimed what follows, and between them would be left a hole.
     pub(crate) fn write(&self, ofd: &Ofd, fd: i32, from: Buffers, at: Option<i64>) -> sys::Result {
+        room::with(|| self.write_whole(ofd, fd, from, at))
+    }
+
+    fn write_whole(&self, ofd: &Ofd, fd: i32, from: Buffers, at: Option<i64>) -> sys::Result {
         // Appends are in order by themselves.
         let _turn = (at.is_none() && !self.appends).then(|| ofd.turn());
         let mut claimed = None;
@@ -327,7 +333,7 @@ impl Writer {
 
     /// The size, if the kernel does not know it.
     pub(crate) fn size(&self, ofd: &Ofd, fd: i32) -> Option<u64> {
-        match self.ask(ofd, fd, |staged| Ok(staged.file().size()?)) {
+        match room::with(|| self.ask(ofd, fd, |staged| Ok(staged.file().size()?))) {
             Answer::Done(size) => Some(size),
             Answer::Failed(_) | Answer::NotStaged => None,
         }
@@ -338,13 +344,8 @@ impl Writer {
     pub(crate) fn truncate(&self, ofd: &Ofd, fd: i32, size: i64) -> sys::Result {
         self.transacts.store(true, Ordering::Relaxed);
         let in_kernel = || sys::ftruncate(fd as usize, size as usize);
-        self.resize(
-            ofd,
-            fd,
-            size,
-            |staged, size| staged.file().truncate(size),
-            in_kernel,
-        )
+        let in_pool = |staged: &Staged, size| staged.file().truncate(size);
+        room::with(|| self.resize(ofd, fd, size, in_pool, in_kernel))
     }
 
     /// `fallocate`. Blocks are nothing that anybody reads: the kernel reserves them, and the file is made longer as
@@ -357,6 +358,10 @@ impl Writer {
         offset: i64,
         len: i64,
     ) -> sys::Result {
+        room::with(|| self.allocate_here(ofd, fd, mode, offset, len))
+    }
+
+    fn allocate_here(&self, ofd: &Ofd, fd: i32, mode: i32, offset: i64, len: i64) -> sys::Result {
         let allocate = |mode: i32| {
             let [offset, len] = [offset, len].map(|word| word as usize);
             sys::fallocate(fd as usize, mode as usize, offset, len)
@@ -464,7 +469,7 @@ impl Writer {
         if self.is_the_parents() && self.identity() != (device, inode) {
             return None;
         }
-        let answer = self.ask(ofd, fd, |staged| {
+        let look = |staged: &Staged| {
             if !staged.is(device, inode) {
                 return Ok(None);
             }
@@ -473,8 +478,8 @@ impl Writer {
                 size: staged.file().size()?,
                 modified: modified.map(|at| (at.tv_sec, at.tv_nsec)),
             }))
-        });
-        match answer {
+        };
+        match room::with(|| self.ask(ofd, fd, look)) {
             Answer::Done(logical) => logical,
             Answer::Failed(_) | Answer::NotStaged => None,
         }
@@ -488,6 +493,10 @@ impl Writer {
 
     /// `fsync`; `None` when it is the kernel's.
     pub(crate) fn sync(&self, ofd: &Ofd, fd: i32) -> Option<sys::Result> {
+        room::with(|| self.sync_here(ofd, fd))
+    }
+
+    fn sync_here(&self, ofd: &Ofd, fd: i32) -> Option<sys::Result> {
         self.bypassed.store(false, Ordering::Relaxed);
         self.transacts.store(true, Ordering::Relaxed);
         match together::sync(ofd) {

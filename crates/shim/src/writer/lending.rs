@@ -16,7 +16,7 @@ use crate::children::{self, Others, To};
 use crate::fresh::Fresh;
 use crate::ofd::Ofd;
 use crate::signal::engine;
-use crate::{descriptors, process, stage};
+use crate::{descriptors, process, room, stage};
 use adit_store::registry::Reason;
 use adit_store::staged::{Mode, Scope};
 use core::mem;
@@ -189,6 +189,10 @@ impl Writer {
     /// description to the kernel until the next write behind [`Self::call_has_returned`]. After an error the file is
     /// staged as before.
     pub(crate) fn lend_for_a_call(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        room::with(|| self.lend_for_a_call_here(ofd, fd))
+    }
+
+    fn lend_for_a_call_here(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
         self.ask_the_parent(ofd, fd)?;
         let _inside = engine::enter();
         let mut state = self.change_committed(ofd);

@@ -16,9 +16,9 @@ use crate::children::To;
 use crate::fresh::Fresh;
 use crate::ofd::Ofd;
 use crate::process::Patience;
-use crate::signal::{self, engine};
+use crate::signal::engine;
 use crate::stage::{self, Entry, Refusal, Staged};
-use crate::{appends, declared, descriptors, init, process, together};
+use crate::{appends, declared, descriptors, init, process, room, together};
 use adit_store::registry::Reason;
 use adit_store::staged::{Error, Mode, Scope};
 use core::sync::atomic::Ordering;
@@ -181,9 +181,11 @@ impl Writer {
     /// The same for a caller from outside, before the file's times or rights change. It may be staged again, if it
     /// then may be.
     pub(crate) fn put_down(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
-        self.ask_the_parent(ofd, fd)?;
-        let _inside = engine::enter();
-        self.set_down(ofd, fd)
+        room::with(|| {
+            self.ask_the_parent(ofd, fd)?;
+            let _inside = engine::enter();
+            self.set_down(ofd, fd)
+        })
     }
 
     /// The file is not staged any more, and may be again.
@@ -261,9 +263,8 @@ impl Writer {
                 {
                     self.lend_out(ofd, fd, To::Children, Reason::SharedOffset);
                 }
-                Err(stage::CRAMPED) if self.must_stage() => return refused,
                 Err(refusal) if self.must_stage() => return Err(Unstaged::Refused(refusal)),
-                Err(stage::NO_MONITOR | stage::CRAMPED) => self.put_off(&mut state, ofd, fd),
+                Err(stage::NO_MONITOR) => self.put_off(&mut state, ofd, fd),
                 Err(refusal) => {
                     self.bar(fd).map_err(Unstaged::Failed)?;
                     ofd.hand_over_offset(fd);
@@ -291,9 +292,6 @@ impl Writer {
     }
 
     fn take(&self, ofd: &Ofd, fd: i32) -> Result<Staged, Refusal> {
-        if signal::is_cramped() {
-            return Err(stage::CRAMPED);
-        }
         if self.trial.is_some() && !(appends::asked().is_some() && ofd.take_offset(fd)) {
             return Err(libc::EOPNOTSUPP);
         }
@@ -316,7 +314,7 @@ impl Writer {
     /// Publishes everything and leaves the description to the kernel for good. After an error the file
     /// is staged as before.
     pub(crate) fn unstage(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
-        self.unstage_as(ofd, fd, Ends::ForGood)
+        room::with(|| self.unstage_as(ofd, fd, Ends::ForGood))
     }
 
     fn unstage_as(&self, ofd: &Ofd, fd: i32, ends: Ends) -> Result<(), i32> {
@@ -344,6 +342,10 @@ impl Writer {
     /// staged. What cannot be published this way is published and given back, or an error, as if the command got it.
     /// Where files are committed together, that is what was committed with the others.
     pub(crate) fn show(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        room::with(|| self.show_here(ofd, fd))
+    }
+
+    fn show_here(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
         self.be_told(ofd);
         let _inside = engine::enter();
         together::before_publishing(ofd);
@@ -362,6 +364,10 @@ impl Writer {
     /// when the file is taken away, it may be staged again later. After an error the opener waits
     /// for the monitor, as any other does.
     pub(crate) fn lend(&self, ofd: &Ofd, fd: i32) {
+        room::with(|| self.lend_here(ofd, fd));
+    }
+
+    fn lend_here(&self, ofd: &Ofd, fd: i32) {
         self.be_told(ofd);
         let _inside = engine::enter();
         together::before_publishing(ofd);
@@ -382,7 +388,7 @@ impl Writer {
         };
         // A child of `vfork` goes on with the description, and does not find it in our table.
         if staged || process::has_vfork_children() {
-            self.unstage_as(ofd, fd, Ends::WithTheDescription)
+            room::with(|| self.unstage_as(ofd, fd, Ends::WithTheDescription))
         } else {
             Ok(())
         }

@@ -4,16 +4,27 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 #include "staged.h"
+
+#ifndef SS_AUTODISARM
+#define SS_AUTODISARM (1U << 31)
+#endif
 
 static int fd;
 
@@ -111,31 +122,107 @@ static void points(void) {
 }
 
 static struct {
-    char below[1 << 16], stack[16384];
+    char below[1 << 16], stack[1 << 15];
 } alternate;
 
+// All that a program may do in a handler, with this file and another one.
 static void handles(int _) {
-    write(fd, "first\n", 6);
-    fsync(fd);
+    char name[64];
+    struct stat stat;
+    if (write(fd, "first\n", 6) != 6 || fsync(fd) || fstat(fd, &stat)) perror("in a handler");
+    snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+    int other = open(name, O_RDWR);
+    if (other < 0 || pwrite(other, "F", 1, 0) != 1 || close(other)) perror("another");
+    if (ftruncate(fd, stat.st_size) || lseek(fd, 0, SEEK_END) != stat.st_size) perror("cut");
+    fflush(stdout);
+    pid_t child = fork();
+    if (!child) _exit(write(fd, "child\n", 6) != 6);
+    if (waitpid(child, NULL, 0) != child) perror("fork");
 }
 
-// A write, perhaps the first one of a file, on a stack as small as that of Python's faulthandler.
-static void stack(void) {
-    stack_t own = {.ss_sp = alternate.stack, .ss_size = sizeof alternate.stack};
+// Handlers on a stack as small as the kernel allows, with what a frame or two take. Nothing below it is touched.
+static void handlers(int flags) {
+    size_t size = getauxval(AT_MINSIGSTKSZ) + 4096;
+    stack_t own = {.ss_sp = alternate.stack, .ss_size = size, .ss_flags = flags};
     struct sigaction action = {.sa_handler = handles, .sa_flags = SA_ONSTACK};
     memset(alternate.below, 'A', sizeof alternate.below);
-    sigaltstack(&own, NULL);
+    if (sigaltstack(&own, NULL)) perror("sigaltstack");
     sigaction(SIGUSR1, &action, NULL);
     raise(SIGUSR1);
     size_t whole = 0;
     while (whole < sizeof alternate.below && alternate.below[whole] == 'A') whole++;
     if (getenv("DEEP")) fprintf(stderr, "%zd bytes below the stack\n", sizeof alternate.below - whole);
     say("below the stack", whole == sizeof alternate.below);
+    stack_t now;
+    sigaltstack(NULL, &now);
+    say("the stack is as it was", now.ss_sp == own.ss_sp && now.ss_size == own.ss_size && now.ss_flags == own.ss_flags);
+}
+
+static volatile int ticks, ran;
+
+static void tick(int _) {
+    ticks++;
+}
+
+static void long_handler(int _) {
+    static char much[1 << 16];
+    for (int i = 0; i < 200 || (ticks < 20 && i < 20000); i++)
+        if (pwrite(fd, much, sizeof much, 100) != sizeof much || pwrite(fd, (void *)8, 9, 0) != -1 || errno != EFAULT) perror("much");
+    ran++;
+}
+
+// Signals that arrive while a handler writes, and faults of its buffers, have the same stack and leave its frames alone.
+static void interrupted(void) {
+    stack_t own = {.ss_sp = alternate.stack, .ss_size = 3 * getauxval(AT_MINSIGSTKSZ) + 4096};
+    struct sigaction action = {.sa_handler = long_handler, .sa_flags = SA_ONSTACK}, ticking = {.sa_handler = tick, .sa_flags = SA_ONSTACK | SA_RESTART}, faulty = {.sa_handler = _exit, .sa_flags = SA_ONSTACK};
+    struct itimerval often = {{0, 200}, {0, 200}}, never = {{0, 0}, {0, 0}};
+    if (sigaltstack(&own, NULL)) perror("sigaltstack");
+    sigaction(SIGUSR1, &action, NULL);
+    sigaction(SIGSEGV, &faulty, NULL);
+    sigaction(SIGALRM, &ticking, NULL);
+    setitimer(ITIMER_REAL, &often, NULL);
+    raise(SIGUSR1);
+    setitimer(ITIMER_REAL, &never, NULL);
+    say("ticks", ticks >= 20 && ran == 1);
+    say("cut", ftruncate(fd, 7));
+}
+
+static void *works(void *nothing) {
+    handles(0);
+    return nothing;
+}
+
+// A thread whose stack is the smallest that there is.
+static void thread(void) {
+    pthread_attr_t small;
+    pthread_t thread;
+    pthread_attr_init(&small);
+    pthread_attr_setstacksize(&small, PTHREAD_STACK_MIN);
+    say("a thread", pthread_create(&thread, &small, works, NULL));
+    pthread_join(thread, NULL);
+}
+
+static ucontext_t before, routine;
+
+static void runs(void) {
+    handles(0);
+}
+
+// A coroutine on a stack of three pages, which end at a guard.
+static void coroutine(void) {
+    char *stack = mmap(NULL, 4 << 12, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mprotect(stack + 4096, 3 << 12, PROT_READ | PROT_WRITE);
+    getcontext(&routine);
+    routine.uc_stack.ss_sp = stack + 4096;
+    routine.uc_stack.ss_size = 3 << 12;
+    routine.uc_link = &before;
+    makecontext(&routine, runs, 0);
+    say("a coroutine", swapcontext(&before, &routine));
 }
 
 int main(int count, char **args) {
     if (count < 3) return 2;
-    int on_a_stack = !strcmp(args[1], "stack");
+    int on_a_stack = !strcmp(args[1], "stack") || !strcmp(args[1], "thread") || !strcmp(args[1], "coroutine");
     fd = open(args[2], O_RDWR | O_CREAT | O_TRUNC, 0600);
     if (fd < 0) return perror("open"), 1;
     if (!on_a_stack) say("write", write(fd, "before\n", 7));
@@ -145,7 +232,15 @@ int main(int count, char **args) {
     if (!strcmp(args[1], "names")) names();
     if (!strcmp(args[1], "address")) address();
     if (!strcmp(args[1], "points")) points();
-    if (on_a_stack || !strcmp(args[1], "further")) stack();
+    if (on_a_stack || !strcmp(args[1], "further")) {
+        handlers(0);
+        handlers(SS_AUTODISARM);
+        thread();
+        coroutine();
+    }
+    if (!strcmp(args[1], "interrupted")) interrupted();
+    if (!strcmp(args[1], "thread")) thread();
+    if (!strcmp(args[1], "coroutine")) coroutine();
     if (is_staged(fd)) fprintf(stderr, "staged\n");
     say("write", write(fd, "after\n", 6));
     return 0;

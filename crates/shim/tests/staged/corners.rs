@@ -65,9 +65,11 @@ fn a_cut_is_no_cancellation_point() {
     agree("points", "points", false);
 }
 
-/// What staging a file takes, the stack of a handler may not have: the kernel writes, and overwrites nothing beside it.
+/// What the engine takes, the stack of a handler, a thread or a coroutine may not have: nothing beside it is overwritten,
+/// whether the file is staged there or was before.
 #[test]
-fn a_handler_on_a_small_stack_overwrites_nothing() {
-    agree("stack", "stack", false);
-    agree("further", "further", true);
+fn a_small_stack_is_enough() {
+    for case in ["stack", "further", "thread", "coroutine", "interrupted"] {
+        agree(case, case, false);
+    }
 }

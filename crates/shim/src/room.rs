@@ -1,0 +1,314 @@
+//! Stacks that are too small for the engine.
+//!
+//! To stage a file takes 40 KB of stack, a write to a staged one 12. A handler on an alternate stack may have 8, a thread
+//! 16, a coroutine whatever its library gave it, and what lies below is other people's. Where there is less than [`NEEDED`]
+//! below, the engine works on a stack of its own, inside ([`engine`]), so that no handler runs there or leaves it by a jump.
+//!
+//! What a thread knows of the stacks that it runs on are three ranges: its alternate stack, which it asks for
+//! ([`alternate`]); where there was room, found out by looking at the pages below, which are readable on a stack and end at
+//! its guard; and where there was not. A stack that is a piece of other memory, with no guard, is not told from a large one
+//! unless it is the alternate stack.
+//!
+//! # Safety
+//! The ranges are a small initial-exec thread-local object, which only the thread itself touches, word by word, and a
+//! handler that interrupts it: whatever half of a range it finds, it finds too little room at worst, or looks anew. Stacks
+//! are fresh mappings with a guard below, each given to one call at a time.
+#![allow(unsafe_code)]
+
+use crate::signal::engine;
+use crate::{init, signal, sys, vfork};
+use adit_pmem::copy::guarded_probe;
+use adit_store::direct::anonymous;
+use core::arch::{asm, global_asm, naked_asm};
+use core::ffi::{c_int, c_void};
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use rustix::mm::{MprotectFlags, mprotect, munmap};
+
+const PAGE: usize = 4096;
+
+/// Bytes of stack that the deepest call of the engine takes, and the kernel for a fault in it.
+const NEEDED: usize = 14 * PAGE;
+
+/// Bytes of a stack of our own, its guard included.
+const STACK: usize = 64 * PAGE;
+
+/// Stacks that are kept for the next who needs one.
+const KEPT: usize = 8;
+
+/// A range of addresses; none, when all is zero.
+#[repr(C)]
+struct Range {
+    low: AtomicUsize,
+    len: AtomicUsize,
+}
+
+impl Range {
+    /// How far `at` is above the lower end of the range, if it is inside.
+    #[inline]
+    fn above(&self, at: usize) -> Option<usize> {
+        let above = at.wrapping_sub(self.low.load(Ordering::Relaxed));
+        (above < self.len.load(Ordering::Relaxed)).then_some(above)
+    }
+
+    /// Has `low..high` as well, or instead where that lies apart.
+    fn extend(&self, low: usize, high: usize) {
+        let before = self.low.load(Ordering::Relaxed);
+        let end = before + self.len.load(Ordering::Relaxed);
+        if low <= end && before <= high {
+            let low = low.min(before);
+            self.set(low, high.max(end) - low);
+        } else {
+            self.set(low, high - low);
+        }
+    }
+
+    fn set(&self, low: usize, len: usize) {
+        // In an order in which a handler finds nothing rather than half of both.
+        self.len.store(0, Ordering::SeqCst);
+        self.low.store(low, Ordering::SeqCst);
+        self.len.store(len, Ordering::SeqCst);
+    }
+}
+
+/// What a thread knows of its stacks.
+#[repr(C)]
+struct Thread {
+    alternate: Range,
+    roomy: Range,
+    small: Range,
+}
+
+global_asm!(
+    ".pushsection .tbss,\"awT\",@nobits",
+    ".globl adit_thread_room",
+    ".hidden adit_thread_room",
+    ".type adit_thread_room,@tls_object",
+    ".size adit_thread_room,{size}",
+    ".p2align 3",
+    "adit_thread_room:",
+    ".zero {size}",
+    ".popsection",
+    size = const size_of::<Thread>(),
+);
+
+#[inline]
+fn thread<'a>() -> &'a Thread {
+    let at: *const Thread;
+    // SAFETY: adds the object's fixed distance to the thread pointer, which fs:0 holds.
+    unsafe {
+        asm!(
+            "mov {at}, qword ptr fs:[0]",
+            "add {at}, qword ptr [rip + adit_thread_room@GOTTPOFF]",
+            at = out(reg) at, options(nostack, readonly),
+        );
+    }
+    // SAFETY: the calling thread's own object, which lives as long as the thread.
+    unsafe { &*at }
+}
+
+#[inline]
+fn stack_pointer() -> usize {
+    let at: usize;
+    // SAFETY: copies a register.
+    unsafe { asm!("mov {at}, rsp", at = out(reg) at, options(nostack, nomem, preserves_flags)) };
+    at
+}
+
+/// Does the engine's work where there is room for it.
+#[inline]
+pub(crate) fn with<T>(work: impl FnOnce() -> T) -> T {
+    if is_enough(thread(), stack_pointer()) {
+        work()
+    } else {
+        elsewhere(work)
+    }
+}
+
+#[inline]
+fn is_enough(thread: &Thread, here: usize) -> bool {
+    if thread.alternate.above(here).is_none()
+        && let Some(above) = thread.roomy.above(here)
+    {
+        return above >= NEEDED || look(thread, here);
+    }
+    look(thread, here)
+}
+
+#[cold]
+fn look(thread: &Thread, here: usize) -> bool {
+    if let Some(above) = thread.alternate.above(here) {
+        return above >= NEEDED;
+    }
+    // Set by a system call that nobody saw, or before we were there.
+    if let Some(stack) = kernels_alternate()
+        && stack.ss_flags & libc::SS_ONSTACK != 0
+    {
+        alternate_is(thread, &stack);
+        return here.saturating_sub(stack.ss_sp as usize) >= NEEDED;
+    }
+    if let Some(above) = thread.small.above(here) {
+        return above >= NEEDED;
+    }
+    // Who may not look finds out the hard way, as without us.
+    if !signal::guards() {
+        return true;
+    }
+    let page = here & !(PAGE - 1);
+    // SAFETY: the addresses are readable or fault, and whoever faults here is continued.
+    let readable =
+        |pages: &usize| unsafe { guarded_probe((page - pages * PAGE) as *const u8) }.is_ok();
+    let pages = (1..=NEEDED / PAGE).take_while(readable).count();
+    let low = page - pages * PAGE;
+    if pages == NEEDED / PAGE {
+        thread.roomy.extend(low, page + PAGE);
+    } else {
+        thread.small.set(low, page + PAGE - low);
+    }
+    here - low >= NEEDED
+}
+
+fn kernels_alternate() -> Option<libc::stack_t> {
+    let mut stack = NO_STACK;
+    sys::sigaltstack(0, &raw mut stack as usize).ok()?;
+    Some(stack)
+}
+
+const NO_STACK: libc::stack_t = libc::stack_t {
+    ss_sp: core::ptr::null_mut(),
+    ss_flags: libc::SS_DISABLE,
+    ss_size: 0,
+};
+
+fn alternate_is(thread: &Thread, stack: &libc::stack_t) {
+    let len = match stack.ss_flags & libc::SS_DISABLE {
+        0 => stack.ss_size,
+        _ => 0,
+    };
+    thread.alternate.set(stack.ss_sp as usize, len);
+}
+
+/// After `sigaltstack`.
+pub(crate) extern "C" fn alternate(_new: usize, _old: usize, _none: usize, result: c_int) -> c_int {
+    if let Some(stack) = kernels_alternate() {
+        alternate_is(thread(), &stack);
+    }
+    result
+}
+
+/// A stack of our own, ready for use.
+struct Stack(*mut u8);
+
+static STACKS: [AtomicPtr<u8>; KEPT] = [const { AtomicPtr::new(core::ptr::null_mut()) }; KEPT];
+
+impl Stack {
+    fn take() -> Option<Self> {
+        let kept = STACKS
+            .iter()
+            .map(|kept| kept.swap(core::ptr::null_mut(), Ordering::AcqRel));
+        if let Some(kept) = kept.into_iter().find(|kept| !kept.is_null()) {
+            return Some(Self(kept));
+        }
+        let fresh = anonymous(STACK)?;
+        // SAFETY: the lowest page of a mapping of ours that nobody uses yet.
+        let guarded = unsafe { mprotect(fresh, PAGE, MprotectFlags::empty()) };
+        let fresh = Self(fresh.cast());
+        guarded.is_ok().then_some(fresh)
+    }
+
+    /// Where it begins, and grows down from.
+    fn top(&self) -> *mut u8 {
+        self.0.wrapping_add(STACK)
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        let is_free = |kept: &AtomicPtr<u8>| {
+            let (set, fetch) = (Ordering::AcqRel, Ordering::Relaxed);
+            kept.compare_exchange(core::ptr::null_mut(), self.0, set, fetch)
+                .is_ok()
+        };
+        if !STACKS.iter().any(is_free) {
+            // SAFETY: a mapping of ours that nobody uses any more.
+            let _ = unsafe { munmap(self.0.cast(), STACK) };
+        }
+    }
+}
+
+/// Does the work on a stack of our own. Without one it is done here: too little room is no worse than none.
+#[cold]
+fn elsewhere<T, F: FnOnce() -> T>(work: F) -> T {
+    // A child of `vfork` would leave with the stack.
+    if vfork::in_child() || !init::staging() {
+        return work();
+    }
+    let _inside = engine::enter();
+    let Some(stack) = Stack::take() else {
+        return work();
+    };
+    let from_alternate = thread().alternate.above(stack_pointer()).is_some();
+    let mask = from_alternate.then(sys::block_signals);
+    let mut call = Call {
+        work: MaybeUninit::new(work),
+        result: MaybeUninit::uninit(),
+        from_alternate,
+    };
+    // SAFETY: the stack is this call's, and the function gets what it is made for, and leaves a result.
+    let result = unsafe {
+        on_stack(stack.top(), run::<T, F>, (&raw mut call).cast());
+        call.result.assume_init()
+    };
+    if let Some(mask) = mask {
+        sys::set_signals(mask);
+    }
+    result
+}
+
+struct Call<T, F> {
+    work: MaybeUninit<F>,
+    result: MaybeUninit<T>,
+    /// Whoever comes from his alternate stack has no other signals meanwhile than those of faults, and these come here: the
+    /// kernel would not know that the alternate stack is in use, and begin again at its end.
+    from_alternate: bool,
+}
+
+/// The first function on a stack of our own.
+unsafe extern "C" fn run<T, F: FnOnce() -> T>(call: *mut c_void) {
+    // SAFETY: see `elsewhere`, which lends the call to this function alone.
+    let call = unsafe { &mut *call.cast::<Call<T, F>>() };
+    let (off, mut before) = (NO_STACK, NO_STACK);
+    let is_off = call.from_alternate
+        && sys::sigaltstack(&raw const off as usize, &raw mut before as usize).is_ok();
+    // SAFETY: it is taken out once, here.
+    let work = unsafe { call.work.assume_init_read() };
+    call.result.write(work());
+    if is_off {
+        let _ = sys::sigaltstack(&raw const before as usize, 0);
+    }
+}
+
+/// Calls a function on another stack, which begins at `top`.
+#[unsafe(naked)]
+unsafe extern "C" fn on_stack(
+    top: *mut u8,
+    function: unsafe extern "C" fn(*mut c_void),
+    argument: *mut c_void,
+) {
+    naked_asm!(
+        ".cfi_startproc",
+        "push rbp",
+        ".cfi_def_cfa_offset 16",
+        ".cfi_offset rbp, -16",
+        "mov rbp, rsp",
+        ".cfi_def_cfa_register rbp",
+        "mov rsp, rdi",
+        "mov rdi, rdx",
+        "call rsi",
+        "mov rsp, rbp",
+        "pop rbp",
+        ".cfi_def_cfa rsp, 8",
+        "ret",
+        ".cfi_endproc",
+    )
+}
