@@ -283,7 +283,9 @@ impl Ofd {
     /// engine, so that no handler waits for the call that it interrupts, or leaves it by a jump.
     #[inline]
     pub(crate) fn turn(&self) -> Option<Turn<'_>> {
-        if init::single_threaded() || matches!(self.offset(), Offset::Handed) {
+        let alone = init::single_threaded() || matches!(self.offset(), Offset::Handed);
+        // Whose turn it was in the parent may never end it here.
+        if alone || process::is_untold_child() {
             return None;
         }
         let inside = engine::enter();

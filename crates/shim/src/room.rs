@@ -5,8 +5,8 @@
 //! below, the engine works on a stack of its own, inside ([`engine`]), so that no handler runs there or leaves it by a jump.
 //!
 //! What a thread knows of the stacks that it runs on are three ranges: its alternate stack, which it asks for
-//! ([`alternate`]); where there was room, found out by looking at the pages below, which are readable on a stack and end at
-//! its guard; and where there was not. A stack that is a piece of other memory, with no guard, is not told from a large one
+//! ([`alternate`]); where there was room, found out by asking for the pages below, which are there on a stack and end at its
+//! guard; and where there was not. A stack that is a piece of other memory, with no guard, is not told from a large one
 //! unless it is the alternate stack.
 //!
 //! # Safety
@@ -16,14 +16,13 @@
 #![allow(unsafe_code)]
 
 use crate::signal::engine;
-use crate::{init, signal, sys, vfork};
-use adit_pmem::copy::guarded_probe;
+use crate::{init, sys, vfork};
 use adit_store::direct::anonymous;
 use core::arch::{asm, global_asm, naked_asm};
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
-use rustix::mm::{MprotectFlags, mprotect, munmap};
+use rustix::mm::{Advice, MprotectFlags, madvise, mprotect, munmap};
 
 const PAGE: usize = 4096;
 
@@ -150,22 +149,26 @@ fn look(thread: &Thread, here: usize) -> bool {
     if let Some(above) = thread.small.above(here) {
         return above >= NEEDED;
     }
-    // Who may not look finds out the hard way, as without us.
-    if !signal::guards() {
+    let page = here & !(PAGE - 1);
+    if is_stack(page - NEEDED, NEEDED) {
+        thread.roomy.extend(page - NEEDED, page + PAGE);
         return true;
     }
-    let page = here & !(PAGE - 1);
-    // SAFETY: the addresses are readable or fault, and whoever faults here is continued.
-    let readable =
-        |pages: &usize| unsafe { guarded_probe((page - pages * PAGE) as *const u8) }.is_ok();
-    let pages = (1..=NEEDED / PAGE).take_while(readable).count();
-    let low = page - pages * PAGE;
-    if pages == NEEDED / PAGE {
-        thread.roomy.extend(low, page + PAGE);
-    } else {
-        thread.small.set(low, page + PAGE - low);
+    // Kernels before 5.14 do not tell: there the engine works on whatever stack there is.
+    if !is_stack(page, PAGE) {
+        return true;
     }
-    here - low >= NEEDED
+    let is_next = |low: &usize| is_stack(*low, PAGE);
+    let pages = (1..=NEEDED / PAGE).map(|pages| page - pages * PAGE);
+    let low = pages.take_while(is_next).last().unwrap_or(page);
+    thread.small.set(low, page + PAGE - low);
+    false
+}
+
+/// Whether all of these pages can be read; that they are there afterwards does no harm, as they are about to be used.
+fn is_stack(low: usize, len: usize) -> bool {
+    // SAFETY: no byte of the range changes.
+    unsafe { madvise(low as *mut c_void, len, Advice::LinuxPopulateRead) }.is_ok()
 }
 
 fn kernels_alternate() -> Option<libc::stack_t> {

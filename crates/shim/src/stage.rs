@@ -824,13 +824,13 @@ impl Staged {
         patiently(|| self.file.publish(scope).map(drop))
     }
 
-    /// Publishes, for who looks at the file. What only others have staged is theirs to show, and what was closed without
+    /// For who looks at the file without Adit, as far as that can be. What only others have staged is theirs to show, and what was closed without
     /// our seeing it the monitor's.
     pub(crate) fn show(&self, fd: i32, scope: Scope) -> Result<(), Error> {
         if self.watches() || !self.is_behind(fd) {
             return Ok(());
         }
-        self.publish(scope)
+        patiently(|| self.file.show_outside(scope))
     }
 
     /// The engine's view of it.

@@ -146,8 +146,8 @@ impl Writer {
     }
 
     /// Has the offset in common with a child that is about to be made, and changes nothing else; false where that
-    /// cannot be. So much is published, as far as it can be: a child that never opens the file looks at its size.
-    fn keep(&self, ofd: &Ofd, fd: i32, publish: Option<Scope>) -> bool {
+    /// cannot be. So much is shown, as far as it can be: a child that never opens the file looks at its size.
+    fn keep(&self, ofd: &Ofd, fd: i32, shows: Option<Scope>) -> bool {
         let mut state = self.change();
         let added = match &*state {
             State::Staged(_) if self.appends => libc::O_APPEND,
@@ -173,8 +173,8 @@ impl Writer {
         match &*state {
             // What others have taken away is found at the next call, and what cannot be published stays in the pool.
             State::Staged(staged) if staged.is_behind(fd) => {
-                if let Some(scope) = publish {
-                    drop(staged.file().publish(scope));
+                if let Some(scope) = shows {
+                    drop(staged.file().show_outside(scope));
                 }
             }
             State::Staged(_) => {}

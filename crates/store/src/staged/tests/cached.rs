@@ -16,7 +16,8 @@ use crate::staged::claim::Claim;
 use crate::staged::shared::planted::{self, Blind};
 
 use Step::{
-    Append, Fsync, Publish, PublishCommitted, Show, TakeAway, TakeAwayByOther, Truncate, Write,
+    Append, Fsync, Publish, PublishCommitted, Show, ShowAll, TakeAway, TakeAwayByOther, Truncate,
+    Write,
 };
 
 /// A medium at whose fences something else happens, or nothing.
@@ -86,7 +87,7 @@ fn run(
     result
 }
 
-const STORY: [Step; 14] = [
+const STORY: [Step; 16] = [
     Append(100),
     Append(700),
     Fsync,
@@ -100,6 +101,8 @@ const STORY: [Step; 14] = [
     Show,
     Publish,
     Write(0, 20),
+    ShowAll,
+    Write(5, 300),
     Publish,
 ];
 
@@ -154,6 +157,8 @@ fn only_a_commit_fences() {
         (Mode::Strict, Append(5000), 1),
         (Mode::Strict, Append(9000), 1),
         (Mode::Atomic, Fsync, 1),
+        // What counts is durable in the pool, and who only looks at the file need not wait until it is so there.
+        (Mode::Strict, ShowAll, 0),
         // Its records end with the entry, and what is durable by then needs none before their space is used again.
         (Mode::Strict, TakeAway, 1),
     ] {

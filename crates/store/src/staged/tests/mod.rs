@@ -232,6 +232,8 @@ enum Step {
     PublishCommitted,
     /// Writes what is committed to the base file, and no more.
     Show,
+    /// Brings everything to where it is seen by who does not look at the pool: a commit point as well.
+    ShowAll,
     /// Ends the staging; the next step begins it anew.
     TakeAway,
     /// Another attachment writes.
@@ -307,6 +309,7 @@ impl Step {
             Self::TakeAway | Self::TakeAwayByOther => file.take_away(|| {}).map(|_| ()),
             Self::PublishCommitted => file.publish(Scope::Committed).map(|_| ()),
             Self::Show => file.show_committed(),
+            Self::ShowAll => file.show_outside(Scope::Everything),
         }
     }
 }
