@@ -372,6 +372,10 @@ impl Held {
         while planted::ends_here() {
             std::thread::park();
         }
+        #[cfg(test)]
+        if self.is_orphaned() {
+            planted::wait_in_burying();
+        }
         match self.end_staging() {
             // Who has ended it may not have made that durable.
             Err(error) if is_gone(&error) && self.is_over() => {}
@@ -621,6 +625,7 @@ pub(super) mod planted {
     static ONE_BY_ONE: AtomicBool = AtomicBool::new(false);
     static LEFT: AtomicU32 = AtomicU32::new(u32::MAX);
     static SLOWLY: AtomicBool = AtomicBool::new(false);
+    static BURIES_SLOWLY: AtomicBool = AtomicBool::new(false);
     static UNSHARED: AtomicU32 = AtomicU32::new(0);
 
     /// So many times a file cannot be shared.
@@ -648,6 +653,24 @@ pub(super) mod planted {
             let begun = fs::open(begun.as_os_str().as_bytes(), flags, fs::Mode::RUSR);
             assert!(begun.is_ok(), "{begun:?}");
             crate::testing::eventually("share", || dir.join("share").exists());
+        }
+    }
+
+    /// Files of the dead are taken away when the test says so.
+    pub(in crate::monitor) fn bury_slowly() {
+        BURIES_SLOWLY.store(true, Ordering::Relaxed);
+    }
+
+    /// Leaves a byte for each file that is begun.
+    pub(super) fn wait_in_burying() {
+        if BURIES_SLOWLY.load(Ordering::Relaxed) {
+            let dir = crate::testing::argument("T_DIR");
+            let begun = dir.join("burying");
+            let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::APPEND;
+            let begun = fs::open(begun.as_os_str().as_bytes(), flags, fs::Mode::RUSR);
+            let told = begun.and_then(|begun| rustix::io::write(begun, b"."));
+            assert!(told.is_ok(), "{told:?}");
+            crate::testing::eventually("bury", || dir.join("bury").exists());
         }
     }
 

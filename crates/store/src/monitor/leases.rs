@@ -4,8 +4,8 @@
 //! (`workers.rs` says what happens where the kernel gives no thread).
 //! There is a worker per broken lease, because somebody waits for each; one that publishes what has
 //! aged, file after file; for a dead program one that commits all its files at one instant, then one per
-//! file, and when these are through one that repairs what the dead left in the pool; and one at the start
-//! that recovers all listed pools.
+//! file, some at a time so that openers always find a place, and when these are through one that repairs
+//! what the dead left in the pool; and one at the start that recovers all listed pools.
 //!
 //! A file cannot be taken away while its program holds the file's lock in the pool. On memory that is
 //! less than a microsecond at a time and no system call, behind a page cache the write of a record: a
@@ -53,6 +53,10 @@ const MOST: usize = 1 << 16;
 
 /// Leases being taken back at a time. Each has a thread, most of which wait for a disk.
 const MOST_BREAKS: usize = 64;
+
+/// Those of them that nobody waits for. A program may die with thousands of files; whoever opens a file meanwhile finds a
+/// place all the same.
+const MOST_UNAWAITED: usize = MOST_BREAKS / 2;
 
 /// Files that are published with one walk over the logs. Who wants one of them for himself may have to wait until
 /// all of them are published, so where each is synced to a device it is one.
@@ -110,7 +114,6 @@ pub(super) struct Leases {
     strays: Vec<Stray>,
     /// A worker looks whether they can.
     asking: bool,
-    breaks: usize,
     /// Declared files that nobody stages who is not alone.
     pub(super) barred: Barred,
     /// For all programs: which files are held.
@@ -125,8 +128,10 @@ struct Entry {
     /// Behind it: it goes when everything is in the file.
     _mark: Mark,
     owner: Arc<Owner>,
-    /// A worker takes it away, or will again at this time.
-    breaking: bool,
+    /// Somebody waits for it, as an opener does.
+    awaited: bool,
+    /// A worker takes it away, that was started so hastily, or will again at this time.
+    breaking: Option<Haste>,
     again_at: Option<Instant>,
     again_after: Duration,
     /// What is tried again is to share it: who only opened it takes it from nobody.
@@ -134,6 +139,25 @@ struct Entry {
     dead_since: Option<Instant>,
     /// A dead program's, that could not be taken away since then.
     failing_since: Option<Instant>,
+}
+
+impl Entry {
+    /// Whether it is to be taken away now.
+    fn is_due(&self, now: Instant, ending: bool) -> bool {
+        if self.again_at.is_some_and(|at| now < at) {
+            return false;
+        }
+        match self.dead_since {
+            Some(_) => self.held.is_orphaned(),
+            None => self.awaited || self.again_at.is_some() || ending,
+        }
+    }
+
+    /// Whether it was tried for long enough.
+    fn is_given_up(&self, now: Instant) -> bool {
+        let failing = self.failing_since.map(|since| now.duration_since(since));
+        failing.is_some_and(|failing| failing > LONGEST_TRY)
+    }
 }
 
 /// What workers report.
@@ -208,7 +232,6 @@ impl Leases {
             postponed: Vec::new(),
             strays: Vec::new(),
             asking: false,
-            breaks: 0,
             barred,
             marks,
             ending: false,
@@ -326,9 +349,9 @@ impl Leases {
                 }
             }
             Report::Shared { number, done: true } => {
-                self.breaks -= 1;
                 if let Some(entry) = self.held.get_mut(&number) {
-                    entry.breaking = false;
+                    entry.breaking = None;
+                    entry.awaited = false;
                     // Its program did not wait for that.
                     if entry.held.is_given_back() {
                         self.give_seat_back(number);
@@ -356,7 +379,11 @@ impl Leases {
                 }
                 for number in ended {
                     // Its program is about to ask for the lease, or never learned that it had one.
-                    if self.held.get(&number).is_some_and(|entry| !entry.breaking) {
+                    if self
+                        .held
+                        .get(&number)
+                        .is_some_and(|entry| entry.breaking.is_none())
+                    {
                         self.held.remove(&number);
                     }
                 }
@@ -391,7 +418,6 @@ impl Leases {
 
     /// A file was taken away, or could not be: then it is tried again.
     fn was_taken(&mut self, number: u64, done: bool) {
-        self.breaks -= 1;
         if done {
             let taken = self.held.remove(&number);
             if let Some(dead) = taken.filter(|entry| entry.dead_since.is_some()) {
@@ -399,7 +425,7 @@ impl Leases {
             }
         } else if let Some(entry) = self.held.get_mut(&number) {
             let now = Instant::now();
-            entry.breaking = false;
+            entry.breaking = None;
             entry.again_at = Some(now + entry.again_after);
             entry.again_after = AGAIN_AT_MOST.min(2 * entry.again_after);
             entry.again_shares = false;
@@ -423,55 +449,44 @@ impl Leases {
         let its = |(_, entry): &(&u64, &mut Entry)| entry.held.id == id && entry.held.is_staged();
         for (number, entry) in self.held.iter_mut().filter(its) {
             all.push(Arc::clone(&entry.held));
-            if !entry.breaking {
+            if entry.breaking.is_none() {
                 entry.again_at = None;
-                entry.breaking = true;
-                self.breaks += 1;
+                entry.breaking = Some(Haste::Awaited);
                 numbers.push(*number);
             }
         }
         (numbers, all)
     }
 
-    /// Starts workers for the files that somebody waits for, and for those of the dead.
+    /// Starts workers for the files that somebody waits for, and for those of the dead as far as there are places for
+    /// them. What finds none is started when one of the others is through.
     fn take_back(&mut self, now: Instant, said: Said, due: bool) {
-        let look = said.wanted || due;
-        let mut given_up = Vec::new();
-        for (number, entry) in &mut self.held {
-            let waiting = entry.again_at.is_some_and(|at| now < at);
-            if entry.breaking || waiting || self.breaks >= MOST_BREAKS {
+        if said.wanted || due {
+            self.look_for_openers();
+        }
+        let (mut running, mut running_unawaited) = (0, 0);
+        let (mut awaited, mut unawaited, mut given_up) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, entry) in &self.held {
+            if let Some(haste) = entry.breaking {
+                running += 1;
+                running_unawaited += usize::from(haste == Haste::Whenever);
                 continue;
             }
-            let dead = entry.dead_since.is_some();
-            if dead && !entry.held.is_orphaned() {
+            if !entry.is_due(now, self.ending) {
                 continue;
             }
-            let again = entry.again_at.is_some();
-            let broken = look && entry.held.state() == State::Broken;
-            if !(dead || again || broken || self.ending) {
-                continue;
-            }
-            if entry
-                .failing_since
-                .is_some_and(|since| now.duration_since(since) > LONGEST_TRY)
-            {
+            if entry.is_given_up(now) {
                 given_up.push(*number);
-                continue;
+            } else if entry.awaited {
+                awaited.push(*number);
+            } else if unawaited.len() < MOST_UNAWAITED {
+                unawaited.push(*number);
             }
-            let (held, number) = (Arc::clone(&entry.held), *number);
-            entry.again_at = None;
-            entry.breaking = true;
-            self.breaks += 1;
-            let opened = if again { entry.again_shares } else { broken };
-            let shares = opened && !dead && !self.ending && held.is_declared();
-            self.workers.start(Haste::Awaited, move || {
-                if shares {
-                    let done = matches!(held.share_out(), Ok(true));
-                    return Report::Shared { number, done };
-                }
-                let done = held.take_away().is_ok();
-                Report::Taken { number, done }
-            });
+        }
+        unawaited.truncate(MOST_UNAWAITED.saturating_sub(running_unawaited));
+        let places = MOST_BREAKS.saturating_sub(running);
+        for number in awaited.into_iter().chain(unawaited).take(places) {
+            self.start_taking(number);
         }
         for number in given_up {
             // The lease goes, and a recovery finds the records.
@@ -479,6 +494,44 @@ impl Leases {
                 self.is_bereft(&entry.held.pool);
             }
         }
+    }
+
+    /// Looks which leases are being broken. It stays known of those that find no place now: nobody is told twice.
+    fn look_for_openers(&mut self) {
+        let quiet = |entry: &&mut Entry| !entry.awaited && entry.breaking.is_none();
+        for entry in self.held.values_mut().filter(quiet) {
+            entry.awaited = entry.held.state() == State::Broken;
+        }
+    }
+
+    /// Starts a worker that takes a file away, or shares it.
+    fn start_taking(&mut self, number: u64) {
+        let Some(entry) = self.held.get_mut(&number) else {
+            return;
+        };
+        let held = Arc::clone(&entry.held);
+        let again = entry.again_at.take().is_some();
+        let opened = if again {
+            entry.again_shares
+        } else {
+            entry.awaited
+        };
+        let living = entry.dead_since.is_none() && !self.ending;
+        let shares = opened && living && held.is_declared();
+        let haste = if entry.awaited {
+            Haste::Awaited
+        } else {
+            Haste::Whenever
+        };
+        entry.breaking = Some(haste);
+        self.workers.start(haste, move || {
+            if shares {
+                let done = matches!(held.share_out(), Ok(true));
+                return Report::Shared { number, done };
+            }
+            let done = held.take_away().is_ok();
+            Report::Taken { number, done }
+        });
     }
 
     /// Publishes what has aged, file after file, in one worker, which also looks whose programs are gone.
@@ -489,7 +542,7 @@ impl Leases {
         let all: Vec<Aging> = self
             .held
             .iter()
-            .filter(|(_, entry)| !entry.breaking && entry.dead_since.is_none())
+            .filter(|(_, entry)| entry.breaking.is_none() && entry.dead_since.is_none())
             .map(|(number, entry)| (*number, Arc::downgrade(&entry.held), entry.owner.pid))
             .collect();
         self.aging = true;
@@ -544,7 +597,8 @@ impl Leases {
             held: Arc::new(held),
             _mark: self.marks.add(FileId { dev, ino }),
             owner,
-            breaking: false,
+            awaited: false,
+            breaking: None,
             again_at: None,
             again_after: AGAIN,
             again_shares: false,

@@ -119,6 +119,9 @@ fn helper_monitor() {
     if std::env::var_os("T_ONE_BY_ONE").is_some() {
         held::planted::one_by_one();
     }
+    if std::env::var_os("T_BURIES_SLOWLY").is_some() {
+        held::planted::bury_slowly();
+    }
     if std::env::var_os("T_SHARES_SLOWLY").is_some() {
         held::planted::share_slowly();
     }

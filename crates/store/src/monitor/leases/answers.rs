@@ -150,7 +150,7 @@ impl Leases {
             Some(entry) => {
                 // Whoever looks at it just now has a reference. The description may have a new lease before that
                 // goes, which is not to be given up with it. Who takes the file away does so himself, in his order.
-                if entry.held.is_over() && !entry.breaking {
+                if entry.held.is_over() && entry.breaking.is_none() {
                     entry.held.give_up();
                 }
                 entry.held.answer_when_released(connection);
@@ -184,7 +184,7 @@ impl Leases {
         };
         entry.held.answer_when_released(connection);
         // A worker that has to do with it reports first.
-        if !entry.breaking {
+        if entry.breaking.is_none() {
             self.give_seat_back(number);
         }
     }
@@ -200,8 +200,7 @@ impl Leases {
         };
         let held = Arc::clone(&entry.held);
         entry.again_at = None;
-        entry.breaking = true;
-        self.breaks += 1;
+        entry.breaking = Some(Haste::Awaited);
         self.workers.start(Haste::Awaited, move || {
             let done = held.take_away().is_ok();
             Report::Taken { number, done }

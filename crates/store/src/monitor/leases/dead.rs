@@ -74,7 +74,7 @@ impl Leases {
             return;
         }
         let left = self.held.iter().filter(|(_, entry)| {
-            entry.dead_since.is_some() && !entry.held.is_orphaned() && !entry.breaking
+            entry.dead_since.is_some() && !entry.held.is_orphaned() && entry.breaking.is_none()
         });
         let (numbers, files): (Vec<u64>, Vec<Arc<Held>>) = left
             .map(|(number, entry)| (*number, Arc::clone(&entry.held)))

@@ -485,7 +485,19 @@ fn what_a_killed_program_staged_is_published_and_its_seat_cleared() {
     assert!(std::fs::read(&path).expect("read").ends_with(WRITTEN));
 }
 
-const SEVERAL: [&str; 3] = ["one", "two", "three"];
+fn nth_of_several(nth: usize) -> String {
+    format!("several{nth}")
+}
+
+/// A program of its own that has appended to so many files, and their paths.
+fn staging_several(scratch: &Scratch, count: usize) -> (Helper, Vec<PathBuf>) {
+    let path = |nth| scratch.old_file(&nth_of_several(nth));
+    let paths = (0..count).map(path).collect();
+    let role = "monitor::tests::leases::helper_stages_several";
+    let mut program = Helper::start(role, &[("T_DIR", scratch.0.as_path())]);
+    program.wait_for("appended");
+    (program, paths)
+}
 
 /// A program of its own that has appended to several files, and committed nothing.
 #[test]
@@ -495,7 +507,9 @@ fn helper_stages_several() {
         return;
     }
     let dir = argument("T_DIR");
-    let files = SEVERAL.map(|name| open_rw(&dir.join(name)));
+    let paths = (0..).map(|nth| dir.join(nth_of_several(nth)));
+    let paths = paths.take_while(|path| path.exists());
+    let files: Vec<File> = paths.map(|path| open_rw(&path)).collect();
     let scratch = Scratch(dir);
     let program = Program::new(&scratch, &files[0]);
     std::mem::forget(scratch);
@@ -515,17 +529,14 @@ fn helper_stages_several() {
 
 /// Which files of a program that was killed have what it wrote, after a loss of power when the monitor has
 /// published so many of them.
-fn has_what_was_written(published: u32, monitor_arguments: &[(&str, &Path)]) -> [bool; 3] {
+fn has_what_was_written(published: u32, monitor_arguments: &[(&str, &Path)]) -> Vec<bool> {
     let scratch = Scratch::new();
     scratch.runtime();
-    let paths = SEVERAL.map(|name| scratch.old_file(name));
-    let before = len(&paths[0]);
+    let before = len(&scratch.old_file("as long as these"));
     let number = published.to_string();
     let ends = [("T_ENDS_AFTER", Path::new(&number))];
     let mut monitor = monitor_with(&scratch, &[&ends, monitor_arguments].concat());
-    let role = "monitor::tests::leases::helper_stages_several";
-    let mut program = Helper::start(role, &[("T_DIR", scratch.0.as_path())]);
-    program.wait_for("appended");
+    let (mut program, paths) = staging_several(&scratch, 3);
     program.kill();
     let is_longer = |path: &&PathBuf| len(path) == before + WRITTEN.len();
     let longer = || paths.iter().filter(is_longer).count();
@@ -539,7 +550,7 @@ fn has_what_was_written(published: u32, monitor_arguments: &[(&str, &Path)]) -> 
     let attachment = next.attach().expect("attach");
     let report = crate::staged::recover(&attachment, crate::staged::open_by_name);
     assert!(report.expect("recover").kept.is_empty());
-    paths.each_ref().map(|path| is_longer(&path))
+    paths.iter().map(|path| is_longer(&path)).collect()
 }
 
 /// A loss of power while the monitor publishes them finds what a dead program has written to all its files.
@@ -554,6 +565,43 @@ fn what_a_killed_program_wrote_to_several_files_is_committed_at_one_instant() {
 fn files_of_a_dead_program_that_are_committed_one_by_one_are_noticed() {
     let left = has_what_was_written(1, &[("T_ONE_BY_ONE", Path::new("1"))]);
     assert_eq!(left.iter().filter(|has| **has).count(), 1, "{left:?}");
+}
+
+/// A reader in a process of its own.
+fn opener(path: &Path) -> std::process::Child {
+    let mut opener = std::process::Command::new("cat");
+    spawn(opener.arg(path).stdout(std::process::Stdio::piped()))
+}
+
+/// What it has read.
+fn seen_by(opener: std::process::Child) -> Vec<u8> {
+    opener.wait_with_output().expect("output").stdout
+}
+
+/// A program may die with thousands of files, each of which takes a sync. Nobody waits for one of these who has opened
+/// another file, and for the others nobody who has opened one of these.
+#[test]
+fn an_opener_waits_for_no_files_of_the_dead() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let all = [std::fs::read(&path).expect("read"), WRITTEN.to_vec()].concat();
+    let _monitor = monitor_with(&scratch, &[("T_BURIES_SLOWLY", Path::new("1"))]);
+    let (mut dead, paths) = staging_several(&scratch, 100);
+    let mut program = staging(&scratch, "atomic", "data");
+    program.ask("append", "appended");
+    dead.kill();
+    let begun = || std::fs::read(scratch.path("burying")).map_or(0, |begun| begun.len());
+    eventually("as many are begun as may be", || begun() == 32);
+    assert!(seen_by(opener(&path)) == all, "let in by the kernel");
+    assert_eq!(begun(), 32);
+    let waits = opener(&paths[99]);
+    eventually("the one that somebody waits for is next", || begun() == 33);
+    std::fs::write(scratch.path("bury"), "").expect("write");
+    assert!(seen_by(waits) == all, "not everything");
+    eventually("all are published", || {
+        paths.iter().all(|path| len(path) == all.len())
+    });
 }
 
 const LARGE: usize = 1 << 20;
