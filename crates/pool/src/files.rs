@@ -131,6 +131,14 @@ impl<M: Medium> Pool<M> {
         live
     }
 
+    /// The same for who may not wait for a device: whether the file is forgotten, and that is durable already.
+    pub fn is_durably_forgotten(&self, file: FileRef) -> Result<bool> {
+        match self.ensure_live(file) {
+            Err(Error::Forgotten) => self.is_seen_durable(file),
+            live => live.map(|()| false),
+        }
+    }
+
     /// The file's publishing word: see [`crate::FileGuard::version`]. Of another file, when this one is
     /// not in the table any more: ask [`Pool::ensure_live`] afterwards.
     pub fn version(&self, file: FileRef) -> Result<u64> {

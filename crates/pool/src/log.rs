@@ -233,21 +233,25 @@ impl<M: Medium> Pool<M> {
         )
     }
 
-    /// Makes durable what the caller has seen of a file's marks, or that it was forgotten. Most often that is so already:
-    /// whoever changes a mark or empties an entry has the file's lock until it is durable, and the lock stays taken
-    /// where he dies or fails over it. So what was seen before the lock was seen to be free needs no fence; nor does
-    /// anything of a file whose entry is another's, as none is used again before its being empty is durable.
+    /// Makes durable what the caller has seen of a file's marks, or that it was forgotten. Most often that is so already.
     pub(crate) fn make_seen_durable(&self, file: FileRef) -> Result<()> {
-        if file.index() >= self.geometry().file_count {
-            return Ok(());
-        }
-        let entry = self.geometry().file_entry(file.index());
-        if self.load(entry + at!(FileEntry.file_id))? != file.id
-            || self.load(entry + at!(FileEntry.lock))? == 0
-        {
+        if self.is_seen_durable(file)? {
             return Ok(());
         }
         self.make_mark_durable(file)
+    }
+
+    /// Whether what the caller has seen of a file's marks, or that it was forgotten, is known to be durable: whoever
+    /// changes a mark or empties an entry has the file's lock until it is durable, and the lock stays taken where he dies
+    /// or fails over it. So what was seen before the lock was seen to be free needs no fence; nor does anything of a file
+    /// whose entry is another's, as none is used again before its being empty is durable.
+    pub(crate) fn is_seen_durable(&self, file: FileRef) -> Result<bool> {
+        if file.index() >= self.geometry().file_count {
+            return Ok(true);
+        }
+        let entry = self.geometry().file_entry(file.index());
+        Ok(self.load(entry + at!(FileEntry.file_id))? != file.id
+            || self.load(entry + at!(FileEntry.lock))? == 0)
     }
 
     /// Writes a file's entry and marks back, whoever changed them, and fences.

@@ -91,6 +91,8 @@ fn what_is_durable_is_looked_at_without_a_fence() {
         assert_eq!(pool.retired(file).unwrap(), retired);
         let forgotten = matches!(pool.ensure_not_forgotten(file), Err(Error::Forgotten));
         assert_eq!(forgotten, retired == u64::MAX);
+        let known = pool.is_durably_forgotten(file).unwrap();
+        assert_eq!(known, forgotten && !held, "takes no fence of its own");
         let fences = 1 + u64::from(forgotten);
         assert_eq!(medium.fences() - before, if held { fences } else { 0 });
     };

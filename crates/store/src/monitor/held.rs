@@ -1,6 +1,6 @@
 //! One leased file: publishing what its program stages, and taking it away.
 
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -162,6 +162,8 @@ pub(super) struct Held {
     sharing: AtomicU8,
     /// Looks in a row that found no descriptor of the program.
     missing: AtomicU32,
+    /// The last record of those that this monitor knows to be in the file.
+    published: AtomicU64,
     /// The program is gone, and what it left is committed, with its other files: everything counts.
     orphaned: AtomicBool,
     release: OnceLock<Fd>,
@@ -206,6 +208,7 @@ impl Held {
             id,
             leased: Mutex::new(true),
             missing: AtomicU32::new(0),
+            published: AtomicU64::new(0),
             orphaned: AtomicBool::new(false),
             release: OnceLock::new(),
         }
@@ -216,11 +219,23 @@ impl Held {
         self.fd.as_ref().map_or(-1, |fd| fd.raw())
     }
 
+    /// Whether somebody has ended the staging, durably or not yet.
+    pub(super) fn is_forgotten(&self) -> bool {
+        let live = self.pool.file.pool().ensure_live(self.terms.file);
+        matches!(live, Err(adit_pool::Error::Forgotten))
+    }
+
     /// Whether the file is not staged any more, durably: whoever is let in then may write to it.
     pub(super) fn is_over(&self) -> bool {
         use adit_pool::Error::Forgotten;
         let pool = self.pool.file.pool();
         matches!(pool.ensure_not_forgotten(self.terms.file), Err(Forgotten))
+    }
+
+    /// The same for the main thread: false also where to know it takes a sync of the pool.
+    pub(super) fn is_known_to_be_over(&self) -> bool {
+        let pool = self.pool.file.pool();
+        pool.is_durably_forgotten(self.terms.file).unwrap_or(false)
     }
 
     /// Whether it is shared when somebody opens it.
@@ -257,7 +272,8 @@ impl Held {
     }
 
     /// How long the file is with what is staged of it, and when it was written last, zero when nobody said: of what is
-    /// published the file has the time, and somebody may have set another one since.
+    /// published the file has the time, and somebody may have set another one since. The main thread asks, so no lock is
+    /// waited for: whoever makes our view holds its cell for as long as a program has the file locked.
     pub(super) fn seen(&self) -> Option<(u64, u64)> {
         let table = self.pool.file.pool();
         // In this order: what is written in between counts as not published.
@@ -267,12 +283,8 @@ impl Held {
         let last = table.last_seq(self.terms.file).ok()?;
         // A commit behind the last operation is not retired with it: that all is published then this monitor knows if it
         // has done so.
-        let published = last <= retired
-            || self
-                .cell()
-                .as_ref()
-                .is_some_and(|staged| staged.is_published(last));
-        Some((size, if published { 0 } else { modified }))
+        let published = retired.max(self.published.load(Ordering::Acquire));
+        Some((size, if last <= published { 0 } else { modified }))
     }
 
     /// Whether its program has given it back, and waits for the end of it.
@@ -292,12 +304,11 @@ impl Held {
         if planted::fails_to_share() {
             return Err(Error::Contended);
         }
-        let staged = self.staged()?;
-        staged.share()?;
+        self.staged()?.share()?;
         self.sharing.store(SHARED, Ordering::Release);
         // Who publishes just now may have begun before the last sync.
         for _ in 0..PATIENCE {
-            match staged.publish(self.scope()) {
+            match self.publish() {
                 Err(Error::Publishing { .. } | Error::Contended) => adit_pmem::rest(PAUSE),
                 Err(error) if !is_gone(&error) => return Err(error),
                 _ => {
@@ -347,12 +358,24 @@ impl Held {
         }
     }
 
+    /// Publishes what may be published.
+    fn publish(&self) -> Result<()> {
+        let staged = self.staged()?;
+        let published = staged.publish(self.scope());
+        self.was_published(&staged);
+        published.map(drop)
+    }
+
+    /// Keeps in mind what is in the file.
+    fn was_published(&self, staged: &Staged) {
+        if let Some(last) = staged.all_published() {
+            self.published.fetch_max(last, Ordering::AcqRel);
+        }
+    }
+
     /// Publishes what may be published, and makes everything that is in the file durable.
     pub(super) fn flush(&self) -> Result<()> {
-        let published = self
-            .staged()
-            .and_then(|staged| staged.publish(self.scope()));
-        match published {
+        match self.publish() {
             Err(error) if !is_gone(&error) => return Err(error),
             _ => {}
         }
@@ -398,16 +421,12 @@ impl Held {
         }
         // Nobody sees the file any more, so it need not be durable that the pool has forgotten it: on a disk that is full
         // of it that cannot be.
-        let is_forgotten = || {
-            let live = self.pool.file.pool().ensure_live(self.terms.file);
-            matches!(live, Err(adit_pool::Error::Forgotten))
-        };
-        if is_forgotten() {
+        if self.is_forgotten() {
             return Ok(());
         }
         self.empty()?;
         let ended = self.staged().and_then(|staged| staged.discard());
-        if is_forgotten() { Ok(()) } else { ended }
+        if self.is_forgotten() { Ok(()) } else { ended }
     }
 
     /// Locks end with the last descriptor of their description. Of a dead program that is ours, and whoever is let in when
@@ -589,6 +608,9 @@ pub(super) fn publish_together(files: &[Arc<Held>]) {
     by_pool(files.iter(), |files| {
         let scopes = files.iter().map(|(held, staged)| (&**staged, held.scope()));
         drop(StagedFile::publish_together(&scopes.collect::<Vec<_>>()));
+        for (held, staged) in files {
+            held.was_published(staged);
+        }
     });
 }
 

@@ -277,7 +277,7 @@ impl Leases {
 
     /// Shares a leased file, because its own program opens it again. The answer comes when that is done.
     pub(super) fn share(&mut self, connection: Fd, number: u64) {
-        let declared = |held: &Arc<Held>| held.is_declared() && !held.is_over();
+        let declared = |held: &Arc<Held>| held.is_declared() && !held.is_forgotten();
         let held = self.held_of(&connection, number).filter(declared);
         let Some(held) = held else {
             wire::answer(&connection, &Refused::NotUnderstood.answer());

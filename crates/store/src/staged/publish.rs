@@ -229,11 +229,11 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         Ok(done)
     }
 
-    /// Whether everything up to record `last`, of whatever kind, is in the base file, as far as this process knows.
-    pub(crate) fn is_published(&self, last: u64) -> bool {
+    /// The last record, of whatever kind, that this process knows of, if everything up to it is in the base file.
+    pub(crate) fn all_published(&self) -> Option<u64> {
         let view = self.look();
         let known = self.known_seq.load(std::sync::atomic::Ordering::Relaxed);
-        view.ops.is_empty() && view.waiting.is_empty() && known == last + 1
+        (view.ops.is_empty() && view.waiting.is_empty()).then(|| known - 1)
     }
 
     /// Ends the staging of a file that nobody can see any more, in no process and after no crash: what is

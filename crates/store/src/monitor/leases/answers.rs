@@ -148,12 +148,11 @@ impl Leases {
         }
         match number.and_then(|number| self.held.remove(&number)) {
             Some(entry) => {
-                // Whoever looks at it just now has a reference. The description may have a new lease before that
-                // goes, which is not to be given up with it. Who takes the file away does so himself, in his order.
-                if entry.held.is_over() && entry.breaking.is_none() {
-                    entry.held.give_up();
-                }
                 entry.held.answer_when_released(connection);
+                // Who takes the file away gives the lease up himself, in his order.
+                if entry.breaking.is_none() {
+                    self.give_up(&entry.held);
+                }
             }
             None => {
                 let answer = if self.give_up_postponed(owner, ino) {
@@ -166,6 +165,22 @@ impl Leases {
         }
     }
 
+    /// Gives a lease up if its file is not staged any more. Whoever looks at it just now has a reference. The description
+    /// may have a new lease before that goes, which is not to be given up with it.
+    fn give_up(&self, held: &Arc<Held>) {
+        if held.is_known_to_be_over() {
+            held.give_up();
+        } else if held.is_forgotten() {
+            let held = Arc::clone(held);
+            self.workers.start(Haste::Awaited, move || {
+                if held.is_over() {
+                    held.give_up();
+                }
+                Report::Nothing
+            });
+        }
+    }
+
     /// Whether nobody else has a shared file staged, which is not over yet.
     fn is_last_of_shared(&self, number: u64) -> bool {
         let Some(entry) = self.held.get(&number) else {
@@ -174,7 +189,8 @@ impl Leases {
         let beside = |(other, theirs): (&u64, &Entry)| {
             *other != number && theirs.held.id == entry.held.id && theirs.held.is_staged()
         };
-        entry.held.is_shared() && !entry.held.is_over() && !self.held.iter().any(beside)
+        let over = entry.held.is_known_to_be_over();
+        entry.held.is_shared() && !over && !self.held.iter().any(beside)
     }
 
     /// The last program gives a shared file back: publishes the rest, and answers when the duplicate is closed.
@@ -212,7 +228,7 @@ impl Leases {
     fn over(&self, owner: Option<i32>, ino: u64) -> Option<u64> {
         let its =
             |entry: &Entry| owner.is_some() && entry.owner.pid == owner && entry.held.id.1 == ino;
-        let over = |entry: &Entry| its(entry) && entry.held.is_over();
+        let over = |entry: &Entry| its(entry) && entry.held.is_forgotten();
         let mut all = self.held.iter();
         all.find(|(_, entry)| over(entry))
             .map(|(number, _)| *number)

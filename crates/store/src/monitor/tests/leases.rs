@@ -1168,6 +1168,46 @@ fn a_pool_that_has_grown_is_small_again_when_nobody_uses_it() {
     assert_eq!(pool_size(), made);
 }
 
+/// The main thread has others to answer, and to let in.
+#[test]
+fn a_look_waits_for_nobody_who_has_the_file_locked() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let path = scratch.old_file("data");
+    let before = len(&path);
+    let _monitor = monitor(&scratch);
+    let file = open_rw(&path);
+    let program = Program::new(&scratch, &file);
+    let entry = program.enter(&file);
+    let base = KernelFile::new(borrowed(&file)).expect("base");
+    let staged = StagedFile::open_entry(&program.stage, entry, base, Mode::Sync).expect("staged");
+    staged.append(WRITTEN).expect("append");
+    // Who publishes is waited for as long as he lives.
+    let attachment = program.stage.attachment();
+    let guard = attachment.lock_file(entry).expect("lock");
+    let word = guard.version().expect("version");
+    let claimed = word | (u64::from(attachment.slot()) + 1);
+    guard.set_version(claimed).expect("claim");
+    let _lease = program.acquire(&file, entry, Mode::Sync).expect("lease");
+    let id = std::fs::metadata(&path).expect("metadata");
+    let patience = Duration::from_secs(120);
+    std::thread::scope(|scope| {
+        let ask = || client::publish(&dir, id.dev(), id.ino(), patience);
+        let publish = scope.spawn(ask);
+        // Until a worker waits for the lock.
+        std::thread::sleep(Duration::from_secs(1));
+        eventually("it is looked at", || {
+            let seen = client::look(&dir, id.dev(), id.ino());
+            seen.is_some_and(|(size, _)| size as usize == before + WRITTEN.len())
+        });
+        assert!(!publish.is_finished());
+        guard.set_version(word).expect("give the claim up");
+        drop(guard);
+        assert_eq!(publish.join().expect("publish"), Ok(true));
+    });
+    assert_eq!(len(&path), before + WRITTEN.len());
+}
+
 #[test]
 fn what_is_asked_for_is_published_before_the_answer() {
     let scratch = Scratch::new();
@@ -1184,6 +1224,13 @@ fn what_is_asked_for_is_published_before_the_answer() {
         program.ask("fsync", "synced");
         assert_eq!(publish(), Ok(true));
         assert_eq!(len(&path), before + round * WRITTEN.len());
+        // So the file has the time, though the commit is not retired.
+        let mut seen = None;
+        eventually("it is looked at", || {
+            seen = client::look(&dir, id.dev(), id.ino());
+            seen.is_some()
+        });
+        assert_eq!(seen, Some((len(&path) as u64, 0)));
     }
     // Still the program's: not committed, not published.
     program.ask("append", "appended");
