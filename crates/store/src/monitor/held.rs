@@ -32,6 +32,8 @@ pub(super) struct OpenPool {
 impl OpenPool {
     /// Opens and attaches.
     pub(super) fn open(path: &Path) -> adit_pool::Result<Self> {
+        #[cfg(test)]
+        planted::wait_in_opening(path);
         let file = PoolFile::open(path)?;
         file.pool().walk_with(walkers());
         let stage = Stage::new(file.attach()?);
@@ -640,6 +642,7 @@ fn is_gone(error: &Error) -> bool {
 pub(super) mod planted {
     use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
     use std::os::unix::ffi::OsStrExt as _;
+    use std::path::Path;
 
     use rustix::fs::{self, OFlags};
 
@@ -669,12 +672,7 @@ pub(super) mod planted {
 
     pub(super) fn wait_in_sharing() {
         if SLOWLY.load(Ordering::Relaxed) {
-            let dir = crate::testing::argument("T_DIR");
-            let begun = dir.join("sharing");
-            let flags = OFlags::CREATE | OFlags::WRONLY;
-            let begun = fs::open(begun.as_os_str().as_bytes(), flags, fs::Mode::RUSR);
-            assert!(begun.is_ok(), "{begun:?}");
-            crate::testing::eventually("share", || dir.join("share").exists());
+            wait_for_word("sharing", "share");
         }
     }
 
@@ -683,17 +681,30 @@ pub(super) mod planted {
         BURIES_SLOWLY.store(true, Ordering::Relaxed);
     }
 
-    /// Leaves a byte for each file that is begun.
     pub(super) fn wait_in_burying() {
         if BURIES_SLOWLY.load(Ordering::Relaxed) {
-            let dir = crate::testing::argument("T_DIR");
-            let begun = dir.join("burying");
-            let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::APPEND;
-            let begun = fs::open(begun.as_os_str().as_bytes(), flags, fs::Mode::RUSR);
-            let told = begun.and_then(|begun| rustix::io::write(begun, b"."));
-            assert!(told.is_ok(), "{told:?}");
-            crate::testing::eventually("bury", || dir.join("bury").exists());
+            wait_for_word("burying", "bury");
         }
+    }
+
+    /// Pools of this name are opened when the test says so.
+    pub(in crate::monitor) const SLOW_POOL: &str = "slow pool";
+
+    pub(super) fn wait_in_opening(path: &Path) {
+        if path.ends_with(SLOW_POOL) {
+            wait_for_word("opening", "open");
+        }
+    }
+
+    /// Waits until the test says so. Leaves a byte for each that waits or has waited.
+    fn wait_for_word(begun: &str, word: &str) {
+        let dir = crate::testing::argument("T_DIR");
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::APPEND;
+        let begun = dir.join(begun);
+        let begun = fs::open(begun.as_os_str().as_bytes(), flags, fs::Mode::RUSR);
+        let told = begun.and_then(|begun| rustix::io::write(begun, b"."));
+        assert!(told.is_ok(), "{told:?}");
+        crate::testing::eventually(word, || dir.join(word).exists());
     }
 
     pub(in crate::monitor) fn one_by_one() {

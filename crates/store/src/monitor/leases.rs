@@ -5,7 +5,8 @@
 //! There is a worker per broken lease, because somebody waits for each; one that publishes what has
 //! aged, file after file; for a dead program one that commits all its files at one instant, then one per
 //! file, some at a time so that openers always find a place, and when these are through one that repairs
-//! what the dead left in the pool; and one at the start that recovers all listed pools.
+//! what the dead left in the pool; one that opens a pool, for all that ask for it meanwhile; and one at the
+//! start that recovers all listed pools.
 //!
 //! A file cannot be taken away while its program holds the file's lock in the pool. On memory that is
 //! less than a microsecond at a time and no system call, behind a page cache the write of a record: a
@@ -46,6 +47,7 @@ use crate::registry::FileId;
 use crate::registry::anywhere::{Mark, Marks};
 use crate::registry::sys::Fd;
 
+use answers::Wanted;
 use inherit::Left;
 
 /// Files held at a time; the limit on descriptors may be reached before.
@@ -87,6 +89,8 @@ pub(super) struct Leases {
     pub(super) signals: Signals,
     pub(super) workers: Workers<Report>,
     pools: Vec<(Arc<OpenPool>, Instant)>,
+    /// Programs that are answered when a worker has opened the pool they name.
+    asking_for_pools: Vec<(Fd, Wanted)>,
     held: BTreeMap<u64, Entry>,
     owners: Vec<Arc<Owner>>,
     next: u64,
@@ -168,6 +172,8 @@ pub(super) enum Report {
     AllTaken { numbers: Vec<u64>, done: bool },
     /// A declared file is shared, or could not be.
     Shared { number: u64, done: bool },
+    /// A pool is opened, or could not be.
+    Opened(PathBuf, Result<Box<OpenPool>, Errno>),
     /// What has aged is published.
     Aged(Aged),
     /// What these files of the dead lacked is committed.
@@ -215,6 +221,7 @@ impl Leases {
             signals: means.signals,
             workers: means.workers,
             pools: Vec::new(),
+            asking_for_pools: Vec::new(),
             held: BTreeMap::new(),
             owners: Vec::new(),
             next: means.first,
@@ -240,7 +247,8 @@ impl Leases {
 
     pub(super) fn is_empty(&self) -> bool {
         let recovered = self.bereft.is_empty() && !self.recovery_due && !self.recovering;
-        self.held.is_empty() && !self.waits_for_pools() && recovered && !self.adopting
+        let asked = !self.asking_for_pools.is_empty();
+        self.held.is_empty() && !self.waits_for_pools() && recovered && !self.adopting && !asked
     }
 
     /// A process died that may have staged files under another monitor.
@@ -363,6 +371,10 @@ impl Leases {
                 if let Some(entry) = self.held.get_mut(&number) {
                     entry.again_shares = true;
                 }
+            }
+            Report::Opened(path, opened) => {
+                let opened = opened.map(|pool| self.keep_open(*pool));
+                self.answer_those_asking(&path, opened);
             }
             Report::Aged(Aged { left, ended, lost }) => {
                 self.aging = false;
@@ -608,21 +620,32 @@ impl Leases {
         self.held.insert(number, entry);
     }
 
-    /// The open pool of a path.
-    fn pool(&mut self, path: &Path) -> Result<Arc<OpenPool>, Refused> {
+    /// The pool of a path, if it is open.
+    fn open_pool(&mut self, path: &Path) -> Option<Arc<OpenPool>> {
         let known = self.pools.iter_mut().find(|(pool, _)| pool.path == path);
-        if let Some((pool, used_at)) = known
-            && pool.is_current()
-            && pool.is_sound()
-        {
-            *used_at = Instant::now();
-            return Ok(Arc::clone(pool));
+        let (pool, used_at) = known?;
+        if !pool.is_current() || !pool.is_sound() {
+            return None;
         }
-        self.pools.retain(|(pool, _)| pool.path != path);
+        *used_at = Instant::now();
+        Some(Arc::clone(pool))
+    }
+
+    /// The open pool of a path, which is waited for: for who takes leases over, before anybody is answered.
+    fn pool(&mut self, path: &Path) -> Result<Arc<OpenPool>, Refused> {
+        if let Some(pool) = self.open_pool(path) {
+            return Ok(pool);
+        }
         let pool = OpenPool::open(path).map_err(|error| Refused::Pool(errno_of(&error)))?;
+        Ok(self.keep_open(pool))
+    }
+
+    /// In place of one that was there before.
+    fn keep_open(&mut self, pool: OpenPool) -> Arc<OpenPool> {
+        self.pools.retain(|(known, _)| known.path != pool.path);
         let pool = Arc::new(pool);
         self.pools.push((Arc::clone(&pool), Instant::now()));
-        Ok(pool)
+        pool
     }
 
     fn owner(&mut self, connection: &Fd) -> Result<Arc<Owner>, Errno> {

@@ -224,7 +224,7 @@ impl Server {
                 return self.leases.pool_for(connection, (asked, size), along);
             }
             (Request::Acquire(staged), along) => {
-                return self.leases.acquire(&connection, &staged, along);
+                return self.leases.acquire(connection, &staged, along);
             }
             (Request::Drop { lease, ino }, _) => {
                 return self.leases.release(connection, lease, ino);

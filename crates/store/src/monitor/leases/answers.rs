@@ -13,12 +13,26 @@ use rustix::io::Errno;
 use super::{Entry, Leases, MOST, Report, errno_of, peer_of};
 use crate::monitor::client::{Refused, mode_of};
 use crate::monitor::has_room_for;
-use crate::monitor::held::{Held, Terms};
+use crate::monitor::held::{Held, OpenPool, Terms};
 use crate::monitor::lease;
 use crate::monitor::workers::Haste;
 use crate::pools::{AskedPool, NoPool};
 use crate::registry::sys::Fd;
 use crate::registry::wire::{self, Answer, Staged};
+use crate::staged::Mode;
+
+/// A lease that a program asks for.
+pub(super) struct Wanted {
+    fd: Fd,
+    /// Device and inode number.
+    id: (u64, u64),
+    pool: PathBuf,
+    file: FileRef,
+    slot: u32,
+    mode: Mode,
+    restore_append: bool,
+    declared: bool,
+}
 
 impl Leases {
     /// Says which pool stages a file; the answer comes from a worker, since a pool may have to be made.
@@ -49,14 +63,67 @@ impl Leases {
         });
     }
 
-    /// Takes a lease, and answers.
+    /// Takes a lease, and answers: at once, or when the pool is open.
     pub(in crate::monitor) fn acquire(
         &mut self,
-        connection: &Fd,
+        connection: Fd,
         staged: &Staged<'_>,
         along: Option<Fd>,
     ) {
-        match self.take(connection, staged, along) {
+        let wanted = match self.wanted(staged, along) {
+            Ok(wanted) => wanted,
+            Err(refused) => {
+                wire::answer(&connection, &refused.answer());
+                return;
+            }
+        };
+        match self.open_pool(&wanted.pool) {
+            Some(pool) => self.grant(&connection, wanted, pool),
+            None => self.ask_for_pool(connection, wanted),
+        }
+    }
+
+    /// Has a worker open a pool, which may have to wait for a disk, or for somebody who recovers it. Who asks for the same
+    /// one meanwhile waits for the same worker.
+    fn ask_for_pool(&mut self, connection: Fd, wanted: Wanted) {
+        let path = wanted.pool.clone();
+        let mut asking = self.asking_for_pools.iter();
+        let is_being_opened = asking.any(|(_, other)| other.pool == path);
+        self.asking_for_pools.push((connection, wanted));
+        if !is_being_opened {
+            self.workers.start(Haste::Awaited, move || {
+                let opened = OpenPool::open(&path).map(Box::new);
+                Report::Opened(path, opened.map_err(|error| errno_of(&error)))
+            });
+        }
+    }
+
+    /// Goes on with those that have waited for a pool, in the order in which they came.
+    pub(super) fn answer_those_asking(
+        &mut self,
+        path: &Path,
+        opened: Result<Arc<OpenPool>, Errno>,
+    ) {
+        // What is asked for may be in another pool, which has its place by now.
+        let is_current =
+            |pool: Arc<OpenPool>| pool.is_current().then_some(pool).ok_or(Errno::STALE);
+        let opened = opened.and_then(is_current);
+        let all = core::mem::take(&mut self.asking_for_pools);
+        let (these, others): (Vec<_>, _) =
+            all.into_iter().partition(|(_, wanted)| wanted.pool == path);
+        self.asking_for_pools = others;
+        for (connection, wanted) in these {
+            match &opened {
+                Ok(pool) => self.grant(&connection, wanted, Arc::clone(pool)),
+                Err(errno) => {
+                    wire::answer(&connection, &Refused::Pool(*errno).answer());
+                }
+            }
+        }
+    }
+
+    fn grant(&mut self, connection: &Fd, wanted: Wanted, pool: Arc<OpenPool>) {
+        match self.take(connection, wanted, pool) {
             Ok(number) => {
                 let shared = |entry: &Entry| entry.held.is_shared();
                 let yes = Answer {
@@ -75,48 +142,72 @@ impl Leases {
         }
     }
 
-    fn take(
-        &mut self,
-        connection: &Fd,
-        staged: &Staged<'_>,
-        along: Option<Fd>,
-    ) -> Result<u64, Refused> {
+    /// Whether no more files are taken.
+    fn is_full(&self) -> bool {
+        self.held.len() >= MOST || self.ending
+    }
+
+    /// What is asked for, where it is something that may be had.
+    fn wanted(&self, staged: &Staged<'_>, along: Option<Fd>) -> Result<Wanted, Refused> {
         let fd = along.ok_or(Refused::NotUnderstood)?;
         let mode = mode_of(staged.mode).ok_or(Refused::NotUnderstood)?;
-        if self.held.len() >= MOST || self.ending || !has_room_for(&fd) {
+        if self.is_full() || !has_room_for(&fd) {
             return Err(Refused::TooMany);
         }
         let stat = rustix::fs::fstat(fd.as_fd()).map_err(Refused::Lease)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(Refused::Lease(Errno::INVAL));
         }
-        let id = (stat.st_dev, stat.st_ino);
+        Ok(Wanted {
+            fd,
+            id: (stat.st_dev, stat.st_ino),
+            pool: Path::new(OsStr::from_bytes(staged.pool)).to_owned(),
+            file: FileRef::from_id(staged.file),
+            slot: staged.slot,
+            mode,
+            restore_append: staged.restore_append,
+            declared: staged.declared,
+        })
+    }
+
+    fn take(
+        &mut self,
+        connection: &Fd,
+        wanted: Wanted,
+        pool: Arc<OpenPool>,
+    ) -> Result<u64, Refused> {
+        // While the pool was opened others may have come.
+        if self.is_full() {
+            return Err(Refused::TooMany);
+        }
+        let Wanted {
+            fd, id, declared, ..
+        } = wanted;
         let same = |entry: &&Entry| entry.held.id == id && entry.held.is_staged();
         let others: Vec<&Entry> = self.held.values().filter(same).collect();
         let beside = |other: &&Entry| {
-            staged.declared
+            declared
                 && other.held.is_shared()
-                && other.held.pool.path.as_os_str().as_bytes() == staged.pool
-                && other.held.terms.file == FileRef::from_id(staged.file)
+                && other.held.pool.path == wanted.pool
+                && other.held.terms.file == wanted.file
         };
         // The kernel would grant a second lease on the same description, and then take both at once.
         let joins = !others.is_empty();
         if !others.iter().all(beside) {
             return Err(Refused::Lease(Errno::BUSY));
         }
-        let pool = self.pool(Path::new(OsStr::from_bytes(staged.pool)))?;
         let owner = self.owner(connection).map_err(Refused::NoMonitor)?;
         let terms = Terms {
-            file: FileRef::from_id(staged.file),
-            slot: staged.slot,
-            mode,
-            restore_append: staged.restore_append,
-            declared: staged.declared,
+            file: wanted.file,
+            slot: wanted.slot,
+            mode: wanted.mode,
+            restore_append: wanted.restore_append,
+            declared,
             owner: Arc::clone(&owner),
         };
         // From the first lease on there is somebody who would go on with it.
         self.standby.ensure(&self.records);
-        let may_join = joins || staged.declared && self.barred.allows(id);
+        let may_join = joins || declared && self.barred.allows(id);
         let thread = self.signals.owner();
         let taken = if joins {
             // What the kernel says of a file that others have open.

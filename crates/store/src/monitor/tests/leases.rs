@@ -83,12 +83,17 @@ impl Program {
             size: None,
         };
         let pool = patiently(|| client::pool_for(&dir, borrowed(file), asked)).expect("a pool");
-        let pool = std::str::from_utf8(pool.as_bytes()).expect("path");
-        let file = PoolFile::open(Path::new(pool)).expect("open the pool");
+        Self::at(scratch, std::str::from_utf8(pool.as_bytes()).expect("path"))
+    }
+
+    /// Attaches to a pool.
+    fn at(scratch: &Scratch, pool: impl Into<PathBuf>) -> Self {
+        let pool = pool.into();
+        let file = PoolFile::open(&pool).expect("open the pool");
         let stage = Stage::new(file.attach().expect("attach"));
         Self {
-            dir,
-            pool: pool.into(),
+            dir: runtime_at(&scratch.path("run")),
+            pool,
             _file: file,
             stage,
         }
@@ -602,6 +607,59 @@ fn an_opener_waits_for_no_files_of_the_dead() {
     eventually("all are published", || {
         paths.iter().all(|path| len(path) == all.len())
     });
+}
+
+/// One that lies on a slow disk, or that somebody is just recovering.
+#[test]
+fn nobody_waits_for_a_pool_but_who_asks_for_it() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let all = [std::fs::read(&path).expect("read"), WRITTEN.to_vec()].concat();
+    let _monitor = monitor(&scratch);
+    let mut program = staging(&scratch, "atomic", "data");
+    program.ask("append", "appended");
+    let pool = scratch.path(super::super::held::planted::SLOW_POOL);
+    PoolFile::create(&pool, 24 << 20, Geometry::default()).expect("create the pool");
+    let others = Program::at(&scratch, pool);
+    let files = ["one", "two"].map(|name| open_rw(&scratch.old_file(name)));
+    let acquire = |file| {
+        let request = others.request(file, others.enter(file), Mode::Sync, false);
+        patiently(|| client::acquire(&others.dir, &request))
+    };
+    let _alone = alone();
+    std::thread::scope(|scope| {
+        let asked = files
+            .each_ref()
+            .map(|file| scope.spawn(move || acquire(file)));
+        eventually("it is being opened", || scratch.path("opening").exists());
+        let seen = std::fs::read(&path).expect("read");
+        assert!(seen == all, "let in by the kernel");
+        assert!(asked.iter().all(|asked| !asked.is_finished()));
+        std::fs::write(scratch.path("open"), "").expect("write");
+        for asked in asked {
+            assert!(asked.join().expect("ask").is_ok());
+        }
+    });
+    assert_eq!(len(&scratch.path("opening")), 1, "opened once");
+}
+
+/// What cannot be opened is refused, and asked for anew by whoever asks next.
+#[test]
+fn who_waits_for_a_pool_that_cannot_be_opened_is_told() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let file = open_rw(&scratch.old_file("data"));
+    let _monitor = monitor(&scratch);
+    let mut program = Program::new(&scratch, &file);
+    let entry = program.enter(&file);
+    let pool = core::mem::replace(&mut program.pool, scratch.old_file("garbage"));
+    for _ in 0..2 {
+        let refused = program.acquire(&file, entry, Mode::Sync);
+        assert!(matches!(refused, Err(Refused::Pool(_))), "{refused:?}");
+    }
+    program.pool = pool;
+    assert!(program.acquire(&file, entry, Mode::Sync).is_ok());
 }
 
 const LARGE: usize = 1 << 20;
