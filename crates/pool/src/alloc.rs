@@ -358,6 +358,15 @@ fn freed(old: ChunkWord) -> ChunkWord {
     }
 }
 
+/// Of an orphan that is no log any more, if it was one, and not free yet.
+fn emptied(old: ChunkWord) -> ChunkWord {
+    ChunkWord {
+        kind: ChunkKind::Data,
+        owner: ORPHAN,
+        generation: old.generation.wrapping_add(1),
+    }
+}
+
 fn orphaned(old: ChunkWord) -> ChunkWord {
     ChunkWord {
         owner: ORPHAN,
@@ -392,9 +401,45 @@ impl<M: Medium> Pool<M> {
         Ok(true)
     }
 
-    /// Leaves a chunk to whoever recovers next, if its word still is `old`.
+    /// Leaves a chunk to whoever recovers next, if its word still is `old`, up to the fence.
     pub(crate) fn orphan_chunk(&self, chunk: u32, old: ChunkWord) -> Result<bool> {
-        self.change_chunk(chunk, old, orphaned(old))
+        self.swap_chunk(chunk, old, orphaned(old))
+    }
+
+    /// Logs and staged bytes of the dead, with their words.
+    pub(crate) fn orphans(&self) -> Result<Vec<(u32, ChunkWord)>> {
+        let mut orphans = Vec::new();
+        for chunk in 0..self.chunk_count()? {
+            if let Some(word) = self.chunk_word(chunk)?
+                && word.owner == ORPHAN
+                && matches!(word.kind, ChunkKind::Data | ChunkKind::Log)
+            {
+                orphans.push((chunk, word));
+            }
+        }
+        Ok(orphans)
+    }
+
+    /// Makes orphans free that no record needs, with two fences for all of them; how many these were.
+    ///
+    /// Whoever sees that a chunk is free may put bytes there at once, and where it is a log after a loss of power, they
+    /// would be found in its lines. So all are called data first, which nobody takes, and durably; then they are free. Also
+    /// what is called that already: somebody may have died over it before it was durable.
+    pub(crate) fn free_orphans(&self, orphans: &[(u32, ChunkWord)]) -> Result<u32> {
+        if orphans.is_empty() {
+            return Ok(0);
+        }
+        for (chunk, word) in orphans {
+            self.swap_chunk(*chunk, *word, emptied(*word))?;
+        }
+        self.fence()?;
+        let mut free = 0;
+        for (chunk, word) in orphans {
+            let word = emptied(*word);
+            free += u32::from(self.swap_chunk(*chunk, word, freed(word))?);
+        }
+        self.fence()?;
+        Ok(free)
     }
 
     /// Takes a free chunk. That it holds data has to be durable with the first record that names its

@@ -462,6 +462,64 @@ fn a_common_commit_outlives_the_one_before() {
     }
 }
 
+/// A pool that many can attach to and that has many files, on a medium whose fences are syncs of the kernel.
+fn crowded() -> (Memory, LocalLocks) {
+    let geometry = Geometry {
+        max_chunks: 256,
+        slot_count: 40,
+        file_count: 40,
+        ..TINY
+    };
+    let medium = Memory::slow(&vec![0; geometry.chunk(200) as usize]);
+    Pool::create(&medium, &options(geometry)).unwrap();
+    (medium, LocalLocks::default())
+}
+
+/// After a power cut the pool opens in as many syncs, however many files have nothing left that counts.
+#[test]
+fn entries_that_are_stale_are_emptied_with_one_fence() {
+    let fences = [1, 40].map(|files: u8| {
+        let (medium, locks) = crowded();
+        let pool = open(medium.clone(), &locks, boot(1)).unwrap();
+        let a = pool.attach().unwrap();
+        for nth in 0..files {
+            let file = a.enter_file(&name(nth)).unwrap();
+            stage(&a, file, 0, b"nobody commits it", When::WithCommit).unwrap();
+        }
+        drop((a, pool));
+        let pool = open(medium.clone(), &locks, boot(2)).unwrap();
+        let before = medium.fences();
+        let _next = pool.attach().unwrap();
+        assert_eq!(pool.files().unwrap(), []);
+        medium.fences() - before
+    });
+    assert_eq!(fences, [8; 2]);
+}
+
+/// So it is when the dead are buried, however many they are and however many chunks they had.
+#[test]
+fn the_dead_are_buried_with_few_fences() {
+    let fences = [1, 30].map(|dead| {
+        let (medium, locks) = crowded();
+        let pool = open(medium.clone(), &locks, boot(1)).unwrap();
+        let alive = pool.attach().unwrap();
+        let file = alive.enter_file(&name(1)).unwrap();
+        let seats: Vec<_> = (0..dead).map(|_| pool.attach().unwrap()).collect();
+        for seat in &seats {
+            stage(seat, file, 0, b"published by somebody", When::Now).unwrap();
+        }
+        let mut guard = alive.lock_file(file).unwrap();
+        guard.retire(u64::from(dead)).unwrap();
+        drop((guard, seats));
+        let before = medium.fences();
+        let released = alive.release_orphans().unwrap();
+        let of_all = (released.slots, released.chunks, released.kept);
+        assert_eq!(of_all, (dead, 2 * dead, 0), "each had a log and bytes");
+        medium.fences() - before
+    });
+    assert_eq!(fences, [4; 2]);
+}
+
 /// What the next record of a file is chained to stays in the log, although it says nothing any more: a commit of which
 /// everything is published, by somebody who has left. Without it nobody could tell what the next commit covers.
 #[test]

@@ -281,6 +281,41 @@ fn entries_are_durable_with_their_first_record() {
     }
 }
 
+/// A file is entered where another boot has left one of which nothing counts: that its place is empty is durable by then, or
+/// a crash would find a mixture of both.
+#[test]
+fn files_in_the_place_of_stale_ones() {
+    for cached in [false, true] {
+        // Only a few of the ways in which the line of an entry tears are neither of the two, nor a part of one.
+        let config = Config {
+            torn: 100,
+            nested_images: 1,
+            ..config(&format!("pool-stale-{cached}"), 8, 20_000)
+        };
+        let workload = |world: &World| {
+            if cached {
+                world.put_behind_page_cache(TINY.header_len());
+            }
+            world.setup(|| {
+                create(world);
+                let before = open(world.medium(), &LocalLocks::default(), boot(1)).expect("open");
+                let a = before.attach().expect("attach");
+                for nth in [1, 2] {
+                    let file = a.enter_file(&name(nth)).expect("enter");
+                    stage(&a, file, 0, b"nobody commits it", When::WithCommit).expect("stage");
+                }
+            });
+            let pool = open_world(world).expect("open");
+            let a = pool.attach().expect("attach");
+            let file = a.enter_file(&name(3)).expect("enter");
+            world.begin(1);
+            stage(&a, file, 0, &bytes_of(1), When::Now).expect("append");
+            world.acknowledge(1);
+        };
+        survives(&config, enumerate(&config, workload, judge_appends));
+    }
+}
+
 #[test]
 fn appends_until_a_commit() {
     // Atomic mode: operations 1 and 2, a commit (3), operation 4 without one.
@@ -495,6 +530,111 @@ fn bytes_where_a_log_was() {
         let found = pool.scan().map_err(|e| e.to_string())?;
         if found.counts.rejected > 0 {
             return Err(format!("{:?}", found.rejected.first()));
+        }
+        recover(world).map(drop)
+    };
+    survives(&config, enumerate(&config, workload, judge));
+}
+
+/// Whoever buries a dead one dies over it at an instant, the next one at another, and then somebody takes all chunks that he
+/// sees to be free. Whether both were through before.
+fn bury_and_take(world: &World, instants: [u64; 2]) -> bool {
+    world.put_behind_page_cache(TINY.header_len());
+    let (buriers, takes) = world.setup(|| {
+        create(world);
+        let pool = open_world(world).expect("open");
+        let [dead, one, two, takes] = [0; 4].map(|_| pool.attach().expect("attach"));
+        let file = dead.enter_file(&name(1)).expect("enter");
+        let last = stage(&dead, file, 0, &bytes_of(1), When::Now).expect("stage");
+        let mut guard = dead.lock_file(file).expect("lock");
+        guard.retire(last).expect("retire");
+        drop(guard);
+        ([one, two], takes)
+    });
+    let through = buriers.into_iter().zip(instants).map(|(burier, instant)| {
+        let released = world.kill_after(instant, || burier.release_orphans());
+        released
+            .map(|released| released.expect("release"))
+            .is_some()
+    });
+    let through: Vec<bool> = through.collect();
+    while let Ok(extent) = takes.alloc(8192) {
+        takes.fill(extent, 0, &[0x55; 8192]).expect("fill");
+    }
+    through.into_iter().all(|one| one)
+}
+
+/// As [`bytes_where_a_log_was`], where the log was that of a dead one.
+#[test]
+fn bytes_where_the_log_of_a_dead_one_was() {
+    let is_through = |instant: &u64| {
+        let world = World::new(tiny_size(5));
+        bury_and_take(&world, [*instant, 1000])
+    };
+    // The second has to bury the first as well.
+    let events = (0..1000).find(is_through).expect("an end") + 4;
+    for first in 0..=events {
+        for second in 0..=events {
+            let config = Config {
+                exhaustive: 4,
+                samples: 2,
+                torn: 0,
+                nested_points: 0,
+                ..config(&format!("pool-bury-{first}-{second}"), 5, 24)
+            };
+            let workload = |world: &World| {
+                bury_and_take(world, [first, second]);
+            };
+            let judge = |world: &World, _: &History| {
+                let pool = open_world(world).map_err(|e| e.to_string())?;
+                let found = pool.scan().map_err(|e| e.to_string())?;
+                if found.counts.rejected > 0 {
+                    return Err(format!("{:?}", found.rejected.first()));
+                }
+                recover(world).map(drop)
+            };
+            if let Err(failure) = enumerate(&config, workload, judge) {
+                panic!("{}: {failure}", config.name);
+            }
+        }
+    }
+    println!("{events} events");
+}
+
+/// Chunks of the dead that were freed are so durably: the last who leaves says that there is nothing, from another core.
+#[test]
+fn a_pool_that_says_it_is_clean_is_empty() {
+    let config = Config {
+        nested_points: 0,
+        ..config("pool-clean", 6, 2_000)
+    };
+    let workload = |world: &World| {
+        let (buries, last) = world.setup(|| {
+            create(world);
+            let locks = LocalLocks::default();
+            let attach = |core| {
+                let pool = open(world.medium_on_core(core), &locks, boot_of(world)).expect("open");
+                pool.attach().expect("attach")
+            };
+            let [dead, buries, last] = [0, 1, 2].map(attach);
+            let file = dead.enter_file(&name(1)).expect("enter");
+            stage(&dead, file, 0, &bytes_of(1), When::Now).expect("stage");
+            dead.forget_file(file).expect("forget");
+            (buries, last)
+        });
+        buries.release_orphans().expect("release");
+        drop(buries);
+        last.detach().expect("detach");
+        world.acknowledge(1);
+    };
+    let judge = |world: &World, history: &History| {
+        let pool = open_world(world).map_err(|e| e.to_string())?;
+        let superblock = pool.superblock().map_err(|e| e.to_string())?;
+        let is_clean = superblock.flags & adit_pool::layout::Superblock::CLEAN != 0;
+        let free = pool.free_chunks().map_err(|e| e.to_string())?;
+        // One holds names.
+        if is_clean && free != 5 || history.is_completed(1) && !is_clean {
+            return Err(format!("clean: {is_clean}, {free} chunks are free"));
         }
         recover(world).map(drop)
     };

@@ -57,6 +57,7 @@ impl<M: Medium> Pool<M> {
         self.rebuild_files(&found)?;
         self.recount_files()?;
         self.medium().flush(SHARED, Shared::SIZE as u64)?;
+        // An entry that was emptied is used again by the first who looks for a place, and that it was empty is durable then.
         self.fence()?;
         Ok(Rebuilt {
             files: found.files,
@@ -215,13 +216,16 @@ impl<M: Medium> Pool<M> {
         self.files()?.into_iter().map(last).collect()
     }
 
-    fn empty_durably(&self, index: u32) -> Result<()> {
+    /// Empties an entry of which nothing counts. The caller fences, once for all of them: what is found of one after a crash
+    /// says the same whichever of the others are empty by then, and nobody uses its place before all are.
+    fn empty_stale(&self, index: u32) -> Result<()> {
         let (entry, len) = self.empty_entry(index)?;
         // Nobody is attached: who had it locked is gone.
         self.store(entry + at!(FileEntry.lock), 0)?;
-        self.make_durable(entry, len)
+        Ok(self.medium().flush(entry, len)?)
     }
 
+    /// Empties the entries of which nothing counts and resets what is volatile of the others. The caller fences.
     fn rebuild_files(&self, found: &Recovery) -> Result<()> {
         for index in 0..self.geometry().file_count {
             let offset = self.geometry().file_entry(index);
@@ -234,7 +238,7 @@ impl<M: Medium> Pool<M> {
             }
             let entry = self.read_entry(index)?;
             if self.is_unfinished(index, &entry) {
-                self.empty_durably(index)?;
+                self.empty_stale(index)?;
                 continue;
             }
             if !entry.is_valid(index) {
@@ -246,7 +250,7 @@ impl<M: Medium> Pool<M> {
                 || self.was_entry_cut_off(index, &entry, items)?
             {
                 // Nothing of it counts: whatever a past boot left uncommitted is gone for good.
-                self.empty_durably(index)?;
+                self.empty_stale(index)?;
                 continue;
             }
             let marks = [entry.retired, entry.sealed]
@@ -285,7 +289,7 @@ impl<M: Medium> Pool<M> {
             }
             self.medium().flush(offset + 64, 64)?;
         }
-        self.fence()
+        Ok(())
     }
 }
 
@@ -327,17 +331,14 @@ impl<M: Medium> Attachment<M> {
         let (_lock, _) = self.lock_shared("recovery lock", offset)?;
         let mut released = Released::default();
         let dead = self.dead_slots()?;
-        for chunk in 0..self.pool.chunk_count()? {
-            if let Some(word) = self.pool.chunk_word(chunk)?
-                && dead.contains(&u32::from(word.owner).wrapping_sub(1))
-            {
-                self.pool.orphan_chunk(chunk, word)?;
-            }
-        }
+        self.orphan_chunks_of(&dead)?;
         self.end_claims(&dead)?;
+        // In this order for those who live. After a crash of the system all of it is derived anew, whatever is left of it, so
+        // it waits for the fence of the scan.
         for slot in dead {
             let state = self.pool.geometry().slot(slot) + at!(Slot.state);
-            self.pool.persist(state, Slot::FREE)?;
+            self.pool.store(state, Slot::FREE)?;
+            self.pool.medium().flush(state, 8)?;
             released.slots += 1;
         }
         // Before the scan: what others write meanwhile is chained to what it finds, and lies in chunks of theirs.
@@ -348,20 +349,25 @@ impl<M: Medium> Attachment<M> {
             found.link(file.id, last, self.pool.seen_retired(file).unwrap_or(0));
         }
         let needed = self.pool.needed_chunks(&found)?;
+        let orphans = self.pool.orphans()?;
+        let (kept, unneeded): (Vec<_>, Vec<_>) = orphans
+            .into_iter()
+            .partition(|(chunk, _)| needed.contains_key(chunk));
+        released.kept = kept.len() as u32;
+        released.chunks = self.pool.free_orphans(&unneeded)?;
+        Ok(released)
+    }
+
+    /// Leaves what these slots have leased to whoever recovers, up to the fence.
+    fn orphan_chunks_of(&self, slots: &[u32]) -> Result<()> {
         for chunk in 0..self.pool.chunk_count()? {
-            let Some(word) = self.pool.chunk_word(chunk)? else {
-                continue;
-            };
-            if word.owner != ORPHAN || !matches!(word.kind, ChunkKind::Data | ChunkKind::Log) {
-                continue;
-            }
-            if needed.contains_key(&chunk) {
-                released.kept += 1;
-            } else if self.pool.free_chunk(chunk, word)? {
-                released.chunks += 1;
+            if let Some(word) = self.pool.chunk_word(chunk)?
+                && slots.contains(&u32::from(word.owner).wrapping_sub(1))
+            {
+                self.pool.orphan_chunk(chunk, word)?;
             }
         }
-        Ok(released)
+        Ok(())
     }
 
     /// Gives up what these slots claim to publish: the next holder of one of them would be taken for the publisher. Without
