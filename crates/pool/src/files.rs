@@ -598,19 +598,54 @@ impl<M: Medium> Attachment<M> {
     pub fn forget_file(&self, file: FileRef) -> Result<()> {
         self.lock_file(file)?.forget()
     }
+
+    /// Ends what was staged of several files up to a record each, with one fence for all: those of which nothing was logged
+    /// since are forgotten, the records of the others are retired. The base files are durable already. Says of each, in their
+    /// order, whether that is durable. The guards are of this attachment and of different files; locked in the order of
+    /// [`FileRef`], as everybody does who locks several.
+    ///
+    /// Of several files any may end first, also of those that were committed together. Nobody believes of any of them that
+    /// it has ended before the fence, as its lock is held until then.
+    pub fn end_together(&self, files: Vec<(FileGuard<'_, M>, u64)>) -> Vec<Result<()>> {
+        let ended: Vec<_> = files
+            .iter()
+            .map(|(guard, last)| guard.end_up_to(*last))
+            .collect();
+        self.pool.medium().fence();
+        let is_durable = |(ended, (guard, _)): (Result<()>, (FileGuard<'_, M>, u64))| {
+            let durable = ended.and_then(|()| Ok(self.pool.medium().sound()?));
+            durable.inspect_err(|_| guard.lock.leave_unrepaired())
+        };
+        ended.into_iter().zip(files).map(is_durable).collect()
+    }
 }
 
 impl<M: Medium> FileGuard<'_, M> {
     /// [`Attachment::forget_file`], of a file that is locked already.
     pub fn forget(self) -> Result<()> {
+        let durable = self.empty().and_then(|()| self.pool().fence());
+        // Everybody sees the mark by now. Where it is not durable, whoever takes the lock next has to make it so before
+        // he believes it.
+        durable.inspect_err(|_| self.lock.leave_unrepaired())
+    }
+
+    /// [`FileGuard::forget`], up to the fence.
+    fn empty(&self) -> Result<()> {
         let attachment = self.attachment();
         let lock = attachment.lock_files()?;
         let emptied = attachment.empty(self.file().index());
         // Others' files are entered and forgotten beside the fence: the file's own lock says that it is still to come.
         drop(lock);
-        let durable = emptied.and_then(|(entry, len)| attachment.pool.make_durable(entry, len));
-        // Everybody sees the mark by now. Where it is not durable, whoever takes the lock next has to make it so before
-        // he believes it.
-        durable.inspect_err(|_| self.lock.leave_unrepaired())
+        let (entry, len) = emptied?;
+        Ok(self.pool().medium().flush(entry, len)?)
+    }
+
+    /// One of [`Attachment::end_together`], up to the fence.
+    fn end_up_to(&self, last: u64) -> Result<()> {
+        if self.next_seq()? == last + 1 {
+            self.empty()
+        } else {
+            self.raise_retired(last).map(drop)
+        }
     }
 }

@@ -920,21 +920,29 @@ impl<M: Medium> FileGuard<'_, M> {
     /// its directory) is durable already: that is the caller's part. When this fails the lock is lost: everybody sees
     /// the mark by then, and whoever takes the lock next has to make it durable.
     pub fn retire(&mut self, seq: u64) -> Result<()> {
+        let durable = match self.raise_retired(seq) {
+            Ok(true) => self.pool().fence(),
+            raised => raised.map(drop),
+        };
+        durable.inspect_err(|_| self.lock.leave_unrepaired())
+    }
+
+    /// [`FileGuard::retire`], up to the fence; whether there is anything to be made durable.
+    pub(crate) fn raise_retired(&self, seq: u64) -> Result<bool> {
         self.attachment().ensure_current()?;
         let (id, field) = (self.file.id, at!(FileEntry.retired));
         let old = checked_value(self.get(field)?, id)
             .ok_or_else(|| Error::damaged("file entry", self.entry() + field, "check bits"))?;
         if seq <= old {
             // Who had the lock before has made it durable, or this repaired what he left.
-            return Ok(());
+            return Ok(false);
         }
         if seq > SEQ_MAX {
             return Err(Error::Invalid("no such sequence number"));
         }
-        let durable = self
-            .pool()
-            .persist(self.entry() + field, checked_word(seq, id));
-        durable.inspect_err(|_| self.lock.leave_unrepaired())
+        self.set(field, checked_word(seq, id))?;
+        self.pool().medium().flush(self.entry() + field, 8)?;
+        Ok(true)
     }
 }
 

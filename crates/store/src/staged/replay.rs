@@ -19,6 +19,11 @@ use super::together::commit_orphans;
 /// Passes over the log: files whose commit found no room are tried again after others made some.
 const PASSES: usize = 3;
 
+/// Files whose records are retired with one fence at most, and bytes copied to them from which on no other one is added. So
+/// long whoever wants one of them waits, and so much is done again after a recovery that was killed.
+const TOGETHER: usize = 64;
+const BYTES_TOGETHER: u64 = 16 << 20;
+
 /// A file whose staged bytes stay in the pool.
 #[derive(Debug)]
 pub struct Kept {
@@ -62,12 +67,24 @@ pub struct Recovered {
     pub released: Released,
 }
 
+impl Recovered {
+    fn keep(&mut self, file: &RecoveredFile, reason: Error) {
+        self.kept.push(Kept {
+            file_id: file.file_id,
+            name: file.name.clone(),
+            records: file.records,
+            reason,
+        });
+    }
+}
+
 /// Publishes what dead attachments left, ends the staging of these files, and gives back what the dead
 /// held. `open` finds a file by its handle (the path is a hint, never enough): [`super::open_by_name`],
 /// or whatever description of it the caller has.
 ///
 /// Files of living attachments are theirs and left alone. Memory: what the log itself needs to be
-/// walked, and the operations of one file at a time.
+/// walked, and the operations of one file at a time. Files are made durable one by one, and their records retired for many
+/// at once: where a fence is a sync of the kernel, each file takes that of its own and no other.
 pub fn recover<M: Medium, B: BaseFile>(
     attachment: &Attachment<M>,
     open: impl Fn(&FileName) -> Result<B>,
@@ -92,17 +109,7 @@ pub fn recover<M: Medium, B: BaseFile>(
         report.living = living
             .map(|file| (file.name.clone(), file.records))
             .collect();
-        for file in found.files.iter().filter(|file| file.orphaned) {
-            match publish_orphan(attachment, &found, file, &open, &mut report.done) {
-                Ok(restored) => report.published.extend(restored),
-                Err(reason) => report.kept.push(Kept {
-                    file_id: file.file_id,
-                    name: file.name.clone(),
-                    records: file.records,
-                    reason,
-                }),
-            }
-        }
+        publish_orphans(attachment, &found, &open, &mut report)?;
         let released = attachment.release_orphans()?;
         report.released.slots += released.slots;
         report.released.chunks += released.chunks;
@@ -119,14 +126,93 @@ pub fn recover<M: Medium, B: BaseFile>(
     Ok(report)
 }
 
-/// Publishes one file; `None` when somebody else has done so since it was found.
-fn publish_orphan<M: Medium, B: BaseFile>(
+fn publish_orphans<M: Medium, B: BaseFile>(
     attachment: &Attachment<M>,
     found: &Recovery,
-    file: &RecoveredFile,
+    open: &impl Fn(&FileName) -> Result<B>,
+    report: &mut Recovered,
+) -> Result<()> {
+    // They were killed when they waited for this.
+    attachment.pool().settle()?;
+    let mut replayed = Vec::new();
+    for file in found.files.iter().filter(|file| file.orphaned) {
+        match replay(attachment, found, file, open, &mut report.done) {
+            Ok(one) => replayed.extend(one),
+            Err(reason) => report.keep(file, reason),
+        }
+        if is_enough(&replayed) {
+            end(attachment, std::mem::take(&mut replayed), report);
+        }
+    }
+    end(attachment, replayed, report);
+    Ok(())
+}
+
+/// A file that has what was staged of it, durably; its records still count.
+struct Replayed<'a, M: Medium> {
+    file: &'a RecoveredFile,
+    claim: Claim<'a, M>,
+    /// The last record that it has.
+    last: u64,
+    restored: Restored,
+}
+
+fn is_enough<M: Medium>(replayed: &[Replayed<'_, M>]) -> bool {
+    let bytes: u64 = replayed.iter().map(|one| one.restored.bytes).sum();
+    replayed.len() >= TOGETHER || bytes >= BYTES_TOGETHER
+}
+
+/// Ends the staging of these files, but for what a living process that has one of them staged, too, may have logged since.
+fn end<M: Medium>(
+    attachment: &Attachment<M>,
+    replayed: Vec<Replayed<'_, M>>,
+    report: &mut Recovered,
+) {
+    let mut ending = Vec::with_capacity(replayed.len());
+    let mut guards = Vec::with_capacity(replayed.len());
+    // In the order that everybody keeps who locks several.
+    for one in replayed {
+        match lock_claimed(attachment, &one) {
+            Ok(guard) => {
+                guards.push((guard, one.last));
+                ending.push(one);
+            }
+            Err(reason) => report.keep(one.file, reason),
+        }
+    }
+    // The guards go before the claims, which take the locks again.
+    let ended = attachment.end_together(guards);
+    for (one, ended) in ending.into_iter().zip(ended) {
+        match ended {
+            Ok(()) => {
+                report.done.records += one.file.records;
+                report.published.push(one.restored);
+            }
+            Err(reason) => report.keep(one.file, reason.into()),
+        }
+    }
+}
+
+fn lock_claimed<'a, M: Medium>(
+    attachment: &'a Attachment<M>,
+    replayed: &Replayed<'_, M>,
+) -> Result<FileGuard<'a, M>> {
+    let guard = attachment.lock_file(replayed.file.file())?;
+    if replayed.claim.stands(&guard)? {
+        Ok(guard)
+    } else {
+        Err(Error::Contended)
+    }
+}
+
+/// Brings one file up to date; `None` when somebody else has published it since it was found.
+fn replay<'a, M: Medium, B: BaseFile>(
+    attachment: &'a Attachment<M>,
+    found: &Recovery,
+    file: &'a RecoveredFile,
     open: &impl Fn(&FileName) -> Result<B>,
     done: &mut Published,
-) -> Result<Option<Restored>> {
+) -> Result<Option<Replayed<'a, M>>> {
     let pool = attachment.pool();
     let name = match &file.name {
         Some(name) => name,
@@ -156,26 +242,20 @@ fn publish_orphan<M: Medium, B: BaseFile>(
     let mut fold = Fold::new(pool, &base, *done);
     fold.run(&plan, pool.modified(file.file())?, None)?;
     *done = fold.done;
-    let mut guard = match guard {
-        Some(guard) => guard,
-        None => attachment.lock_file(file.file())?,
-    };
-    if !claim.stands(&guard)? {
-        return Err(Error::Contended);
+    if let Some(mut guard) = guard {
+        guard.retire(last)?;
+        claim.end_relinking(&guard)?;
     }
-    guard.retire(last)?;
-    claim.end_relinking(&guard)?;
-    // A living process that has the file staged, too, may have gone on.
-    if guard.next_seq()? == last + 1 {
-        guard.forget()?;
-    } else {
-        drop(guard);
-    }
-    done.records += file.records;
-    Ok(Some(Restored {
+    let restored = Restored {
         name: name.clone(),
         records: file.records,
         bytes: done.copied - before.copied,
+    };
+    Ok(Some(Replayed {
+        file,
+        claim,
+        last,
+        restored,
     }))
 }
 
@@ -187,7 +267,8 @@ fn prepare<M: Medium>(
     guard: &mut FileGuard<'_, M>,
 ) -> Result<Option<u64>> {
     let pool = attachment.pool();
-    if pool.retired(file.file())? >= file.first_seq {
+    // Durable as well: who has raised it had the lock until then.
+    if pool.seen_retired(file.file())? >= file.first_seq {
         return Ok(None);
     }
     // What was written since the walk is not in it, and must not be retired with it. Numbers of records
@@ -203,9 +284,6 @@ fn prepare<M: Medium>(
     }
     if file.uncommitted > 0 {
         guard.commit()?;
-    } else {
-        // They were killed when they waited for this.
-        pool.settle()?;
     }
     Ok(Some(guard.next_seq()?.saturating_sub(1)))
 }

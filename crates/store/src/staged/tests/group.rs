@@ -153,13 +153,15 @@ fn tell<M: Medium>(world: &World, acts: &[Act], medium: M) {
     }
 }
 
+fn find(world: &World, name: &FileName) -> super::Result<SimFile> {
+    let handle = u64::from_le_bytes(name.handle[..8].try_into().expect("handle"));
+    world.open_by_handle(handle).map_err(Error::from)
+}
+
 fn recovered<M: Medium>(world: &World, medium: M) -> Result<Contents, String> {
     let pool = open_pool(medium, boot_of(world)).map_err(|e| format!("open: {e}"))?;
     let attachment = pool.attach().map_err(|e| format!("attach: {e}"))?;
-    let find = |name: &FileName| {
-        let handle = u64::from_le_bytes(name.handle[..8].try_into().expect("handle"));
-        world.open_by_handle(handle).map_err(Error::from)
-    };
+    let find = |name: &FileName| find(world, name);
     let report = recover(&attachment, find).map_err(|e| format!("recover: {e}"))?;
     world.judging();
     // What was staged of a file that is not there any more is somebody's to decide on.
@@ -558,6 +560,117 @@ fn a_group_is_one_fence() {
             StagedFile::commit_group(&all).expect("group");
             assert_eq!(fences() - before, flushes, "nothing to commit");
         }
+    }
+}
+
+/// However many files a power cut left, the pool takes as many fences, and each file one sync of its own.
+#[test]
+fn files_are_recovered_with_few_fences() {
+    let fences = [1, 2, TINY.file_count as usize].map(|files| {
+        let world = World::new(tiny_size(24));
+        world.put_behind_page_cache(TINY.header_len());
+        create_pool(&world, boot(1));
+        let pool = open_pool(world.medium(), boot(1)).expect("open");
+        let stage = Stage::new(pool.attach().expect("attach"));
+        for nth in 0..files {
+            let file = world.create(&path(nth)).expect("create");
+            let staged = StagedFile::open(&stage, &name_of(&file), file, Mode::Strict);
+            staged
+                .expect("stage")
+                .append(b"some bytes")
+                .expect("append");
+        }
+        let medium = Meddling::new(world.medium(), |_: &SimMedium, _, _: &[u8]| false);
+        let pool = open_pool(medium, boot(2)).expect("open");
+        let attachment = pool.attach().expect("attach");
+        let fences = || pool.medium().fences.load(Ordering::Relaxed);
+        let before = fences();
+        let report = recover(&attachment, |name| find(&world, name)).expect("recover");
+        assert_eq!(report.published.len(), files);
+        assert_eq!(pool.files().expect("files"), []);
+        fences() - before
+    });
+    assert_eq!(fences, [8; 3]);
+}
+
+/// A recovery ends the staging of two files and is killed over it. Who sees that one has no staging any more writes to it as
+/// the kernel does.
+fn recover_and_overwrite(
+    world: &World,
+    instant: u64,
+    medium: impl Fn(&World) -> SimMedium,
+) -> bool {
+    let boot = boot_of(world);
+    let (recovers, other, files) = world.setup(|| {
+        create_pool(world, boot);
+        let locks = LocalLocks::default();
+        let attach = |medium| {
+            let pool = Pool::open(medium, Box::new(locks.clone()), boot).expect("open");
+            pool.attach().expect("attach")
+        };
+        let recovers = attach(medium(world));
+        let other = attach(world.medium_on_core(1));
+        let dead = Stage::new(attach(world.medium_on_core(2)));
+        let files = [0, 1].map(|nth| {
+            let file = world.create(&path(nth)).expect("create");
+            let staged = StagedFile::open(&dead, &name_of(&file), file.clone(), Mode::Strict);
+            let staged = staged.expect("stage");
+            staged.append(b"old").expect("append");
+            (staged.file(), file)
+        });
+        (recovers, other, files)
+    });
+    let recovered = world.kill_after(instant, || {
+        recover(&recovers, |name| find(world, name)).expect("recover")
+    });
+    drop(recovers);
+    for (nth, (file, base)) in files.into_iter().enumerate() {
+        let live = other.pool().ensure_not_forgotten(file);
+        if matches!(live, Err(adit_pool::Error::Forgotten)) {
+            base.write_at(0, b"new").expect("write");
+            base.sync().expect("sync");
+            world.acknowledge(nth as u64);
+        }
+    }
+    recovered.is_some()
+}
+
+#[test]
+fn what_is_written_after_a_recovery_stays() {
+    for cached in [false, true] {
+        let workload = |world: &World, instant| {
+            if cached {
+                world.put_behind_page_cache(TINY.header_len());
+            }
+            recover_and_overwrite(world, instant, |world| world.medium_on_core(0))
+        };
+        let is_through = |instant: &u64| workload(&World::new(tiny_size(16)), *instant);
+        let events = (0..1000).find(is_through).expect("an end");
+        for instant in 0..=events {
+            let name = format!("staged-recover-{cached}-{instant}");
+            let config = Config {
+                nested_points: 0,
+                exhaustive: 4,
+                samples: 2,
+                torn: 1,
+                ..config(&name, 16, 300)
+            };
+            let judge = |world: &World, history: &History| {
+                let files = recovered(world, world.medium())?;
+                let lost = history
+                    .completed()
+                    .iter()
+                    .find(|nth| files[**nth as usize] != b"new");
+                lost.map_or(Ok(()), |nth| Err(format!("file {nth} is as it was")))
+            };
+            let told = |world: &World| {
+                workload(world, instant);
+            };
+            if let Err(failure) = enumerate(&config, told, judge) {
+                panic!("{name}: {failure}");
+            }
+        }
+        println!("{events} events");
     }
 }
 
