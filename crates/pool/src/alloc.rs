@@ -358,12 +358,13 @@ fn freed(old: ChunkWord) -> ChunkWord {
     }
 }
 
-/// Of an orphan that is no log any more, if it was one, and not free yet.
+/// Of a chunk that is no log any more, if it was one, and not free yet. Whoever sees that a chunk is free may put bytes there
+/// at once, and where it is a log after a loss of power, they would be found in its lines.
 fn emptied(old: ChunkWord) -> ChunkWord {
     ChunkWord {
         kind: ChunkKind::Data,
-        owner: ORPHAN,
         generation: old.generation.wrapping_add(1),
+        ..old
     }
 }
 
@@ -422,9 +423,8 @@ impl<M: Medium> Pool<M> {
 
     /// Makes orphans free that no record needs, with two fences for all of them; how many these were.
     ///
-    /// Whoever sees that a chunk is free may put bytes there at once, and where it is a log after a loss of power, they
-    /// would be found in its lines. So all are called data first, which nobody takes, and durably; then they are free. Also
-    /// what is called that already: somebody may have died over it before it was durable.
+    /// All are called data first, which nobody takes, and durably; then they are free. Also what is called that already:
+    /// somebody may have died over it before it was durable.
     pub(crate) fn free_orphans(&self, orphans: &[(u32, ChunkWord)]) -> Result<u32> {
         if orphans.is_empty() {
             return Ok(0);
@@ -533,7 +533,7 @@ impl<M: Medium> Pool<M> {
             }
             // Several may have counted before any of them took one.
             if !self.are_free(count, purpose.leaves(usable, logs))? {
-                self.free_chunk(chunk, new)?;
+                self.swap_chunk(chunk, new, freed(new))?;
                 return Ok(None);
             }
             hint.store(chunk + 1, Ordering::Relaxed);
@@ -556,11 +556,6 @@ impl<M: Medium> Pool<M> {
             at += zeros.len() as u64;
         }
         self.fence()
-    }
-
-    /// Makes a chunk free, if its word still is `old`.
-    pub(crate) fn free_chunk(&self, chunk: u32, old: ChunkWord) -> Result<bool> {
-        self.change_chunk(chunk, old, freed(old))
     }
 
     /// Whether no chunk holds data or a log.
@@ -863,9 +858,9 @@ impl<M: Medium> Attachment<M> {
         Ok(released)
     }
 
-    /// Makes a chunk free. Of a log that is durable before anybody can have the chunk: a loss of power would find what he
-    /// has put there in the lines of a log. With one that held data nothing is found but through records, and those
-    /// of whoever has it next make it durable that he has; the caller fences, once for all of them.
+    /// Makes a chunk free. Of a log it is durable that it is none before anybody can have the chunk ([`emptied`]). With one
+    /// that held data nothing is found but through records, and those of whoever has it next make it durable that he has;
+    /// the caller fences, once for all of them.
     pub(crate) fn give_back(&self, chunk: u32, map: &ChunkMap) -> Result<bool> {
         map.end();
         match self.pool.chunk_word(chunk)? {
@@ -873,7 +868,11 @@ impl<M: Medium> Attachment<M> {
             Some(word) if word.kind == ChunkKind::Data => {
                 self.pool.swap_chunk(chunk, word, freed(word))
             }
-            Some(word) => self.pool.free_chunk(chunk, word),
+            Some(word) => {
+                let data = emptied(word);
+                Ok(self.pool.change_chunk(chunk, word, data)?
+                    && self.pool.swap_chunk(chunk, data, freed(data))?)
+            }
             None => Ok(false),
         }
     }

@@ -525,15 +525,73 @@ fn bytes_where_a_log_was() {
         assert_eq!(extent.offset, TINY.chunk(log), "the first that is free");
         next.fill(extent, 0, &[0x55; 8192]).expect("fill");
     };
-    let judge = |world: &World, _: &History| {
-        let pool = open_world(world).map_err(|e| e.to_string())?;
-        let found = pool.scan().map_err(|e| e.to_string())?;
-        if found.counts.rejected > 0 {
-            return Err(format!("{:?}", found.rejected.first()));
+    survives(&config, enumerate(&config, workload, no_line_is_damaged));
+}
+
+fn no_line_is_damaged(world: &World, _: &History) -> Result<(), String> {
+    let pool = open_world(world).map_err(|e| e.to_string())?;
+    let found = pool.scan().map_err(|e| e.to_string())?;
+    if found.counts.rejected > 0 {
+        return Err(format!("{:?}", found.rejected.first()));
+    }
+    recover(world).map(drop)
+}
+
+/// Somebody takes all chunks that he sees to be free, and puts bytes there.
+fn take_all(takes: &Attachment<SimMedium>) {
+    while let Ok(extent) = takes.alloc(8192) {
+        takes.fill(extent, 0, &[0x55; 8192]).expect("fill");
+    }
+}
+
+/// Few states of each of many stories.
+fn few_states(name: &str) -> Config {
+    Config {
+        exhaustive: 4,
+        samples: 2,
+        torn: 0,
+        nested_points: 0,
+        ..config(name, 5, 24)
+    }
+}
+
+/// Whoever gives a log back dies over it at an instant, and then somebody takes all. Whether he was through before.
+fn give_back_and_take(world: &World, instant: u64) -> bool {
+    world.put_behind_page_cache(TINY.header_len());
+    let (gives, takes) = world.setup(|| {
+        create(world);
+        let pool = open_world(world).expect("open");
+        let [gives, takes] = [0; 2].map(|_| pool.attach().expect("attach"));
+        let file = gives.enter_file(&name(1)).expect("enter");
+        let mut guard = gives.lock_file(file).expect("lock");
+        let mut last = 0;
+        while gives.log_chunks() < 2 {
+            last = guard.commit().expect("commit");
         }
-        recover(world).map(drop)
-    };
-    survives(&config, enumerate(&config, workload, judge));
+        guard.retire(last).expect("retire");
+        drop(guard);
+        (gives, takes)
+    });
+    let given = world.kill_after(instant, || gives.reclaim());
+    take_all(&takes);
+    given.map(|given| given.expect("reclaim")).is_some()
+}
+
+/// As [`bytes_where_a_log_was`], where whoever gave it back was killed before that was durable.
+#[test]
+fn bytes_where_a_log_was_about_to_be_given_back() {
+    let is_through = |instant: &u64| give_back_and_take(&World::new(tiny_size(5)), *instant);
+    let events = (0..1000).find(is_through).expect("an end");
+    for instant in 0..=events {
+        let config = few_states(&format!("pool-give-back-{instant}"));
+        let workload = |world: &World| {
+            give_back_and_take(world, instant);
+        };
+        if let Err(failure) = enumerate(&config, workload, no_line_is_damaged) {
+            panic!("{}: {failure}", config.name);
+        }
+    }
+    println!("{events} events");
 }
 
 /// Whoever buries a dead one dies over it at an instant, the next one at another, and then somebody takes all chunks that he
@@ -558,9 +616,7 @@ fn bury_and_take(world: &World, instants: [u64; 2]) -> bool {
             .is_some()
     });
     let through: Vec<bool> = through.collect();
-    while let Ok(extent) = takes.alloc(8192) {
-        takes.fill(extent, 0, &[0x55; 8192]).expect("fill");
-    }
+    take_all(&takes);
     through.into_iter().all(|one| one)
 }
 
@@ -575,25 +631,11 @@ fn bytes_where_the_log_of_a_dead_one_was() {
     let events = (0..1000).find(is_through).expect("an end") + 4;
     for first in 0..=events {
         for second in 0..=events {
-            let config = Config {
-                exhaustive: 4,
-                samples: 2,
-                torn: 0,
-                nested_points: 0,
-                ..config(&format!("pool-bury-{first}-{second}"), 5, 24)
-            };
+            let config = few_states(&format!("pool-bury-{first}-{second}"));
             let workload = |world: &World| {
                 bury_and_take(world, [first, second]);
             };
-            let judge = |world: &World, _: &History| {
-                let pool = open_world(world).map_err(|e| e.to_string())?;
-                let found = pool.scan().map_err(|e| e.to_string())?;
-                if found.counts.rejected > 0 {
-                    return Err(format!("{:?}", found.rejected.first()));
-                }
-                recover(world).map(drop)
-            };
-            if let Err(failure) = enumerate(&config, workload, judge) {
+            if let Err(failure) = enumerate(&config, workload, no_line_is_damaged) {
                 panic!("{}: {failure}", config.name);
             }
         }
