@@ -283,9 +283,9 @@ impl Ofd {
     /// engine, so that no handler waits for the call that it interrupts, or leaves it by a jump.
     #[inline]
     pub(crate) fn turn(&self) -> Option<Turn<'_>> {
-        let alone = init::single_threaded() || matches!(self.offset(), Offset::Handed);
-        // Whose turn it was in the parent may never end it here.
-        if alone || process::is_untold_child() {
+        // Whoever has the turn in a parent, or is just handing over, never ends that here.
+        let alone = init::single_threaded() || process::is_untold_child();
+        if alone || matches!(self.offset(), Offset::Handed) {
             return None;
         }
         let inside = engine::enter();

@@ -17,6 +17,13 @@ use core::sync::atomic::Ordering;
 impl Writer {
     /// A read, at a position of its own or at the description's.
     pub(crate) fn read(&self, ofd: &Ofd, fd: i32, into: Buffers, at: Option<i64>) -> sys::Result {
+        // A copy from a mapping takes little room, and reads again where another thread has moved the offset.
+        if !self.declared
+            && self.mapped.load(Ordering::Relaxed)
+            && let Some(read) = self.mapped_read(ofd, fd, into, at)
+        {
+            return Ok(read);
+        }
         room::with(|| {
             let _turn = at.is_none().then(|| ofd.turn());
             self.read_somehow(ofd, fd, into, at)
@@ -28,11 +35,11 @@ impl Writer {
             self.be_told(ofd);
             let _inside = engine::enter();
             self.join(ofd, fd);
-        }
-        if self.mapped.load(Ordering::Relaxed)
-            && let Some(read) = self.mapped_read(ofd, fd, into, at)
-        {
-            return Ok(read);
+            if self.mapped.load(Ordering::Relaxed)
+                && let Some(read) = self.mapped_read(ofd, fd, into, at)
+            {
+                return Ok(read);
+            }
         }
         if self.readable && !into.is_empty() {
             match self.ask(ofd, fd, |staged| self.staged_read(ofd, staged, into, at)) {
