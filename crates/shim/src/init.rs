@@ -6,7 +6,8 @@
 #![allow(unsafe_code)]
 
 use crate::appends::Appends;
-use crate::{alloc, data, declared, elsewhere, names, process, signal, stage, stdio, sys, times};
+use crate::times;
+use crate::{alloc, data, declared, elsewhere, names, process, room, signal, stage, stdio, sys};
 use adit_pmem::MediumKind;
 use adit_store::direct::Adoption;
 use adit_store::pools::AskedPool;
@@ -177,7 +178,8 @@ pub(crate) fn single_threaded() -> bool {
     unsafe { (&raw const __libc_single_threaded).read_volatile() != 0 }
 }
 
-fn limit(resource: u32) -> Option<u64> {
+/// The soft limit on a resource; `None` when there is none.
+pub(crate) fn limit(resource: u32) -> Option<u64> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
@@ -227,6 +229,7 @@ extern "C" fn start() {
     let appends = appends.and_then(|name| Appends::named(name.to_bytes()));
     alloc::register_fork_handlers();
     process::register_fork_handlers();
+    room::begin();
     let declared: Vec<Vec<u8>> = variable(c"ADIT_PATH").map_or_else(Vec::new, |dirs| {
         let dirs = dirs.to_bytes().split(|&byte| byte == b':');
         let absolute = dirs.filter(|dir| dir.starts_with(b"/"));

@@ -685,6 +685,7 @@ pub(crate) fn allocate(
         (*cell)
             .common
             .store(core::ptr::null_mut(), Ordering::SeqCst);
+        (*cell).turn.renew();
         (*cell).index.store(index, Ordering::Relaxed);
         (*cell).names.store(1, Ordering::SeqCst);
         (*cell).stored.store(0, Ordering::SeqCst);

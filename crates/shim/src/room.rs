@@ -4,9 +4,9 @@
 //! 16, a coroutine whatever its library gave it, and what lies below is other people's. Where there is less than [`NEEDED`]
 //! below, the engine works on a stack of its own, inside ([`engine`]), so that no handler runs there or leaves it by a jump.
 //!
-//! What a thread knows of the stacks that it runs on are three ranges: its alternate stack, which it asks for
-//! ([`alternate`]); where there was room, found out by asking for the pages below, which are there on a stack and end at its
-//! guard; and where there was not. A stack that is a piece of other memory, with no guard, is not told from a large one
+//! What a thread knows of the stacks that it runs on are ranges: its alternate stack, which it asks for ([`alternate`]); the
+//! stack of ours that it is on; where there was room, found out by asking for the pages below, which are there on a stack and
+//! end at its guard; and where there was not. The first thread's stack is known from the start. A stack that is a piece of other memory, with no guard, is not told from a large one
 //! unless it is the alternate stack.
 //!
 //! # Safety
@@ -43,6 +43,20 @@ struct Range {
 }
 
 impl Range {
+    const fn new() -> Self {
+        Self {
+            low: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+        }
+    }
+
+    fn get(&self) -> (usize, usize) {
+        (
+            self.low.load(Ordering::Relaxed),
+            self.len.load(Ordering::Relaxed),
+        )
+    }
+
     /// How far `at` is above the lower end of the range, if it is inside.
     #[inline]
     fn above(&self, at: usize) -> Option<usize> {
@@ -76,6 +90,8 @@ struct Thread {
     alternate: Range,
     roomy: Range,
     small: Range,
+    /// The stack of ours that it is on.
+    own: Range,
 }
 
 global_asm!(
@@ -136,7 +152,12 @@ fn is_enough(thread: &Thread, here: usize) -> bool {
 
 #[cold]
 fn look(thread: &Thread, here: usize) -> bool {
-    if let Some(above) = thread.alternate.above(here) {
+    // Where nothing is staged, or in a sandbox that may know none of our calls, the engine does not come so far.
+    if !init::staging() || init::credit().is_none() {
+        return true;
+    }
+    let known = [&thread.alternate, &thread.own, &thread.small];
+    if let Some(above) = known.into_iter().find_map(|range| range.above(here)) {
         return above >= NEEDED;
     }
     // Set by a system call that nobody saw, or before we were there.
@@ -146,7 +167,9 @@ fn look(thread: &Thread, here: usize) -> bool {
         alternate_is(thread, &stack);
         return here.saturating_sub(stack.ss_sp as usize) >= NEEDED;
     }
-    if let Some(above) = thread.small.above(here) {
+    if let Some(above) = MAIN.above(here) {
+        let (low, len) = MAIN.get();
+        thread.roomy.set(low, len);
         return above >= NEEDED;
     }
     let page = here & !(PAGE - 1);
@@ -163,6 +186,21 @@ fn look(thread: &Thread, here: usize) -> bool {
     let low = pages.take_while(is_next).last().unwrap_or(page);
     thread.small.set(low, page + PAGE - low);
     false
+}
+
+/// The first thread's stack, which the kernel makes longer as it is used: what is below is there for it, but not yet.
+static MAIN: Range = Range::new();
+
+/// More of it is not taken for granted, however large the limit is.
+const MAIN_AT_MOST: usize = 8 << 20;
+
+/// For our constructor, which the first thread runs near the upper end of its stack.
+pub(crate) fn begin() {
+    let limit = init::limit(libc::RLIMIT_STACK).map_or(MAIN_AT_MOST, |limit| limit as usize);
+    let high = (stack_pointer() & !(PAGE - 1)) + PAGE;
+    let len = limit.min(MAIN_AT_MOST).min(high);
+    // Some of it is above, and some the kernel keeps free below.
+    MAIN.set(high - len + len / 8, len - len / 8);
 }
 
 /// Whether all of these pages can be read; that they are there afterwards does no harm, as they are about to be used.
@@ -214,9 +252,12 @@ impl Stack {
         }
         let fresh = anonymous(STACK)?;
         // SAFETY: the lowest page of a mapping of ours that nobody uses yet.
-        let guarded = unsafe { mprotect(fresh, PAGE, MprotectFlags::empty()) };
-        let fresh = Self(fresh.cast());
-        guarded.is_ok().then_some(fresh)
+        if unsafe { mprotect(fresh, PAGE, MprotectFlags::empty()) }.is_err() {
+            // SAFETY: as above, all of it.
+            let _ = unsafe { munmap(fresh, STACK) };
+            return None;
+        }
+        Some(Self(fresh.cast()))
     }
 
     /// Where it begins, and grows down from.
@@ -243,28 +284,37 @@ impl Drop for Stack {
 #[cold]
 fn elsewhere<T, F: FnOnce() -> T>(work: F) -> T {
     // A child of `vfork` would leave with the stack.
-    if vfork::in_child() || !init::staging() {
+    if vfork::in_child() {
         return work();
     }
-    let _inside = engine::enter();
+    let inside = engine::enter();
     let Some(stack) = Stack::take() else {
+        drop(inside);
         return work();
     };
-    let from_alternate = thread().alternate.above(stack_pointer()).is_some();
+    let thread = thread();
+    let from_alternate = thread.alternate.above(stack_pointer()).is_some();
     let mask = from_alternate.then(sys::block_signals);
     let mut call = Call {
         work: MaybeUninit::new(work),
         result: MaybeUninit::uninit(),
         from_alternate,
     };
+    thread.own.set(stack.0 as usize, STACK);
     // SAFETY: the stack is this call's, and the function gets what it is made for, and leaves a result.
     let result = unsafe {
         on_stack(stack.top(), run::<T, F>, (&raw mut call).cast());
         call.result.assume_init()
     };
+    // What the work says is the program's to see, and not what was there before.
+    let errno = sys::errno();
+    thread.own.set(0, 0);
     if let Some(mask) = mask {
         sys::set_signals(mask);
     }
+    drop(stack);
+    drop(inside);
+    sys::set_errno(errno);
     result
 }
 

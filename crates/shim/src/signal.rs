@@ -304,6 +304,7 @@ unsafe extern "C" fn decide(
             unsafe { die(signal, info) };
             0
         }
+        _ if !fault && engine::puts_off(signal) => 0,
         handler => {
             if wish.0 & Wish::RESET != 0 {
                 let reset = wish.0 & !Wish::ADDRESS;

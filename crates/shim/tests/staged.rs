@@ -770,6 +770,21 @@ fn threads_write_in_turns() {
     }
 }
 
+/// A handler of SIGSEGV that somebody sends finds no write half done: it may use the file, and leave by a jump.
+#[test]
+fn a_fault_that_was_sent_waits_for_the_engine() {
+    let Some(place) = Place::new("left") else {
+        return;
+    };
+    let program = place.compile("turns");
+    for mode in ALL {
+        let _ = fs::remove_file(place.file());
+        let mut command = place.command(&program, Some(mode));
+        let output = run(command.arg(place.file()).args(["60", "left"]));
+        assert_eq!(output.stdout, b"went on\n", "mode {mode}: {output:?}");
+    }
+}
+
 /// A program that opens its own staged file needs nobody for it: without a monitor the kernel would
 /// have it wait, and then find what was published last.
 #[test]

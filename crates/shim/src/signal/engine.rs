@@ -17,6 +17,8 @@
 //! nothing to go back to. So do the other signals of faulting instructions, and of system calls that
 //! a filter turned into a signal.
 //!
+//! Those two, where somebody has only sent them, wait as well, and have lost who sent them when they come.
+//!
 //! Of two signals of one kind that are sent to this very thread, and not to the process, at the
 //! instant when the first is put off, the second may come first, or the two be one if their kind is
 //! one that the kernel does not queue.
@@ -45,6 +47,8 @@ struct Thread {
     mask: AtomicU64,
     /// State and kind of cancellation to go back to, if they were changed.
     cancel: AtomicI32,
+    /// Signals of faults that somebody has sent meanwhile.
+    sent: AtomicU64,
 }
 
 impl Thread {
@@ -123,9 +127,34 @@ impl Drop for Inside {
         sys::set_errno(self.errno);
         thread.depth.store(0, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
+        if thread.sent.load(Ordering::Relaxed) != 0 {
+            send_those_of_faults(thread);
+        }
         if thread.deferred.load(Ordering::Relaxed) != 0 {
             let_handlers_run(thread);
         }
+    }
+}
+
+/// Whether a signal of a fault that somebody has sent, where no instruction faulted, waits until the thread leaves the
+/// engine. It cannot be blocked until then, as others are, so it is sent anew, by this thread.
+pub(super) fn puts_off(signal: c_int) -> bool {
+    let thread = thread();
+    let inside = thread.depth.load(Ordering::Relaxed) != 0;
+    if inside {
+        thread.sent.fetch_or(bit(signal), Ordering::Relaxed);
+    }
+    inside
+}
+
+#[cold]
+fn send_those_of_faults(thread: &Thread) {
+    let sent = thread.sent.swap(0, Ordering::Relaxed);
+    let (Ok(process), Ok(this)) = (sys::getpid(), sys::gettid()) else {
+        return;
+    };
+    for signal in (1..=64).filter(|&signal| sent & bit(signal) != 0) {
+        let _ = sys::tgkill(process, this, signal as usize);
     }
 }
 

@@ -187,9 +187,32 @@ static void interrupted(void) {
     say("cut", ftruncate(fd, 7));
 }
 
+// What fails says why, whatever the stack.
+static void fails(const char *where) {
+    char missing[64];
+    struct stat stat;
+    snprintf(missing, sizeof missing, "/proc/self/fd/%d/missing", fd);
+    say(where, (errno = 0, mkdir("/tmp", 0700)));
+    say(where, (errno = 0, unlink(missing)));
+    say(where, (errno = 0, rename(missing, "/tmp")));
+    say(where, (errno = 0, lstat(missing, &stat)));
+    say(where, (errno = 0, open(missing, O_RDWR)));
+    say(where, (errno = 0, open("/tmp", O_RDWR | O_CREAT, 0600)));
+    say(where, (errno = 0, ftruncate(fd, -1)));
+}
+
 static void *works(void *nothing) {
     handles(0);
+    fails("in a thread");
     return nothing;
+}
+
+// Frames of a page, so many of them, where the first thread's stack has not been yet.
+static int deep(int frames) {
+    volatile char frame[4096];
+    frame[0] = frame[4095] = 1;
+    if (frames == 0) fails("deep down");
+    return frames ? deep(frames - 1) + frame[0] : frame[4095];
 }
 
 // A thread whose stack is the smallest that there is.
@@ -206,6 +229,7 @@ static ucontext_t before, routine;
 
 static void runs(void) {
     handles(0);
+    fails("in a coroutine");
 }
 
 // A coroutine on a stack of three pages, which end at a guard.
@@ -238,6 +262,7 @@ int main(int count, char **args) {
         thread();
         coroutine();
     }
+    if (!strcmp(args[1], "deep")) deep(10), deep(60), deep(200);
     if (!strcmp(args[1], "interrupted")) interrupted();
     if (!strcmp(args[1], "thread")) thread();
     if (!strcmp(args[1], "coroutine")) coroutine();

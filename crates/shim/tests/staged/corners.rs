@@ -69,7 +69,14 @@ fn a_cut_is_no_cancellation_point() {
 /// whether the file is staged there or was before.
 #[test]
 fn a_small_stack_is_enough() {
-    for case in ["stack", "further", "thread", "coroutine", "interrupted"] {
+    for case in [
+        "stack",
+        "further",
+        "thread",
+        "coroutine",
+        "deep",
+        "interrupted",
+    ] {
         agree(case, case, false);
     }
 }
