@@ -6,8 +6,9 @@
 //!
 //! What a thread knows of the stacks that it runs on are ranges: its alternate stack, which it asks for ([`alternate`]); the
 //! stack of ours that it is on; where there was room, found out by asking for the pages below, which are there on a stack and
-//! end at its guard; and where there was not. The first thread's stack is known from the start. A stack that is a piece of other memory, with no guard, is not told from a large one
-//! unless it is the alternate stack.
+//! end at its guard; and where there was not. The first thread's stack is known from the start. A stack that is a piece of
+//! other memory, with no guard, is not told from a large one unless it is the alternate stack; nor is a small one where a
+//! large one was unmapped.
 //!
 //! # Safety
 //! The ranges are a small initial-exec thread-local object, which only the thread itself touches, word by word, and a
@@ -198,9 +199,9 @@ const MAIN_AT_MOST: usize = 8 << 20;
 pub(crate) fn begin() {
     let limit = init::limit(libc::RLIMIT_STACK).map_or(MAIN_AT_MOST, |limit| limit as usize);
     let high = (stack_pointer() & !(PAGE - 1)) + PAGE;
-    let len = limit.min(MAIN_AT_MOST).min(high);
-    // Some of it is above, and some the kernel keeps free below.
-    MAIN.set(high - len + len / 8, len - len / 8);
+    // The program's arguments are above, which may have a quarter of it, and the kernel keeps some free below.
+    let len = limit.min(MAIN_AT_MOST).min(high) / 8 * 5;
+    MAIN.set(high - len, len);
 }
 
 /// Whether all of these pages can be read; that they are there afterwards does no harm, as they are about to be used.

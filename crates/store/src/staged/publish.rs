@@ -15,7 +15,7 @@ use std::sync::TryLockError;
 use std::time::Duration;
 
 use adit_pmem::{BaseFile, Medium};
-use adit_pool::{FileGuard, SHARED, When};
+use adit_pool::{FileGuard, SHARED};
 
 use super::claim::{Claim, is_relinking};
 use super::error::{Error, Result, is_pressure};
@@ -146,7 +146,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Brings what is staged to where it is seen by who does not look at the pool: publishes it or, where that waits for a
     /// device and all that counts is committed, only writes it.
     pub fn show_outside(&self, scope: Scope) -> Result<()> {
-        let is_committed = scope == Scope::Committed || self.mode.when() == When::Now;
+        // Where programs of several modes share the file, what counts may lie behind what does not.
+        let is_committed = scope == Scope::Committed || !self.look().has_uncommitted();
         if is_committed && self.stage.attachment().pool().medium().fence_is_slow() {
             self.show_committed()
         } else {

@@ -249,6 +249,26 @@ fn enumerate_modes_side_by_side(cached: bool) {
     assert!(survives(name, enumerate(&config, workload, judge)) > 300);
 }
 
+/// What a program has written in mode `strict` is shown to who does not look at the pool, also behind what another one has
+/// not committed.
+#[test]
+fn what_counts_is_shown_behind_what_does_not() {
+    for cached in [false, true] {
+        let world = World::new(tiny_size(24));
+        if cached {
+            world.put_behind_page_cache(TINY.header_len());
+        }
+        let modes = [Mode::Atomic, Mode::Strict];
+        let crowd = Crowd::of(&world, boot(1), &modes, &[0; 2 * PAGE]);
+        let files = crowd.open();
+        files[0].write_at(0, &[1; PAGE]).expect("write");
+        files[1].write_at(PAGE as u64, &[2; PAGE]).expect("write");
+        files[1].show_outside(Scope::Everything).expect("show");
+        let seen = contents(&crowd.file).expect("read");
+        assert_eq!(seen[PAGE..], [2; PAGE], "behind a page cache: {cached}");
+    }
+}
+
 /// What others log is found at the ends of the logs: nobody walks over all of them.
 #[test]
 fn following_takes_no_walk() {
