@@ -139,7 +139,8 @@ pub(crate) fn sequential_read(
 /// the later part could be in the file before the earlier one, with zeros between.
 #[inline]
 fn sequential_write(
-    (ofd, fd): (&Ofd, i32),
+    ofd: &Ofd,
+    fd: i32,
     len: usize,
     attempt: impl Fn(u64) -> sys::Result,
     kernel: impl Fn() -> sys::Result,
@@ -215,7 +216,8 @@ pub(crate) extern "C" fn write(fd: i32, from: *const c_void, len: usize) -> isiz
         return sys::to_libc(writer.write(&ofd, fd, Buffers::from(from, len), None));
     }
     sys::to_libc(sequential_write(
-        (&ofd, fd),
+        &ofd,
+        fd,
         len,
         |at| {
             or_kernel(
@@ -378,7 +380,8 @@ pub(crate) extern "C" fn writev(fd: i32, iov: *const libc::iovec, count: i32) ->
         return sys::to_libc(kernel());
     };
     sys::to_libc(sequential_write(
-        (&ofd, fd),
+        &ofd,
+        fd,
         vector.total,
         |at| {
             let served = vector.overwrite(&ofd, fd, at);

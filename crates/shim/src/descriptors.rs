@@ -11,7 +11,7 @@ use crate::process::{Patience, With};
 use crate::real::call_real;
 use crate::sys::{self, ProcPath};
 use crate::writer::{self, Writer};
-use crate::{appends, data, declared, init, process, room, signal, stage, stdio, table, vfork};
+use crate::{appends, data, declared, init, process, signal, stack, stage, stdio, table, vfork};
 use adit_pmem::copy::guarded_copy;
 use adit_pmem::{MediumKind, brief};
 use adit_store::direct::DirectFile;
@@ -99,7 +99,7 @@ pub(crate) fn note_open(fd: c_int, flags: c_int) -> c_int {
         vfork::has_left(fd);
         return fd;
     }
-    room::with(|| note_here(fd, flags))
+    stack::with_room(|| note_here(fd, flags))
 }
 
 fn note_here(fd: c_int, flags: c_int) -> c_int {

@@ -7,7 +7,7 @@
 
 use crate::appends::Appends;
 use crate::times;
-use crate::{alloc, data, declared, elsewhere, names, process, room, signal, stage, stdio, sys};
+use crate::{alloc, data, declared, elsewhere, names, process, signal, stack, stage, stdio, sys};
 use adit_pmem::MediumKind;
 use adit_store::direct::Adoption;
 use adit_store::pools::AskedPool;
@@ -229,7 +229,7 @@ extern "C" fn start() {
     let appends = appends.and_then(|name| Appends::named(name.to_bytes()));
     alloc::register_fork_handlers();
     process::register_fork_handlers();
-    room::begin();
+    stack::begin();
     let declared: Vec<Vec<u8>> = variable(c"ADIT_PATH").map_or_else(Vec::new, |dirs| {
         let dirs = dirs.to_bytes().split(|&byte| byte == b':');
         let absolute = dirs.filter(|dir| dir.starts_with(b"/"));

@@ -1,5 +1,5 @@
-//! A lock of one word that threads sleep on in the kernel. It is usable in a child of `fork` once somebody has put it
-//! back: the threads that held it are not there.
+//! A lock of one word that threads sleep on in the kernel. A child of `fork` finds it as it was, with whoever held it not
+//! there: it has to be seen to.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use rustix::thread::futex;

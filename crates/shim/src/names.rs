@@ -23,7 +23,7 @@ use crate::ofd::Ofd;
 use crate::real::call_real;
 use crate::sys::{self, ProcPath};
 use crate::writer::Writer;
-use crate::{data, declared, descriptors, fds, init, process, room, stage, table, vfork};
+use crate::{data, declared, descriptors, fds, init, process, stack, stage, table, vfork};
 use adit_pmem::MediumKind;
 use adit_store::staged::Mode;
 use core::ffi::{CStr, c_char, c_int, c_uint};
@@ -120,7 +120,7 @@ fn change<const N: usize>(names: [Name; N], call: impl FnOnce() -> c_int) -> c_i
     if vfork::in_child() {
         return call();
     }
-    room::with(|| change_here(names, call))
+    stack::with_room(|| change_here(names, call))
 }
 
 fn change_here<const N: usize>(names: [Name; N], call: impl FnOnce() -> c_int) -> c_int {
@@ -143,7 +143,7 @@ fn change_here<const N: usize>(names: [Name; N], call: impl FnOnce() -> c_int) -
 
 /// As [`change`], for calls that may move a directory, and with it any file that is staged.
 fn moving(names: [Name; 2], call: impl FnOnce() -> c_int) -> c_int {
-    room::with(|| moving_here(names, call))
+    stack::with_room(|| moving_here(names, call))
 }
 
 fn moving_here(names: [Name; 2], call: impl FnOnce() -> c_int) -> c_int {
@@ -308,7 +308,7 @@ pub(crate) struct Arguments {
 pub(crate) extern "C" fn before_open(arguments: &mut Arguments) -> u64 {
     let mut flags = arguments.second as c_int;
     let path = arguments.first as Path;
-    let token = room::with(|| before(libc::AT_FDCWD, path, &mut flags));
+    let token = stack::with_room(|| before(libc::AT_FDCWD, path, &mut flags));
     arguments.second = flags as u64;
     token
 }
@@ -317,7 +317,7 @@ pub(crate) extern "C" fn before_open(arguments: &mut Arguments) -> u64 {
 pub(crate) extern "C" fn before_open_at(arguments: &mut Arguments) -> u64 {
     let mut flags = arguments.third as c_int;
     let (dir, path) = (arguments.first as c_int, arguments.second as Path);
-    let token = room::with(|| before(dir, path, &mut flags));
+    let token = stack::with_room(|| before(dir, path, &mut flags));
     arguments.third = flags as u64;
     token
 }
@@ -509,7 +509,7 @@ pub(crate) extern "C" fn opened(token: u64, fd: c_int) -> c_int {
     if token == NOTHING {
         return fd;
     }
-    room::with(|| make_durable(token, fd))
+    stack::with_room(|| make_durable(token, fd))
 }
 
 fn make_durable(token: u64, fd: c_int) -> c_int {

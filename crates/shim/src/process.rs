@@ -15,7 +15,7 @@ use crate::fds::{self, Kind};
 use crate::real::call_real;
 use crate::signal::engine;
 use crate::strangers::{self, Named};
-use crate::{actions, alloc, appends, children, descriptors, init, room, signal, stage, sys};
+use crate::{actions, alloc, appends, children, descriptors, init, signal, stack, stage, sys};
 use crate::{table, times, vfork};
 use adit_pmem::brief;
 use adit_pmem::copy::guarded_copy;
@@ -184,14 +184,14 @@ fn share_all_with(with: With) -> Result<(), c_int> {
         }
     }
     times::settle_all();
-    room::with(|| fds::all().try_for_each(|fd| share(fd, with)))
+    stack::with_room(|| fds::all().try_for_each(|fd| share(fd, with)))
 }
 
 /// Before another program takes this one's place.
 fn before_program() -> c_int {
     let refusal = before_program_with(With::Program);
     if refusal == 0 && !vfork::in_child() {
-        room::with(stage::leave);
+        stack::with_room(stage::leave);
     }
     refusal
 }
@@ -691,6 +691,19 @@ pub(crate) fn share_all_for_good() -> Result<(), c_int> {
 /// `_exit` and `_Exit` run no destructors.
 pub(crate) extern "C" fn before_exit() {
     if !vfork::in_child() {
-        room::with(|| init::end());
+        stack::with_room(|| init::end());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However little time is left, something is looked at again and again before it is given up.
+    #[test]
+    fn patience_is_not_only_time() {
+        let mut patience = Patience::of(Duration::ZERO);
+        let looks = std::iter::repeat_with(|| patience.waits()).take_while(|waits| *waits);
+        assert_eq!(looks.count(), Patience::LOOKS as usize);
     }
 }

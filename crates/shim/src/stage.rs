@@ -824,8 +824,8 @@ impl Staged {
         patiently(|| self.file.publish(scope).map(drop))
     }
 
-    /// For who looks at the file without Adit, as far as that can be. What only others have staged is theirs to show, and what was closed without
-    /// our seeing it the monitor's.
+    /// Shows what is staged to who looks at the file without Adit. What only others have staged is theirs to show, and what
+    /// was closed without our seeing it the monitor's.
     pub(crate) fn show(&self, fd: i32, scope: Scope) -> Result<(), Error> {
         if self.watches() || !self.is_behind(fd) {
             return Ok(());

@@ -12,7 +12,7 @@
 
 use crate::declared::{self, Asked};
 use crate::real::call_real;
-use crate::{descriptors, elsewhere, fds, names, process, room, stage, table, times, vfork};
+use crate::{descriptors, elsewhere, fds, names, process, stack, stage, table, times, vfork};
 use adit_store::registry::{FileId, Filter};
 use core::ffi::{c_char, c_int, c_uint};
 use core::sync::atomic::Ordering;
@@ -125,7 +125,7 @@ pub(crate) fn look<A: Answer>(answer: *mut A, asked: Asked, kernel: impl Fn() ->
     if vfork::in_child() {
         return kernel();
     }
-    room::with(|| look_here(answer, asked, kernel))
+    stack::with_room(|| look_here(answer, asked, kernel))
 }
 
 fn look_here<A: Answer>(answer: *mut A, asked: Asked, kernel: impl Fn() -> c_int) -> c_int {

@@ -8,7 +8,7 @@
 
 use crate::stubs::stub;
 use crate::{
-    actions, copies, data, descriptors, names, numbers, process, room, signal as signals,
+    actions, copies, data, descriptors, names, numbers, process, signal as signals, stack,
     stat as looking, stdio,
 };
 
@@ -294,7 +294,7 @@ interpose! {
     replace sigignore (signals::actions::sigignore);
     replace sigset (signals::actions::sigset);
     after siginterrupt (signals::actions::interrupts);
-    after sigaltstack (room::alternate);
+    after sigaltstack (stack::alternate);
 
     // The calling thread's signal mask: the register of the new mask, where null leaves it alone, and
     // the word of a `jmp_buf` that says whether it holds one.

@@ -17,7 +17,8 @@
 //! nothing to go back to. So do the other signals of faulting instructions, and of system calls that
 //! a filter turned into a signal.
 //!
-//! Those two, where somebody has only sent them, wait as well, and have lost who sent them when they come.
+//! A SIGBUS or SIGSEGV that somebody has only sent waits like others, but cannot be blocked until then: the thread notes
+//! it, and sends it to itself when it leaves. Who sent it is lost.
 //!
 //! Of two signals of one kind that are sent to this very thread, and not to the process, at the
 //! instant when the first is put off, the second may come first, or the two be one if their kind is
@@ -31,8 +32,8 @@
 #![allow(unsafe_code)]
 
 use super::{Wish, die, exchange};
+use crate::thread::thread_object;
 use crate::{init, sys};
-use core::arch::{asm, global_asm};
 use core::ffi::c_int;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, compiler_fence};
@@ -55,33 +56,7 @@ impl Thread {
     const CHANGED: c_int = 4;
 }
 
-global_asm!(
-    ".pushsection .tbss,\"awT\",@nobits",
-    ".globl adit_thread_engine",
-    ".hidden adit_thread_engine",
-    ".type adit_thread_engine,@tls_object",
-    ".size adit_thread_engine,{size}",
-    ".p2align 3",
-    "adit_thread_engine:",
-    ".zero {size}",
-    ".popsection",
-    size = const size_of::<Thread>(),
-);
-
-#[inline]
-fn thread<'a>() -> &'a Thread {
-    let at: *const Thread;
-    // SAFETY: adds the object's fixed distance to the thread pointer, which fs:0 holds.
-    unsafe {
-        asm!(
-            "mov {at}, qword ptr fs:[0]",
-            "add {at}, qword ptr [rip + adit_thread_engine@GOTTPOFF]",
-            at = out(reg) at, options(nostack, readonly),
-        );
-    }
-    // SAFETY: the calling thread's own object, which lives as long as the thread.
-    unsafe { &*at }
-}
+thread_object!("adit_thread_engine", Thread);
 
 /// Keeps the calling thread inside the engine. To be the first thing that a call makes and the last
 /// that it drops: handlers that waited run in the drop, and may never return.
@@ -127,11 +102,12 @@ impl Drop for Inside {
         sys::set_errno(self.errno);
         thread.depth.store(0, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
-        if thread.sent.load(Ordering::Relaxed) != 0 {
-            send_those_of_faults(thread);
-        }
         if thread.deferred.load(Ordering::Relaxed) != 0 {
             let_handlers_run(thread);
+        }
+        // Under the program's own mask, which a handler that jumps would not restore.
+        if thread.sent.load(Ordering::Relaxed) != 0 {
+            send_those_of_faults(thread);
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::ofd::{Ofd, Offset};
 use crate::signal::engine;
 use crate::stage::Staged;
 use crate::stat::Logical;
-use crate::{copies, data, room, sys, together};
+use crate::{copies, data, stack, sys, together};
 use adit_store::staged::{AppendsOnly, Error, Place, Where};
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ impl Writer {
         {
             return Ok(read);
         }
-        room::with(|| {
+        stack::with_room(|| {
             let _turn = at.is_none().then(|| ofd.turn());
             self.read_somehow(ofd, fd, into, at)
         })
@@ -167,7 +167,7 @@ impl Writer {
     /// What a sequential write has claimed stays its own, whoever does it in the end: others may have
     /// claimed what follows, and between them would be left a hole.
     pub(crate) fn write(&self, ofd: &Ofd, fd: i32, from: Buffers, at: Option<i64>) -> sys::Result {
-        room::with(|| self.write_whole(ofd, fd, from, at))
+        stack::with_room(|| self.write_whole(ofd, fd, from, at))
     }
 
     fn write_whole(&self, ofd: &Ofd, fd: i32, from: Buffers, at: Option<i64>) -> sys::Result {
@@ -340,7 +340,7 @@ impl Writer {
 
     /// The size, if the kernel does not know it.
     pub(crate) fn size(&self, ofd: &Ofd, fd: i32) -> Option<u64> {
-        match room::with(|| self.ask(ofd, fd, |staged| Ok(staged.file().size()?))) {
+        match stack::with_room(|| self.ask(ofd, fd, |staged| Ok(staged.file().size()?))) {
             Answer::Done(size) => Some(size),
             Answer::Failed(_) | Answer::NotStaged => None,
         }
@@ -352,7 +352,7 @@ impl Writer {
         self.transacts.store(true, Ordering::Relaxed);
         let in_kernel = || sys::ftruncate(fd as usize, size as usize);
         let in_pool = |staged: &Staged, size| staged.file().truncate(size);
-        room::with(|| self.resize(ofd, fd, size, in_pool, in_kernel))
+        stack::with_room(|| self.resize(ofd, fd, size, in_pool, in_kernel))
     }
 
     /// `fallocate`. Blocks are nothing that anybody reads: the kernel reserves them, and the file is made longer as
@@ -365,7 +365,7 @@ impl Writer {
         offset: i64,
         len: i64,
     ) -> sys::Result {
-        room::with(|| self.allocate_here(ofd, fd, mode, offset, len))
+        stack::with_room(|| self.allocate_here(ofd, fd, mode, offset, len))
     }
 
     fn allocate_here(&self, ofd: &Ofd, fd: i32, mode: i32, offset: i64, len: i64) -> sys::Result {
@@ -486,7 +486,7 @@ impl Writer {
                 modified: modified.map(|at| (at.tv_sec, at.tv_nsec)),
             }))
         };
-        match room::with(|| self.ask(ofd, fd, look)) {
+        match stack::with_room(|| self.ask(ofd, fd, look)) {
             Answer::Done(logical) => logical,
             Answer::Failed(_) | Answer::NotStaged => None,
         }
@@ -500,7 +500,7 @@ impl Writer {
 
     /// `fsync`; `None` when it is the kernel's.
     pub(crate) fn sync(&self, ofd: &Ofd, fd: i32) -> Option<sys::Result> {
-        room::with(|| self.sync_here(ofd, fd))
+        stack::with_room(|| self.sync_here(ofd, fd))
     }
 
     fn sync_here(&self, ofd: &Ofd, fd: i32) -> Option<sys::Result> {

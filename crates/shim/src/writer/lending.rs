@@ -16,7 +16,7 @@ use crate::children::{self, Others, To};
 use crate::fresh::Fresh;
 use crate::ofd::Ofd;
 use crate::signal::engine;
-use crate::{descriptors, process, room, stage};
+use crate::{descriptors, process, stack, stage};
 use adit_store::registry::Reason;
 use adit_store::staged::{Mode, Scope};
 use core::mem;
@@ -189,7 +189,7 @@ impl Writer {
     /// description to the kernel until the next write behind [`Self::call_has_returned`]. After an error the file is
     /// staged as before.
     pub(crate) fn lend_for_a_call(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
-        room::with(|| self.lend_for_a_call_here(ofd, fd))
+        stack::with_room(|| self.lend_for_a_call_here(ofd, fd))
     }
 
     fn lend_for_a_call_here(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {

@@ -18,7 +18,7 @@ use crate::ofd::Ofd;
 use crate::process::Patience;
 use crate::signal::engine;
 use crate::stage::{self, Entry, Refusal, Staged};
-use crate::{appends, declared, descriptors, init, process, room, together};
+use crate::{appends, declared, descriptors, init, process, stack, together};
 use adit_store::registry::Reason;
 use adit_store::staged::{Error, Mode, Scope};
 use core::sync::atomic::Ordering;
@@ -181,7 +181,7 @@ impl Writer {
     /// The same for a caller from outside, before the file's times or rights change. It may be staged again, if it
     /// then may be.
     pub(crate) fn put_down(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
-        room::with(|| {
+        stack::with_room(|| {
             self.ask_the_parent(ofd, fd)?;
             let _inside = engine::enter();
             self.set_down(ofd, fd)
@@ -314,7 +314,7 @@ impl Writer {
     /// Publishes everything and leaves the description to the kernel for good. After an error the file
     /// is staged as before.
     pub(crate) fn unstage(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
-        room::with(|| self.unstage_as(ofd, fd, Ends::ForGood))
+        stack::with_room(|| self.unstage_as(ofd, fd, Ends::ForGood))
     }
 
     fn unstage_as(&self, ofd: &Ofd, fd: i32, ends: Ends) -> Result<(), i32> {
@@ -342,7 +342,7 @@ impl Writer {
     /// staged. What cannot be published this way is published and given back, or an error, as if the command got it.
     /// Where files are committed together, that is what was committed with the others.
     pub(crate) fn show(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
-        room::with(|| self.show_here(ofd, fd))
+        stack::with_room(|| self.show_here(ofd, fd))
     }
 
     fn show_here(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
@@ -364,7 +364,7 @@ impl Writer {
     /// when the file is taken away, it may be staged again later. After an error the opener waits
     /// for the monitor, as any other does.
     pub(crate) fn lend(&self, ofd: &Ofd, fd: i32) {
-        room::with(|| self.lend_here(ofd, fd));
+        stack::with_room(|| self.lend_here(ofd, fd));
     }
 
     fn lend_here(&self, ofd: &Ofd, fd: i32) {
@@ -388,7 +388,7 @@ impl Writer {
         };
         // A child of `vfork` goes on with the description, and does not find it in our table.
         if staged || process::has_vfork_children() {
-            room::with(|| self.unstage_as(ofd, fd, Ends::WithTheDescription))
+            stack::with_room(|| self.unstage_as(ofd, fd, Ends::WithTheDescription))
         } else {
             Ok(())
         }

@@ -5,13 +5,17 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -201,6 +205,30 @@ static void fails(const char *where) {
     say(where, (errno = 0, ftruncate(fd, -1)));
 }
 
+// A sandbox in which the engine's way of looking for room ends the program: nobody looks any more.
+static void sandbox(void) {
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sigaltstack, 3, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 3),
+        // libc gives an ended thread's stack back.
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 22 /* MADV_POPULATE_READ */, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    say("no new rights", prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    say("in a sandbox", prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+}
+
+// In a sandbox, where this thread's stack was never looked at.
+static void *is_confined(void *nothing) {
+    fails("confined");
+    say("write", write(fd, "confined\n", 9));
+    return nothing;
+}
+
 static void *works(void *nothing) {
     handles(0);
     fails("in a thread");
@@ -261,6 +289,15 @@ int main(int count, char **args) {
         handlers(SS_AUTODISARM);
         thread();
         coroutine();
+    }
+    if (!strcmp(args[1], "sandbox")) {
+        pthread_t thread;
+        sandbox();
+        deep(100);
+        say("a thread", pthread_create(&thread, NULL, is_confined, NULL));
+        pthread_join(thread, NULL);
+        say("write", write(fd, "after\n", 6));
+        _exit(0);
     }
     if (!strcmp(args[1], "deep")) deep(10), deep(60), deep(200);
     if (!strcmp(args[1], "interrupted")) interrupted();

@@ -80,3 +80,9 @@ fn a_small_stack_is_enough() {
         agree(case, case, false);
     }
 }
+
+/// Nobody looks for room in a sandbox that knows none of the calls which that takes.
+#[test]
+fn a_sandboxed_program_is_asked_nothing() {
+    agree("sandbox", "sandbox", false);
+}

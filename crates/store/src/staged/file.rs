@@ -624,6 +624,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let mut in_vain = 0;
         let mut waited = 0;
         let mut rooms = 0;
+        let mut others = true;
         while rooms < ROOMS {
             let full = match operation() {
                 Err(Error::Pool(error)) if super::error::is_pressure(&error) => error,
@@ -634,8 +635,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             };
             // The logs have a limit of their own.
             let growing_helps = matches!(full, adit_pool::Error::Full { .. });
-            if growing_helps && self.stage.others_made_room()? {
-                rooms += 1;
+            // Once is enough: where others take what comes back, the pool is full.
+            if growing_helps && core::mem::take(&mut others) && self.stage.others_made_room()? {
                 continue;
             }
             if growing_helps && self.stage.grow(Growth::Ahead) {

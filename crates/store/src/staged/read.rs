@@ -13,9 +13,8 @@
 //! that is retired. So a reader looks at the publishing word first, and then whether its overlay lacks
 //! anything that was logged by then, or the mark has moved: what other programs have done to a file that
 //! is shared (`shared.rs`), and what this process has logged and waits with for the device, when somebody
-//! has claimed the file since. One that finds
-//! the file taken away (everything is in the base file, and others may be writing there by now) says so
-//! instead.
+//! has claimed the file since. One that finds the file taken away (everything is in the base file, and
+//! others may be writing there by now) says so instead.
 //!
 //! # Safety
 //!
@@ -23,10 +22,11 @@
 //! promise about them.
 #![allow(unsafe_code)]
 
+use std::sync::atomic::Ordering;
+
 use adit_pmem::copy::guarded_copy;
 use adit_pmem::{BaseFile, Medium};
 use rustix::io::Errno;
-use std::sync::atomic::Ordering;
 
 use super::error::{Error, Result};
 use super::file::StagedFile;
@@ -199,6 +199,17 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// What moves before bytes of the base file change that a reader may be copying.
     pub(super) fn version(&self) -> Result<u64> {
         Ok(self.stage.attachment().pool().version(self.file)?)
+    }
+
+    /// What moves before pages of the pool that an overlay may name are anybody's: the word up to which records are retired,
+    /// as it is seen.
+    pub(super) fn mark(&self) -> Result<u64> {
+        let mark = self.stage.attachment().pool().retired_word(self.file)?;
+        #[cfg(test)]
+        let followed = self.followed_mark.load(Ordering::Relaxed);
+        #[cfg(test)]
+        let mark = planted::unless(planted::Blind::Mark, mark, followed);
+        Ok(mark)
     }
 
     /// Copies a piece to where the buffers go on.

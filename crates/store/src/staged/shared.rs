@@ -93,16 +93,6 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         Ok((guard.version()?, Some(guard)))
     }
 
-    /// The word up to which records are retired, as it is seen.
-    pub(super) fn mark(&self) -> Result<u64> {
-        let mark = self.stage.attachment().pool().retired_word(self.file)?;
-        #[cfg(test)]
-        let followed = self.followed_mark.load(Ordering::Relaxed);
-        #[cfg(test)]
-        let mark = planted::unless(planted::Blind::Mark, mark, followed);
-        Ok(mark)
-    }
-
     /// Brings the overlay up to record `next_seq` by what is new at the ends of the logs, under the file's lock; false
     /// where that does not tell, and somebody has to walk.
     pub(super) fn follow_news(&self, next_seq: u64) -> Result<bool> {
@@ -192,7 +182,7 @@ pub(super) mod planted {
         BLIND.get() == blind
     }
 
-    pub(super) fn unless(blind: Blind, word: u64, otherwise: u64) -> u64 {
+    pub(in crate::staged) fn unless(blind: Blind, word: u64, otherwise: u64) -> u64 {
         if is(blind) { otherwise } else { word }
     }
 }

@@ -17,9 +17,10 @@
 #![allow(unsafe_code)]
 
 use crate::signal::engine;
+use crate::thread::thread_object;
 use crate::{init, sys, vfork};
 use adit_store::direct::anonymous;
-use core::arch::{asm, global_asm, naked_asm};
+use core::arch::{asm, naked_asm};
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -95,33 +96,7 @@ struct Thread {
     own: Range,
 }
 
-global_asm!(
-    ".pushsection .tbss,\"awT\",@nobits",
-    ".globl adit_thread_room",
-    ".hidden adit_thread_room",
-    ".type adit_thread_room,@tls_object",
-    ".size adit_thread_room,{size}",
-    ".p2align 3",
-    "adit_thread_room:",
-    ".zero {size}",
-    ".popsection",
-    size = const size_of::<Thread>(),
-);
-
-#[inline]
-fn thread<'a>() -> &'a Thread {
-    let at: *const Thread;
-    // SAFETY: adds the object's fixed distance to the thread pointer, which fs:0 holds.
-    unsafe {
-        asm!(
-            "mov {at}, qword ptr fs:[0]",
-            "add {at}, qword ptr [rip + adit_thread_room@GOTTPOFF]",
-            at = out(reg) at, options(nostack, readonly),
-        );
-    }
-    // SAFETY: the calling thread's own object, which lives as long as the thread.
-    unsafe { &*at }
-}
+thread_object!("adit_thread_stacks", Thread);
 
 #[inline]
 fn stack_pointer() -> usize {
@@ -133,7 +108,7 @@ fn stack_pointer() -> usize {
 
 /// Does the engine's work where there is room for it.
 #[inline]
-pub(crate) fn with<T>(work: impl FnOnce() -> T) -> T {
+pub(crate) fn with_room<T>(work: impl FnOnce() -> T) -> T {
     if is_enough(thread(), stack_pointer()) {
         work()
     } else {
