@@ -696,7 +696,7 @@ pub(super) mod planted {
         }
     }
 
-    /// Waits until the test says so. Leaves a byte for each that waits or has waited.
+    /// Waits until the test says so, to one by a file that is gone then. Leaves a byte for each that waits or has waited.
     fn wait_for_word(begun: &str, word: &str) {
         let dir = crate::testing::argument("T_DIR");
         let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::APPEND;
@@ -704,7 +704,9 @@ pub(super) mod planted {
         let begun = fs::open(begun.as_os_str().as_bytes(), flags, fs::Mode::RUSR);
         let told = begun.and_then(|begun| rustix::io::write(begun, b"."));
         assert!(told.is_ok(), "{told:?}");
-        crate::testing::eventually(word, || dir.join(word).exists());
+        let one = dir.join(format!("{word} one"));
+        let is_said = || dir.join(word).exists() || fs::unlink(one.as_os_str().as_bytes()).is_ok();
+        crate::testing::eventually(word, is_said);
     }
 
     pub(in crate::monitor) fn one_by_one() {

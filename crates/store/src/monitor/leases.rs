@@ -481,7 +481,7 @@ impl Leases {
         for (number, entry) in &self.held {
             if let Some(haste) = entry.breaking {
                 running += 1;
-                running_unawaited += usize::from(haste == Haste::Whenever);
+                running_unawaited += usize::from(haste != Haste::Awaited);
                 continue;
             }
             if !entry.is_due(now, self.ending) {
@@ -510,9 +510,15 @@ impl Leases {
 
     /// Looks which leases are being broken. It stays known of those that find no place now: nobody is told twice.
     fn look_for_openers(&mut self) {
-        let quiet = |entry: &&mut Entry| !entry.awaited && entry.breaking.is_none();
-        for entry in self.held.values_mut().filter(quiet) {
+        let quiet = |(_, entry): &(&u64, &mut Entry)| {
+            !entry.awaited && entry.breaking != Some(Haste::Awaited)
+        };
+        for (number, entry) in self.held.iter_mut().filter(quiet) {
             entry.awaited = entry.held.state() == State::Broken;
+            if entry.awaited && entry.breaking.is_some() {
+                entry.breaking = Some(Haste::Awaited);
+                self.workers.hurry(*number);
+            }
         }
     }
 
@@ -533,7 +539,7 @@ impl Leases {
         let haste = if entry.awaited {
             Haste::Awaited
         } else {
-            Haste::Whenever
+            Haste::Yet(number)
         };
         entry.breaking = Some(haste);
         self.workers.start(haste, move || {

@@ -26,6 +26,8 @@ pub(super) enum Haste {
     Awaited,
     /// Nobody.
     Whenever,
+    /// Nobody so far: [`Workers::hurry`] says by this number when somebody is.
+    Yet(u64),
 }
 
 type Job<T> = Box<dyn FnOnce() -> T + Send>;
@@ -48,7 +50,7 @@ struct Shared<T> {
 /// Work that got no thread of its own.
 struct Waiting<T> {
     awaited: VecDeque<Job<T>>,
-    whenever: VecDeque<Job<T>>,
+    whenever: VecDeque<(Option<u64>, Job<T>)>,
     /// Nothing will be added.
     over: bool,
 }
@@ -56,7 +58,14 @@ struct Waiting<T> {
 impl<T> Waiting<T> {
     fn next(&mut self) -> Option<Job<T>> {
         let first = self.awaited.pop_front();
-        first.or_else(|| self.whenever.pop_front())
+        first.or_else(|| self.whenever.pop_front().map(|(_, job)| job))
+    }
+
+    fn hurry(&mut self, number: u64) {
+        let known = |(other, _): &(Option<u64>, Job<T>)| *other == Some(number);
+        let place = self.whenever.iter().position(known);
+        let job = place.and_then(|place| self.whenever.remove(place));
+        self.awaited.extend(job.map(|(_, job)| job));
     }
 }
 
@@ -119,10 +128,16 @@ impl<T: Send + 'static> Workers<T> {
         let mut waiting = lock(&self.shared.waiting);
         match haste {
             Haste::Awaited => waiting.awaited.push_back(job),
-            Haste::Whenever => waiting.whenever.push_back(job),
+            Haste::Whenever => waiting.whenever.push_back((None, job)),
+            Haste::Yet(number) => waiting.whenever.push_back((Some(number), job)),
         }
         drop(waiting);
         self.shared.more.notify_one();
+    }
+
+    /// By now somebody is kept waiting by this work, which may have begun.
+    pub(super) fn hurry(&self, number: u64) {
+        lock(&self.shared.waiting).hurry(number);
     }
 
     /// What was reported since the last time.

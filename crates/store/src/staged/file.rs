@@ -556,7 +556,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let is_new = self.known_seq.load(Ordering::Relaxed) != next_seq;
         let is_published =
             self.followed.load(Ordering::Relaxed) != version || followed_mark != mark;
-        if is_new && !(shared && self.follow_news(next_seq)?) {
+        let finds_news = shared || walk.is_for_one();
+        if is_new && !(finds_news && self.follow_news(next_seq)?) {
             self.rebuild_by(guard, next_seq, walk)?;
         } else if is_published {
             // What is new may be retired already.
@@ -704,11 +705,28 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 /// A walk over the logs of a pool, made when the first file needs it. Of a file that was locked before, and is
 /// still, it has seen every record.
 #[derive(Default)]
-pub(super) struct Walk(Option<Recovery>);
+pub(super) struct Walk {
+    found: Option<Recovery>,
+    of_many: bool,
+}
 
 impl Walk {
+    /// For so many files.
+    pub(super) fn of(files: usize) -> Self {
+        Self {
+            found: None,
+            of_many: files > 1,
+        }
+    }
+
+    /// Whether the ends of the logs are looked at first. One after the other, several files would each look at what was
+    /// written to all of them.
+    fn is_for_one(&self) -> bool {
+        !self.of_many
+    }
+
     fn over<M: Medium>(&mut self, pool: &Pool<M>) -> Result<&Recovery> {
-        let found = match self.0.take() {
+        let found = match self.found.take() {
             Some(found) => found,
             None => {
                 #[cfg(test)]
@@ -719,7 +737,7 @@ impl Walk {
                 found
             }
         };
-        Ok(self.0.insert(found))
+        Ok(self.found.insert(found))
     }
 }
 

@@ -91,7 +91,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         done.resize_with(files.len(), || Ok(Published::default()));
         let mut begun = Vec::with_capacity(files.len());
         let mut guards = Vec::with_capacity(files.len());
-        let mut walk = Walk::default();
+        let mut walk = Walk::of(files.len());
         for nth in order {
             let (file, _) = files[nth];
             let one = match file.publishing.try_lock() {

@@ -92,7 +92,7 @@ fn lock_together<'a, M: Medium, B: BaseFile>(
 }
 
 fn follow_locked<M: Medium, B: BaseFile>(locked: &mut Locked<'_, M, B>) -> Result<()> {
-    let mut walk = Walk::default();
+    let mut walk = Walk::of(locked.len());
     let mut files = locked.iter_mut();
     files.try_for_each(|(file, guard)| file.follow_by(guard, &mut walk))
 }

@@ -609,6 +609,32 @@ fn an_opener_waits_for_no_files_of_the_dead() {
     });
 }
 
+/// Also where no thread can be made for it, and it waits behind all that nobody waits for.
+#[test]
+fn an_opener_overtakes_what_is_queued() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let arguments = ["T_BURIES_SLOWLY", "T_THREADS"].map(|name| (name, Path::new("1")));
+    let _monitor = monitor_with(&scratch, &arguments);
+    let (mut dead, paths) = staging_several(&scratch, 32);
+    dead.kill();
+    let begun = || std::fs::read(scratch.path("burying")).map_or(0, |begun| begun.len());
+    let go_on = || std::fs::write(scratch.path("bury one"), "").expect("write");
+    eventually("one is begun, the others wait", || begun() == 1);
+    let before = len(&paths[31]);
+    assert!(is_leased(&paths[31]));
+    // The monitor is told of that opener at once, and looks each half second besides.
+    std::thread::sleep(Duration::from_secs(1));
+    go_on();
+    eventually("the next one is begun", || begun() == 2);
+    go_on();
+    eventually("the last one is published", || len(&paths[31]) > before);
+    std::fs::write(scratch.path("bury"), "").expect("write");
+    eventually("all are published", || {
+        paths.iter().all(|path| len(path) > before)
+    });
+}
+
 /// One that lies on a slow disk, or that somebody is just recovering.
 #[test]
 fn nobody_waits_for_a_pool_but_who_asks_for_it() {

@@ -707,6 +707,49 @@ fn many_files_are_published_with_one_walk() {
     }
 }
 
+/// Who looks after one file finds what its program has logged at the ends of the logs, whoever publishes it.
+#[test]
+fn one_file_is_published_without_a_walk() {
+    for (mode, cached) in [Mode::Posix, Mode::Strict, Mode::Atomic]
+        .into_iter()
+        .flat_map(|mode| [(mode, false), (mode, true)])
+    {
+        let watched = Watched::in_mode(mode, 2);
+        if cached {
+            watched.world.put_behind_page_cache(TINY.header_len());
+        }
+        let (own, other) = (&watched.own[0], &watched.other[0]);
+        let mut model = Vec::new();
+        let before = walks::so_far();
+        for nth in 0..90 {
+            let bytes = bytes_of(nth, 100 + nth * 11);
+            own.append(&bytes).expect("append");
+            model.extend(&bytes);
+            own.write_at(0, &bytes).expect("write");
+            model[..bytes.len()].copy_from_slice(&bytes);
+            watched.own[1].append(&bytes).expect("to another file");
+            if nth % 7 == 6 {
+                own.truncate(model.len() as u64 / 2).expect("cut");
+                model.truncate(model.len() / 2);
+            }
+            match nth % 9 {
+                5 => drop(watched.own[1].publish(Scope::Everything).expect("publish")),
+                8 => {
+                    own.fsync().expect("fsync");
+                    let done = StagedFile::publish_together(&[(other, Scope::Committed)]);
+                    let published = done[0].as_ref().is_ok_and(|done| done.records > 0);
+                    assert!(published, "{mode:?}, round {nth}: {done:?}");
+                    assert_eq!(contents(&watched.bases[0]).expect("read"), model);
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(walks::so_far(), before, "{mode:?}, page cache: {cached}");
+        other.take_away(|| {}).expect("take away");
+        assert_eq!(contents(&watched.bases[0]).expect("read"), model);
+    }
+}
+
 /// Readers throw their copies away when somebody claims the file: nobody does for what may not be published.
 #[test]
 fn what_is_not_committed_is_not_claimed() {
