@@ -299,8 +299,6 @@ pub(super) struct View {
     pub(super) overlay: Overlay,
     /// Operations behind those that are logged and not shown: their threads wait for a device.
     pub(super) waiting: VecDeque<Waiting>,
-    /// Size of the base file as we left it.
-    pub(super) base_size: u64,
     /// The last record that a crash of the system cannot take back.
     pub(super) committed: u64,
     /// The last record that is durable, with all before it, whether it counts or waits for its commit.
@@ -440,7 +438,6 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             view: RwLock::new(View {
                 ops: VecDeque::new(),
                 overlay: Overlay::new(base_size),
-                base_size,
                 waiting: VecDeque::new(),
                 committed: 0,
                 durable: 0,
@@ -603,7 +600,6 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             ops,
             overlay,
             waiting: VecDeque::new(),
-            base_size,
             committed,
             durable: view.durable.max(next_seq.saturating_sub(1)),
             commit: view.commit.max(committed),

@@ -59,8 +59,6 @@ pub struct Published {
     pub exchanged: u64,
     /// Bytes that the file system shared with the base file, and that were given up in the pool.
     pub cloned: u64,
-    /// The base file was longer than anything of ours explains: somebody outside wrote to it.
-    pub base_grew: bool,
 }
 
 /// What a publication is about: set under the file's lock, right after the claim.
@@ -449,7 +447,6 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let base_size = self.base.size()?;
         let plan = {
             let view = self.look();
-            done.base_grew |= base_size > view.base_size;
             let ops = view.ops.iter().take_while(|(seq, _)| *seq <= target.last);
             Overlay::of(base_size, ops.map(|(_, op)| *op))
         };
@@ -458,7 +455,6 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         fold.syncs = syncs;
         let folded = fold.run(&plan, target.modified, relink);
         *done = fold.done;
-        self.change().base_size = self.base.size()?;
         folded
     }
 
@@ -490,7 +486,6 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         view.covered.clear();
         self.room.is_old();
         view.ops.drain(..gone);
-        view.base_size = base_size;
         view.overlay = Overlay::of(base_size, view.ops.iter().map(|(_, op)| *op));
         gone as u64
     }
