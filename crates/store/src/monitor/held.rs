@@ -132,7 +132,7 @@ impl Owner {
         Arc::new(Self { life, pid, since })
     }
 
-    fn has_ended(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         let mut life = [PollFd::new(&self.life, PollFlags::IN)];
         poll(&mut life, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }

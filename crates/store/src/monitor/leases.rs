@@ -21,7 +21,7 @@ mod answers;
 mod dead;
 mod inherit;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
@@ -33,7 +33,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 
 use super::adopt::Stray;
-use super::client::{Refused, mode_number};
+use super::client::mode_number;
 use super::held::{self, Held, OpenPool, Owner};
 use super::lease::{self, Said, Signals, State};
 use super::open::{self, OpenFiles};
@@ -89,7 +89,9 @@ pub(super) struct Leases {
     pub(super) signals: Signals,
     pub(super) workers: Workers<Report>,
     pools: Vec<(Arc<OpenPool>, Instant)>,
-    /// Programs that are answered when a worker has opened the pool they name.
+    /// Pools that workers are opening,
+    opening: BTreeSet<PathBuf>,
+    /// and programs that are answered when one of them is open.
     asking_for_pools: Vec<(Fd, Wanted)>,
     held: BTreeMap<u64, Entry>,
     owners: Vec<Arc<Owner>>,
@@ -116,8 +118,6 @@ pub(super) struct Leases {
     /// To be taken over and to be adopted, when their pools can be opened.
     postponed: Vec<Left>,
     strays: Vec<Stray>,
-    /// A worker looks whether they can.
-    asking: bool,
     /// Declared files that nobody stages who is not alone.
     pub(super) barred: Barred,
     /// For all programs: which files are held.
@@ -184,8 +184,6 @@ pub(super) enum Report {
     Recovered,
     /// Whether a pool that this process lost can be opened anew.
     Tried(bool),
-    /// Pools that can be opened, of leases that wait for that.
-    Openable(Vec<PathBuf>),
     /// Nothing to be done.
     Nothing,
 }
@@ -221,6 +219,7 @@ impl Leases {
             signals: means.signals,
             workers: means.workers,
             pools: Vec::new(),
+            opening: BTreeSet::new(),
             asking_for_pools: Vec::new(),
             held: BTreeMap::new(),
             owners: Vec::new(),
@@ -238,7 +237,6 @@ impl Leases {
             trying: false,
             postponed: Vec::new(),
             strays: Vec::new(),
-            asking: false,
             barred,
             marks,
             ending: false,
@@ -373,7 +371,9 @@ impl Leases {
                 }
             }
             Report::Opened(path, opened) => {
+                self.opening.remove(&path);
                 let opened = opened.map(|pool| self.keep_open(*pool));
+                self.go_on_with(&path, &opened);
                 self.answer_those_asking(&path, opened);
             }
             Report::Aged(Aged { left, ended, lost }) => {
@@ -411,13 +411,10 @@ impl Leases {
                 if !self.ending {
                     self.end_shared(shared);
                 }
-                for stray in strays {
-                    self.adopt_one(stray);
-                }
+                self.adopt_all(strays);
                 self.look_at_all();
             }
             Report::Recovered => self.recovering = false,
-            Report::Openable(pools) => self.go_on_with(&pools),
             Report::Tried(opens) => {
                 self.trying = false;
                 if opens && !self.ending {
@@ -637,13 +634,16 @@ impl Leases {
         Some(Arc::clone(pool))
     }
 
-    /// The open pool of a path, which is waited for: for who takes leases over, before anybody is answered.
-    fn pool(&mut self, path: &Path) -> Result<Arc<OpenPool>, Refused> {
-        if let Some(pool) = self.open_pool(path) {
-            return Ok(pool);
+    /// Has a worker open a pool, which may have to wait for a disk, or for somebody who recovers it. Whoever needs the same
+    /// one meanwhile waits for the same worker.
+    fn open_soon(&mut self, path: &Path) {
+        if self.opening.insert(path.to_owned()) {
+            let path = path.to_owned();
+            self.workers.start(Haste::Awaited, move || {
+                let opened = OpenPool::open(&path).map(Box::new);
+                Report::Opened(path, opened.map_err(|error| errno_of(&error)))
+            });
         }
-        let pool = OpenPool::open(path).map_err(|error| Refused::Pool(errno_of(&error)))?;
-        Ok(self.keep_open(pool))
     }
 
     /// In place of one that was there before.

@@ -101,11 +101,13 @@ impl Server {
 
     /// What to wait for.
     pub(super) fn wait_for<'a>(&'a self, wait: &mut Vec<PollFd<'a>>) {
-        wait.push(PollFd::new(&self.listener, PollFlags::IN));
-        let silent = self.silent.iter().map(|(connection, _)| connection);
         let lives = self.lives.iter().map(|(_, life)| life);
-        let all = lives.chain(silent);
-        wait.extend(all.map(|fd| PollFd::new(fd, PollFlags::IN)));
+        wait.extend(lives.map(|fd| PollFd::new(fd, PollFlags::IN)));
+        if !self.leases.is_taking_over() {
+            let silent = self.silent.iter().map(|(connection, _)| connection);
+            let all = silent.chain([&self.listener]);
+            wait.extend(all.map(|fd| PollFd::new(fd, PollFlags::IN)));
+        }
         self.leases.wait_for(wait);
     }
 
@@ -155,6 +157,9 @@ impl Server {
     /// Answers what has come in, and in a rush what comes next.
     pub(super) fn answer(&mut self, dir: &Fd, ready: &Ready) {
         self.lives.retain(|(_, life)| !ready.has(life));
+        if self.leases.is_taking_over() {
+            return;
+        }
         let begun = Instant::now();
         let mut before = self.answered_at;
         self.answer_those_here(dir, ready.has(&self.listener));

@@ -79,22 +79,10 @@ impl Leases {
         };
         match self.open_pool(&wanted.pool) {
             Some(pool) => self.grant(&connection, wanted, pool),
-            None => self.ask_for_pool(connection, wanted),
-        }
-    }
-
-    /// Has a worker open a pool, which may have to wait for a disk, or for somebody who recovers it. Who asks for the same
-    /// one meanwhile waits for the same worker.
-    fn ask_for_pool(&mut self, connection: Fd, wanted: Wanted) {
-        let path = wanted.pool.clone();
-        let mut asking = self.asking_for_pools.iter();
-        let is_being_opened = asking.any(|(_, other)| other.pool == path);
-        self.asking_for_pools.push((connection, wanted));
-        if !is_being_opened {
-            self.workers.start(Haste::Awaited, move || {
-                let opened = OpenPool::open(&path).map(Box::new);
-                Report::Opened(path, opened.map_err(|error| errno_of(&error)))
-            });
+            None => {
+                self.open_soon(&wanted.pool);
+                self.asking_for_pools.push((connection, wanted));
+            }
         }
     }
 

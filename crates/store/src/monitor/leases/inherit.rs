@@ -7,24 +7,28 @@
 //! each of them, and they are taken once, before this process opens others in their place.
 #![allow(unsafe_code)]
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use adit_pool::FileRef;
 use rustix::fd::AsFd as _;
 use rustix::io::Errno;
 
-use super::{Entry, LONGEST_TRY, Leases, Report, can_be_opened};
+use super::{Entry, LONGEST_TRY, Leases, Report};
 use crate::monitor::adopt::{self, Stray};
-use crate::monitor::client::{Refused, mode_of};
-use crate::monitor::held::{Held, Owner, Terms};
+use crate::monitor::client::mode_of;
+use crate::monitor::held::{Held, OpenPool, Owner, Terms};
 use crate::monitor::lease;
 use crate::monitor::records::{LeaseRecord, Listed};
 use crate::monitor::shared;
 use crate::monitor::workers::Haste;
 use crate::registry::sys::{Fd, insist};
 use crate::staged::Mode;
+
+/// How long requests wait at most while the pools of leases that are taken over are opened.
+const TAKING_OVER: Duration = Duration::from_secs(2);
 
 /// A lease that a dead monitor has left.
 pub(super) struct Left {
@@ -51,7 +55,6 @@ impl Leases {
             // Far from what its programs may still remember of leases that it had given later.
             self.next = last.number.wrapping_add(1 << 32);
         }
-        let mut closed = Vec::new();
         for (listed, record) in found {
             // SAFETY: a record names a descriptor of its own, which was left open for us.
             let fd = unsafe { Fd::inherited(record.fd) };
@@ -64,7 +67,8 @@ impl Leases {
                         fd,
                         owner,
                     };
-                    self.take_one_over(left, &mut closed);
+                    self.open_soon(&left.record.pool);
+                    self.postponed.push(left);
                 }
                 (fd, _) => {
                     drop(listed);
@@ -72,51 +76,50 @@ impl Leases {
                 }
             }
         }
-        self.look_at_all();
     }
 
-    /// Looks which pools can be opened by now, of leases that wait for that: there was no room to attach to them, say.
+    /// Whether requests have to wait: what they are about may be among the leases that are just being taken over. They do
+    /// not wait for ever.
+    pub(in crate::monitor) fn is_taking_over(&self) -> bool {
+        let opens = |left: &Left| self.opening.contains(&left.record.pool);
+        self.postponed.iter().any(opens) && self.since.elapsed() < TAKING_OVER
+    }
+
+    /// Has the pools opened that leases wait for and that could not be opened before: there was no room to attach to them,
+    /// say.
     pub(super) fn ask_for_pools(&mut self, now: Instant) {
-        if !self.waits_for_pools() || self.asking {
-            return;
-        }
         if now.duration_since(self.since) >= LONGEST_TRY {
             // Who opens their files would be kept waiting for ever.
+            self.recovery_due |= self.waits_for_pools();
             self.postponed.clear();
             self.strays.clear();
-            self.recovery_due = true;
             return;
         }
         let of_left = self.postponed.iter().map(|left| &left.record.pool);
         let all = of_left.chain(self.strays.iter().map(|stray| &stray.pool));
-        let mut paths: Vec<PathBuf> = all.cloned().collect();
-        paths.sort_unstable();
-        paths.dedup();
-        self.asking = true;
-        self.workers.start(Haste::Whenever, move || {
-            paths.retain(|path| can_be_opened(path));
-            Report::Openable(paths)
-        });
+        let paths: BTreeSet<PathBuf> = all.cloned().collect();
+        for path in paths {
+            self.open_soon(&path);
+        }
     }
 
-    /// Goes on with what waited for these pools.
-    pub(super) fn go_on_with(&mut self, pools: &[PathBuf]) {
-        self.asking = false;
-        let mut closed = Vec::new();
-        let here = |path: &PathBuf| pools.contains(path);
-        let postponed: Vec<Left> = self
-            .postponed
-            .extract_if(.., |left| here(&left.record.pool))
-            .collect();
-        for left in postponed {
-            self.take_one_over(left, &mut closed);
+    /// Goes on with what waited for a pool. Where there is none any more, nothing is left to be published.
+    pub(super) fn go_on_with(&mut self, path: &Path, opened: &Result<Arc<OpenPool>, Errno>) {
+        if opened.as_ref().is_err_and(|errno| *errno != Errno::NOENT) {
+            return;
         }
-        let strays: Vec<Stray> = self
-            .strays
-            .extract_if(.., |stray| here(&stray.pool))
-            .collect();
-        for stray in strays {
-            self.adopt_one(stray);
+        let its_left = |left: &mut Left| left.record.pool == path;
+        let postponed: Vec<Left> = self.postponed.extract_if(.., its_left).collect();
+        let its_stray = |stray: &mut Stray| stray.pool == path;
+        let strays: Vec<Stray> = self.strays.extract_if(.., its_stray).collect();
+        if let Ok(pool) = opened {
+            for left in postponed {
+                self.take_one_over(left, Arc::clone(pool));
+            }
+            for stray in strays {
+                self.adopt_one(stray, Arc::clone(pool));
+            }
+            self.look_at_all();
         }
     }
 
@@ -137,7 +140,20 @@ impl Leases {
         self.workers.start(Haste::Whenever, find);
     }
 
-    pub(super) fn adopt_one(&mut self, stray: Stray) {
+    /// Adopts what was found, when its pool is open.
+    pub(super) fn adopt_all(&mut self, found: Vec<Stray>) {
+        for stray in found {
+            match self.open_pool(&stray.pool) {
+                Some(pool) => self.adopt_one(stray, pool),
+                None => {
+                    self.open_soon(&stray.pool);
+                    self.strays.push(stray);
+                }
+            }
+        }
+    }
+
+    fn adopt_one(&mut self, stray: Stray, pool: Arc<OpenPool>) {
         // A user may have several monitors, with directories of their own: what one of them knows is its own.
         if lease::is_watched(stray.fd.as_fd()) {
             return;
@@ -149,14 +165,6 @@ impl Leases {
         if self.ending || self.held.values().any(|entry| entry.held.id == id) {
             return;
         }
-        let pool = match self.pool(&stray.pool) {
-            Err(Refused::Pool(errno)) if errno != Errno::NOENT => {
-                self.strays.push(stray);
-                return;
-            }
-            Err(_) => return,
-            Ok(pool) => pool,
-        };
         let owner = self.owner_with(Some(stray.pid), || Ok(stray.life));
         // What the program said is forgotten. This publishes too little of a living one, never too much;
         // and a program asks for `O_APPEND` itself when it finds its file taken away.
@@ -174,28 +182,14 @@ impl Leases {
         let thread = self.signals.owner();
         if let Ok(held) = Held::take_over(stray.fd, pool, terms, id, thread) {
             self.standby.ensure(&self.records);
-            self.keep(held, owner);
+            let number = self.keep(held, owner);
+            self.bury_one(number);
         }
     }
 
-    /// Goes on with a lease, or keeps it until its pool can be opened. Nobody asks twice for those that are `closed`.
-    fn take_one_over(&mut self, left: Left, closed: &mut Vec<PathBuf>) {
-        let path = &left.record.pool;
-        let opened = if closed.contains(path) {
-            Err(Refused::Pool(Errno::AGAIN))
-        } else {
-            self.pool(path)
-        };
-        let pool = match opened {
-            Err(Refused::Pool(errno)) if errno != Errno::NOENT => {
-                closed.push(path.clone());
-                self.postponed.push(left);
-                return;
-            }
-            pool => pool.ok(),
-        };
-        let (Some(id), Some(pool), Some(mode)) = (left.id(), pool, mode_of(left.record.mode))
-        else {
+    /// Goes on with a lease.
+    fn take_one_over(&mut self, left: Left, pool: Arc<OpenPool>) {
+        let (Some(id), Some(mode)) = (left.id(), mode_of(left.record.mode)) else {
             return;
         };
         // A declared file may have several.
@@ -223,6 +217,17 @@ impl Leases {
                 self.owners.push(Arc::clone(&owner));
             }
             self.insert(record.number, listed, held, owner);
+            self.bury_one(record.number);
+        }
+    }
+
+    /// Who has died before his lease was taken over is known to be dead before his file is touched: what he wrote to several
+    /// is committed together.
+    fn bury_one(&mut self, number: u64) {
+        if let Some(entry) = self.held.get_mut(&number)
+            && entry.owner.has_ended()
+        {
+            entry.dead_since.get_or_insert_with(Instant::now);
         }
     }
 

@@ -9,6 +9,7 @@ use adit_pool::layout::Geometry;
 use adit_pool::{FileMedium, FileName, FileRef, PoolFile};
 
 use super::super::client::{self, AcquireRequest, Lease, Refused};
+use super::super::held::planted::SLOW_POOL;
 use super::*;
 use crate::pools::AskedPool;
 use crate::registry::RuntimeDir;
@@ -645,7 +646,7 @@ fn nobody_waits_for_a_pool_but_who_asks_for_it() {
     let _monitor = monitor(&scratch);
     let mut program = staging(&scratch, "atomic", "data");
     program.ask("append", "appended");
-    let pool = scratch.path(super::super::held::planted::SLOW_POOL);
+    let pool = scratch.path(SLOW_POOL);
     PoolFile::create(&pool, 24 << 20, Geometry::default()).expect("create the pool");
     let others = Program::at(&scratch, pool);
     let files = ["one", "two"].map(|name| open_rw(&scratch.old_file(name)));
@@ -1131,6 +1132,38 @@ fn a_standby_goes_on_with_everything() {
     });
     eventually("let go", || !is_kept(&scratch));
     eventually("it ends when nobody needs it", || !join(&dir, 0));
+}
+
+/// Whoever opens a file is let in while a pool is opened that other leases need, which are taken over as well.
+#[test]
+fn a_standby_lets_in_openers_while_it_opens_another_pool() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let all = [std::fs::read(&path).expect("read"), WRITTEN.to_vec()].concat();
+    let mut first = monitor_with(&scratch, &[("T_STANDBY", Path::new("1"))]);
+    let mut program = staging(&scratch, "atomic", "data");
+    program.ask("append", "appended");
+    let pool = scratch.path(SLOW_POOL);
+    PoolFile::create(&pool, 24 << 20, Geometry::default()).expect("create the pool");
+    let [begun, word] = ["opening", "open"].map(|name| scratch.path(name));
+    std::fs::write(&word, "").expect("write");
+    let slow = Program::at(&scratch, pool);
+    let other = scratch.old_file("other");
+    let file = open_rw(&other);
+    let lease = slow.acquire(&file, slow.enter(&file), Mode::Sync);
+    let lease = lease.expect("lease");
+    let _ = both(&scratch);
+    for said in [&begun, &word] {
+        std::fs::remove_file(said).expect("remove");
+    }
+    first.kill();
+    eventually("it is being opened", || begun.exists());
+    assert!(seen_by(opener(&path)) == all, "let in by the kernel");
+    assert!(is_leased(&other));
+    std::fs::write(&word, "").expect("write");
+    eventually("the other one is let in, too", || !is_leased(&other));
+    slow.release(&lease);
 }
 
 /// A standby whose end nobody learns of would take over beside the living.
