@@ -301,6 +301,14 @@ impl<M: Medium> Pool<M> {
         Ok(seen)
     }
 
+    /// Whether some of what is staged of a file may have been relinked by somebody who did not come to retire it: only a
+    /// walk can tell what is left.
+    pub fn may_be_relinked(&self, file: FileRef) -> Result<bool> {
+        let entry = self.live_entry(file)?;
+        let mark = |word| checked_value(word, file.id).unwrap_or(u64::MAX);
+        Ok(mark(entry.sealed) > mark(entry.retired))
+    }
+
     /// [`Pool::retired`] as it is seen, durable or not: enough for those who only stop looking at the
     /// records, and let the bytes of the base file and of the records be.
     pub fn seen_retired(&self, file: FileRef) -> Result<u64> {

@@ -342,6 +342,8 @@ impl<M: Medium> Attachment<M> {
             released.slots += 1;
         }
         // Before the scan: what others write meanwhile is chained to what it finds, and lies in chunks of theirs.
+        // So are orphans: who leaves from here on leaves what the scan has not seen.
+        let orphans = self.pool.orphans()?;
         let ends = self.pool.ends_of_chains()?;
         let mut found = self.scan()?;
         for (file, last) in ends {
@@ -349,7 +351,6 @@ impl<M: Medium> Attachment<M> {
             found.link(file.id, last, self.pool.seen_retired(file).unwrap_or(0));
         }
         let needed = self.pool.needed_chunks(&found)?;
-        let orphans = self.pool.orphans()?;
         let (kept, unneeded): (Vec<_>, Vec<_>) = orphans
             .into_iter()
             .partition(|(chunk, _)| needed.contains_key(chunk));

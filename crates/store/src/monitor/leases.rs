@@ -295,10 +295,16 @@ impl Leases {
         self.standby.wait_for(wait);
         let lives = self.owners.iter().map(|owner| &owner.life);
         wait.extend(lives.map(|life| PollFd::new(life, PollFlags::IN)));
+        let asking = self.asking_for_pools.iter();
+        wait.extend(asking.map(|(asking, _)| PollFd::new(asking, PollFlags::empty())));
     }
 
     /// Does what is due.
     pub(super) fn tick(&mut self, now: Instant, ready: &Ready) {
+        // Who has hung up goes on without us, and may have told us since that its file is the kernel's; and we keep no
+        // description for it.
+        self.asking_for_pools
+            .retain(|(asking, _)| !ready.has(asking));
         if ready.has(self.workers.wake()) {
             for report in self.workers.reports() {
                 self.heed(report);

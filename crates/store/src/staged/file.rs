@@ -553,8 +553,12 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let is_new = self.known_seq.load(Ordering::Relaxed) != next_seq;
         let is_published =
             self.followed.load(Ordering::Relaxed) != version || followed_mark != mark;
-        let finds_news = shared || walk.is_for_one();
-        if is_new && !(finds_news && self.follow_news(next_seq)?) {
+        let finds_news = || {
+            // What somebody has died over handing to the base file only a walk tells.
+            let whole = !self.stage.attachment().pool().may_be_relinked(self.file)?;
+            Ok::<_, Error>((shared || walk.is_for_one()) && whole && self.follow_news(next_seq)?)
+        };
+        if is_new && !finds_news()? {
             self.rebuild_by(guard, next_seq, walk)?;
         } else if is_published {
             // What is new may be retired already.

@@ -232,7 +232,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     pub(crate) fn all_published(&self) -> Option<u64> {
         let view = self.look();
         let known = self.known_seq.load(std::sync::atomic::Ordering::Relaxed);
-        (view.ops.is_empty() && view.waiting.is_empty()).then(|| known - 1)
+        (view.ops.is_empty() && view.waiting.is_empty()).then(|| known.saturating_sub(1))
     }
 
     /// Ends the staging of a file that nobody can see any more, in no process and after no crash: what is

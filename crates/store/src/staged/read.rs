@@ -161,13 +161,15 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             }
             done += piece.len as usize;
         }
-        let unmoved = self.reuse.is_still(held.epoch);
-        // Before any error is believed: the base file may have gone the way of others.
+        let unmoved = self.reuse.is_still(held.epoch)
+            && self.version()? == held.word
+            && self.mark()? == held.mark;
+        // Behind the words, which may be another file's by now; and before any error is believed: the base file may have
+        // gone the way of others.
         self.stage
             .attachment()
             .pool()
             .ensure_not_forgotten(self.file)?;
-        let unmoved = unmoved && self.version()? == held.word && self.mark()? == held.mark;
         copied?;
         Ok(unmoved.then_some(done))
     }

@@ -192,6 +192,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let pages_may = !pages.is_empty() && !attachment.pool().medium().fence_is_slow();
         if !pages_may
             || guard.version()? & (PUBLISHER | SHARED) != 0
+            || attachment.pool().may_be_relinked(self.file)?
             || !self.reuse.move_on_gently()
         {
             // They come back when their records are retired.

@@ -7,7 +7,9 @@
 //! stays in the pool and is reported. An interrupted recovery is begun again.
 
 use adit_pmem::{BaseFile, Medium};
-use adit_pool::{Attachment, FileGuard, FileName, RecoveredFile, Recovery, Rejection, Released};
+use adit_pool::{
+    Attachment, FileGuard, FileName, RecoveredFile, Recovery, Rejection, Released, SHARED,
+};
 
 use super::claim::{Claim, bury_claims, is_relinking};
 use super::error::{Error, Result, is_pressure};
@@ -154,12 +156,15 @@ struct Replayed<'a, M: Medium> {
     claim: Claim<'a, M>,
     /// The last record that it has.
     last: u64,
+    /// Somebody alive may have it staged, too, and publishes nothing of it until it is given up.
+    shared: bool,
     restored: Restored,
 }
 
 fn is_enough<M: Medium>(replayed: &[Replayed<'_, M>]) -> bool {
     let bytes: u64 = replayed.iter().map(|one| one.restored.bytes).sum();
-    replayed.len() >= TOGETHER || bytes >= BYTES_TOGETHER
+    let awaited = replayed.iter().any(|one| one.shared);
+    replayed.len() >= TOGETHER || bytes >= BYTES_TOGETHER || awaited
 }
 
 /// Ends the staging of these files, but for what a living process that has one of them staged, too, may have logged since.
@@ -255,6 +260,7 @@ fn replay<'a, M: Medium, B: BaseFile>(
         file,
         claim,
         last,
+        shared: pool.version(file.file())? & SHARED != 0,
         restored,
     }))
 }

@@ -57,16 +57,31 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Whether others may have written or published what the overlay does not show, up to when the publishing word was
     /// `word`.
     fn is_behind(&self, word: u64) -> Result<bool> {
-        if self.mark()? != self.followed_mark.load(Ordering::Relaxed) {
-            return Ok(true);
-        }
+        let mark = self.mark()?;
+        let moved = mark != self.followed_mark.load(Ordering::Relaxed);
         if word & SHARED == 0 {
+            if moved {
+                self.leave_out_unlocked(mark)?;
+            }
             return Ok(false);
+        }
+        if moved {
+            return Ok(true);
         }
         let last = self.stage.attachment().pool().last_seq(self.file)?;
         #[cfg(test)]
         let last = planted::unless(planted::Blind::Last, last, 0);
         Ok(last >= self.known_seq.load(Ordering::Relaxed))
+    }
+
+    /// Takes records out of the overlay that are retired since it followed. Whoever retires them holds the file's lock until
+    /// that is durable, and readers wait for no disk of his: what is retired is in the base file, and of a file that is not
+    /// shared nobody else writes what the overlay lacks.
+    fn leave_out_unlocked(&self, mark: u64) -> Result<()> {
+        self.leave_out(self.stage.attachment().pool().seen_retired(self.file)?)?;
+        // At most what was left out: who has seen a later mark does so again.
+        self.followed_mark.store(mark, Ordering::Release);
+        Ok(())
     }
 
     /// Takes the lock and follows, if others have gone on.
@@ -117,7 +132,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             view.learn(news);
         }
         if durable {
-            view.durable = view.durable.max(next_seq - 1);
+            view.durable = view.durable.max(next_seq.saturating_sub(1));
         }
         self.known_seq.store(next_seq, Ordering::Release);
         Ok(true)

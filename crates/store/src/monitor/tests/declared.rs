@@ -405,3 +405,68 @@ fn eventually_open(path: &Path) -> File {
     assert!(begun.elapsed() < crate::testing::scratch::limit(20));
     file
 }
+
+/// A program that does not wait any longer for its lease leaves the file to the kernel, and says so. What it had asked for
+/// comes up when the pool is open.
+#[test]
+fn a_request_that_nobody_waits_for_does_not_let_others_in() {
+    use adit_pool::PoolFile;
+    use adit_pool::layout::Geometry;
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let path = empty(&scratch, "data");
+    let _monitor = monitor(&scratch);
+    let pool = scratch.path(super::super::held::planted::SLOW_POOL);
+    PoolFile::create(&pool, 24 << 20, Geometry::default()).expect("create the pool");
+    let program = Program::at(&scratch, pool.clone());
+    let file = open_rw(&path);
+    let entry = program.enter(&file);
+    let request = client::AcquireRequest {
+        declared: true,
+        ..program.request(&file, entry, Mode::Strict, false)
+    };
+    let refused = client::acquire(&program.dir, &request);
+    assert_eq!(refused.err(), Some(Refused::NoMonitor(Errno::TIMEDOUT)));
+    // As the library does when the description becomes the kernel's.
+    drop(program.stage.attachment().forget_file(entry));
+    patiently(|| client::bar(&dir, borrowed(&file))).expect("bar");
+    if std::env::var_os("T_REVIEW_BEFORE").is_none() {
+        std::fs::write(scratch.path("open"), "").expect("write");
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    let other = open_rw(&path);
+    let second = Program::at(&scratch, pool);
+    let entry = second.enter(&other);
+    std::fs::write(scratch.path("open"), "").expect("write");
+    let seat = second.acquire_declared(&other, entry, Mode::Strict);
+    assert_eq!(seat, Err(Refused::Lease(Errno::AGAIN)));
+}
+
+/// What a program has locked is free when it has closed the file, also where it has asked for a lease in vain before.
+#[test]
+fn a_request_that_nobody_waits_for_keeps_no_description() {
+    use adit_pool::PoolFile;
+    use adit_pool::layout::Geometry;
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = empty(&scratch, "data");
+    let _monitor = monitor(&scratch);
+    let pool = scratch.path(super::super::held::planted::SLOW_POOL);
+    PoolFile::create(&pool, 24 << 20, Geometry::default()).expect("create the pool");
+    let program = Program::at(&scratch, pool.clone());
+    let file = open_rw(&path);
+    let lock = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+    rustix::fs::flock(borrowed(&file), lock).expect("lock");
+    let entry = program.enter(&file);
+    let refused = client::acquire(
+        &program.dir,
+        &program.request(&file, entry, Mode::Strict, false),
+    );
+    assert_eq!(refused.err(), Some(Refused::NoMonitor(Errno::TIMEDOUT)));
+    drop(file);
+    let other = open_rw(&path);
+    std::thread::sleep(Duration::from_secs(1));
+    let locked = rustix::fs::flock(borrowed(&other), lock);
+    std::fs::write(scratch.path("open"), "").expect("write");
+    assert_eq!(locked, Ok(()));
+}

@@ -36,7 +36,7 @@ pub(super) fn patiently<T>(mut ask: impl FnMut() -> Result<T, Refused>) -> Resul
 
 /// A program at a pool, with the steps that staging takes.
 pub(super) struct Program {
-    dir: RuntimeDir,
+    pub(super) dir: RuntimeDir,
     pool: PathBuf,
     _file: PoolFile,
     pub(super) stage: Arc<Stage<FileMedium>>,
@@ -88,7 +88,7 @@ impl Program {
     }
 
     /// Attaches to a pool.
-    fn at(scratch: &Scratch, pool: impl Into<PathBuf>) -> Self {
+    pub(super) fn at(scratch: &Scratch, pool: impl Into<PathBuf>) -> Self {
         let pool = pool.into();
         let file = PoolFile::open(&pool).expect("open the pool");
         let stage = Stage::new(file.attach().expect("attach"));
@@ -140,7 +140,7 @@ impl Program {
         patiently(|| client::acquire(&self.dir, &request))
     }
 
-    fn request(
+    pub(super) fn request(
         &self,
         file: &File,
         entry: FileRef,
