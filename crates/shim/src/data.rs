@@ -515,60 +515,72 @@ pub(crate) extern "C" fn lseek(fd: i32, offset: i64, whence: i32) -> i64 {
     let result = match fds::served(fd) {
         Err(errno) => Err(errno),
         Ok(None) => kernel(offset, whence),
-        Ok(Some(ofd)) => loop {
-            let Offset::At(at) = ofd.offset() else {
-                let seek = || kernel(offset, whence);
-                let sought = match ofd.writer() {
-                    Some(writer) => writer.with_kernels_offset(&ofd, seek),
-                    None => Some(seek()),
-                };
-                match sought {
-                    Some(result) => break result,
-                    None => continue,
-                }
-            };
-            let size = || {
-                let writer = ofd.writer()?;
-                writer.size(&ofd, fd).or_else(|| {
-                    // Of a file that children have, too, the kernel is not asked in a way that moves its offset.
-                    ofd.common()?;
-                    descriptors::regular_file(fd).map(|stat| stat.st_size as u64)
-                })
-            };
-            let target = match whence {
-                libc::SEEK_SET => Some(offset),
-                libc::SEEK_CUR => (at as i64).checked_add(offset),
-                libc::SEEK_END => size().and_then(|size| offset.checked_add_unsigned(size)),
-                // Where data is and where holes are, only the kernel knows.
-                _ if ofd.writer().is_some() => {
-                    break ofd.hand_over(fd).and_then(|()| kernel(offset, whence));
-                }
-                _ => None,
-            };
-            // The kernel's own offset is idle while ours counts, so it can be used to ask; but not while a child may be
-            // about to take ours there.
-            let certain = target.is_some_and(|target| (0..=CERTAIN).contains(&target));
-            if target.is_some_and(|target| target < 0) && ofd.common().is_some() {
-                break Err(libc::EINVAL);
-            }
-            if !certain && ofd.common().is_some() {
-                break ofd.hand_over(fd).and_then(|()| kernel(offset, whence));
-            }
-            let moved = match target {
-                Some(target) if (0..=CERTAIN).contains(&target) => Ok(target),
-                _ if whence == libc::SEEK_CUR => {
-                    kernel(at as i64, libc::SEEK_SET).and_then(|_| kernel(offset, whence))
-                }
-                Some(target) => kernel(target, libc::SEEK_SET),
-                _ => kernel(offset, whence),
-            };
-            match moved {
-                Ok(to) if !ofd.advance(at, to as u64) => {}
-                result => break result,
-            }
-        },
+        Ok(Some(ofd)) => sought(&ofd, fd, offset, whence, kernel),
     };
     sys::to_libc(result.map(|at| at as usize)) as i64
+}
+
+/// Moves the offset of a served description. Where it may be written to, in turn with what other threads do at it.
+fn sought(
+    ofd: &Ofd,
+    fd: i32,
+    offset: i64,
+    whence: i32,
+    kernel: impl Fn(i64, i32) -> Result<i64, i32>,
+) -> Result<i64, i32> {
+    let _turn = ofd.writer().map(|_| ofd.turn());
+    loop {
+        let Offset::At(at) = ofd.offset() else {
+            let seek = || kernel(offset, whence);
+            let sought = match ofd.writer() {
+                Some(writer) => writer.with_kernels_offset(ofd, seek),
+                None => Some(seek()),
+            };
+            match sought {
+                Some(result) => break result,
+                None => continue,
+            }
+        };
+        let size = || {
+            let writer = ofd.writer()?;
+            writer.size(ofd, fd).or_else(|| {
+                // Of a file that children have, too, the kernel is not asked in a way that moves its offset.
+                ofd.common()?;
+                descriptors::regular_file(fd).map(|stat| stat.st_size as u64)
+            })
+        };
+        let target = match whence {
+            libc::SEEK_SET => Some(offset),
+            libc::SEEK_CUR => (at as i64).checked_add(offset),
+            libc::SEEK_END => size().and_then(|size| offset.checked_add_unsigned(size)),
+            // Where data is and where holes are, only the kernel knows.
+            _ if ofd.writer().is_some() => {
+                break ofd.hand_over(fd).and_then(|()| kernel(offset, whence));
+            }
+            _ => None,
+        };
+        // The kernel's own offset is idle while ours counts, so it can be used to ask; but not while a child may be
+        // about to take ours there.
+        let certain = target.is_some_and(|target| (0..=CERTAIN).contains(&target));
+        if target.is_some_and(|target| target < 0) && ofd.common().is_some() {
+            break Err(libc::EINVAL);
+        }
+        if !certain && ofd.common().is_some() {
+            break ofd.hand_over(fd).and_then(|()| kernel(offset, whence));
+        }
+        let moved = match target {
+            Some(target) if (0..=CERTAIN).contains(&target) => Ok(target),
+            _ if whence == libc::SEEK_CUR => {
+                kernel(at as i64, libc::SEEK_SET).and_then(|_| kernel(offset, whence))
+            }
+            Some(target) => kernel(target, libc::SEEK_SET),
+            _ => kernel(offset, whence),
+        };
+        match moved {
+            Ok(to) if !ofd.advance(at, to as u64) => {}
+            result => break result,
+        }
+    }
 }
 
 /// What an offered call answers with to be passed on.

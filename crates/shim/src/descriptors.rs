@@ -531,11 +531,14 @@ pub(crate) extern "C" fn release_all() {
         let _ = process::share_all();
         return;
     }
-    init::stop_promoting();
-    for fd in fds::all() {
-        let _ = release(fd);
-    }
-    stage::leave();
+    // While it is known that anything is staged.
+    stack::with_room(|| {
+        init::stop_promoting();
+        for fd in fds::all() {
+            let _ = release(fd);
+        }
+        stage::leave();
+    });
 }
 
 /// Before a call that may leave holes in the file of `fd`.

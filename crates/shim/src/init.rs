@@ -285,12 +285,14 @@ extern "C" fn start() {
 /// The process is about to end. Other destructors, and libc's flush of stdio, still run after this
 /// one and may still read and write; what they write goes through the kernel.
 pub(crate) extern "C" fn end() {
-    data::KERNEL_WRITES.store(true, Ordering::SeqCst);
-    ENDED.store(true, Ordering::SeqCst);
-    times::settle_all();
-    process::finish_all();
-    stage::leave();
-    REGISTRY.detach();
+    stack::with_room(|| {
+        data::KERNEL_WRITES.store(true, Ordering::SeqCst);
+        ENDED.store(true, Ordering::SeqCst);
+        times::settle_all();
+        process::finish_all();
+        stage::leave();
+        REGISTRY.detach();
+    });
 }
 
 #[used]

@@ -285,7 +285,9 @@ impl Ofd {
     pub(crate) fn turn(&self) -> Option<Turn<'_>> {
         // Whoever has the turn in a parent, or is just handing over, never ends that here.
         let alone = init::single_threaded() || process::is_untold_child();
-        if alone || matches!(self.offset(), Offset::Handed) {
+        // While children have the file, or on its way to the pool, it may come back within a call.
+        let comes_back = || self.writer().is_some_and(|writer| !writer.is_kernels());
+        if alone || matches!(self.offset(), Offset::Handed) && !comes_back() {
             return None;
         }
         let inside = engine::enter();
@@ -336,14 +338,6 @@ impl Ofd {
     /// Whether a forked child has asked for the file.
     pub(crate) fn is_wanted(&self) -> bool {
         self.common().is_some_and(Common::is_wanted)
-    }
-
-    /// Moves the kernel's offset from `from` back to `to`, unless someone moved it meanwhile.
-    pub(crate) fn give_back_in_kernel(&self, fd: i32, from: u64, to: u64) {
-        let seek = |to: u64, whence: i32| sys::lseek(fd as usize, to as usize, whence as usize);
-        if seek(0, libc::SEEK_CUR) == Ok(from as usize) {
-            let _ = seek(to, libc::SEEK_SET);
-        }
     }
 
     /// Gives the offset back to the kernel, for ever, and what is staged with it. `fd` must name this

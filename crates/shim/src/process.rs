@@ -691,7 +691,7 @@ pub(crate) fn share_all_for_good() -> Result<(), c_int> {
 /// `_exit` and `_Exit` run no destructors.
 pub(crate) extern "C" fn before_exit() {
     if !vfork::in_child() {
-        stack::with_room(|| init::end());
+        init::end();
     }
 }
 

@@ -205,9 +205,12 @@ fn alternate_is(thread: &Thread, stack: &libc::stack_t) {
     thread.alternate.set(stack.ss_sp as usize, len);
 }
 
-/// After `sigaltstack`.
-pub(crate) extern "C" fn alternate(_new: usize, _old: usize, _none: usize, result: c_int) -> c_int {
-    if let Some(stack) = kernels_alternate() {
+/// After `sigaltstack`. Who only asked changed nothing; a handler on a stack that the kernel has disarmed for it is told that
+/// there is none.
+pub(crate) extern "C" fn alternate(new: usize, _old: usize, _none: usize, result: c_int) -> c_int {
+    if new != 0
+        && let Some(stack) = kernels_alternate()
+    {
         alternate_is(thread(), &stack);
     }
     result

@@ -11,7 +11,7 @@
 #![allow(unsafe_code)]
 
 use crate::sys::{self, ProcPath};
-use crate::{init, vfork};
+use crate::{init, stack, vfork};
 use adit_store::elf::{self, Bytes};
 use core::ffi::{CStr, c_char, c_int};
 use core::mem::MaybeUninit;
@@ -190,17 +190,25 @@ fn of_descriptor(fd: c_int) -> Option<OwnedFd> {
     open(ProcPath::of_file(fd).as_c_str())
 }
 
-fn is_to_be_alone(named: Named, found: &mut [u8; MAX_STRING]) -> bool {
-    init::was_asked() && named.open(found).is_some_and(is_stranger)
+/// The variables for a program into which the library must not be loaded. It takes some pages of stack to find that out.
+fn of_stranger(named: Named, variables: usize) -> Option<List> {
+    init::was_asked().then(|| stack::with_room(|| look_for_stranger(named, variables)))?
+}
+
+// Not in the frame of who asks for room.
+#[inline(never)]
+fn look_for_stranger(named: Named, variables: usize) -> Option<List> {
+    let mut found = [0; MAX_STRING];
+    let is_one = named.open(&mut found).is_some_and(is_stranger);
+    let found = CStr::from_bytes_until_nul(&found).ok()?;
+    is_one
+        .then(|| List::without_library(variables, found))
+        .flatten()
 }
 
 /// Before a program is executed: zero for libc to do it, or the error of having done it here.
 pub(crate) fn execute(named: Named, arguments: usize, variables: usize) -> c_int {
-    let mut found = [0; MAX_STRING];
-    if !is_to_be_alone(named, &mut found) {
-        return 0;
-    }
-    let Some(list) = List::without_library(variables) else {
+    let Some(list) = of_stranger(named, variables) else {
         return 0;
     };
     list.is_left_to_the_parent();
@@ -214,8 +222,10 @@ pub(crate) fn execute(named: Named, arguments: usize, variables: usize) -> c_int
     let errno = match named {
         Named::Path(path) => call(libc::SYS_execve, [path, arguments, list_at, 0, 0, 0]),
         Named::Searched(_) => {
-            let path = found.as_ptr() as usize;
-            call(libc::SYS_execve, [path, arguments, list_at, 0, 0, 0]);
+            call(
+                libc::SYS_execve,
+                [list.found(), arguments, list_at, 0, 0, 0],
+            );
             0
         }
         Named::At(dir, path, flags) => {
@@ -229,10 +239,7 @@ pub(crate) fn execute(named: Named, arguments: usize, variables: usize) -> c_int
 
 /// For a spawn: lets it have the variables that it is to hand on.
 pub(crate) fn spawn<T>(named: Named, variables: usize, spawn: impl FnOnce(usize) -> T) -> T {
-    let mut found = [0; MAX_STRING];
-    let list = is_to_be_alone(named, &mut found)
-        .then(|| List::without_library(variables))
-        .flatten();
+    let list = of_stranger(named, variables);
     let spawned = spawn(list.as_ref().map_or(variables, |list| list.at as usize));
     if let Some(list) = list {
         list.unmap();
@@ -249,10 +256,11 @@ pub(crate) fn own() -> usize {
     (unsafe { (&raw const environ).read_volatile() }) as usize
 }
 
-/// Variables for a stranger, in memory of their own.
+/// Variables for a stranger, in memory of their own, with the path at which it was found behind them.
 struct List {
     at: *mut u8,
     len: usize,
+    path: usize,
 }
 
 /// What `vfork` children have left to their parents, by the slot of the thread: where, and how long.
@@ -268,6 +276,7 @@ pub(crate) fn child_is_gone(slot: usize) {
             List {
                 at: at as *mut u8,
                 len,
+                path: 0,
             }
             .unmap();
         }
@@ -276,7 +285,7 @@ pub(crate) fn child_is_gone(slot: usize) {
 
 impl List {
     /// A copy of the list at an address, without the library; `None` where it does not name it.
-    fn without_library(variables: usize) -> Option<Self> {
+    fn without_library(variables: usize, found: &CStr) -> Option<Self> {
         let word = |nth: usize| {
             let mut word = [0; WORD];
             read(variables + nth * WORD, &mut word)?;
@@ -301,10 +310,13 @@ impl List {
             return None;
         }
         let pointers = (count + 1) * WORD;
-        let list = Self::map(pointers + PRELOAD.len() + all.len() + 1)?;
+        let found = found.to_bytes_with_nul();
+        let list = Self::map(pointers + PRELOAD.len() + all.len() + 1, found.len())?;
         // SAFETY: the mapping is so long, and nobody else knows of it; its bytes are zero.
         let (words, text) =
             unsafe { core::slice::from_raw_parts_mut(list.at, list.len) }.split_at_mut(pointers);
+        let (text, path) = text.split_at_mut(list.path - pointers);
+        path.copy_from_slice(found);
         if read(variables, &mut words[..pointers - WORD]).is_none() {
             list.unmap();
             return None;
@@ -320,7 +332,8 @@ impl List {
         Some(list)
     }
 
-    fn map(len: usize) -> Option<Self> {
+    fn map(path: usize, more: usize) -> Option<Self> {
+        let len = path + more;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, anywhere.
         let at = unsafe {
@@ -329,7 +342,13 @@ impl List {
         Some(Self {
             at: at.ok()?.cast(),
             len,
+            path,
         })
+    }
+
+    /// Where the path is.
+    fn found(&self) -> usize {
+        self.at as usize + self.path
     }
 
     fn unmap(self) {

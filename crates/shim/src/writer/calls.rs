@@ -162,50 +162,22 @@ impl Writer {
         })
     }
 
-    /// A write, at a position of its own or at the description's.
-    ///
-    /// What a sequential write has claimed stays its own, whoever does it in the end: others may have
-    /// claimed what follows, and between them would be left a hole.
+    /// A write, at a position of its own or at the description's, which moves when the bytes are there: who has the turn
+    /// next begins behind them, whoever has the file by then, and behind those that were written where not all were.
     pub(crate) fn write(&self, ofd: &Ofd, fd: i32, from: Buffers, at: Option<i64>) -> sys::Result {
-        stack::with_room(|| self.write_whole(ofd, fd, from, at))
+        stack::with_room(|| {
+            // Appends are in order by themselves.
+            let _turn = (at.is_none() && !self.appends).then(|| ofd.turn());
+            self.write_somehow(ofd, fd, from, at)
+        })
     }
 
-    fn write_whole(&self, ofd: &Ofd, fd: i32, from: Buffers, at: Option<i64>) -> sys::Result {
-        // Appends are in order by themselves.
-        let _turn = (at.is_none() && !self.appends).then(|| ofd.turn());
-        let mut claimed = None;
-        let result = self.write_somehow(ofd, fd, from, at, &mut claimed);
-        if let Some((start, end)) = claimed {
-            let reached = start + *result.as_ref().unwrap_or(&0) as u64;
-            if reached < end {
-                self.give_back(ofd, fd, end, reached);
-            }
-        }
-        result
-    }
-
-    /// Moves the offset back from where a write had moved it to how far it came, unless someone moved it
-    /// meanwhile. Who forks takes it to the kernel with all that is not done.
-    fn give_back(&self, ofd: &Ofd, fd: i32, from: u64, to: u64) {
-        let seek = || ofd.give_back_in_kernel(fd, from, to);
-        while !ofd.advance(from, to) && self.with_kernels_offset(ofd, seek).is_none() {
-            if !matches!(ofd.offset(), Offset::At(at) if at == from) {
-                return;
-            }
-        }
-    }
-
-    fn write_somehow(
-        &self,
-        ofd: &Ofd,
-        fd: i32,
-        from: Buffers,
-        at: Option<i64>,
-        claimed: &mut Option<(u64, u64)>,
-    ) -> sys::Result {
+    fn write_somehow(&self, ofd: &Ofd, fd: i32, from: Buffers, at: Option<i64>) -> sys::Result {
+        // At the kernel's own offset.
+        let position = at.unwrap_or(-1);
         if !from.is_empty() && self.writable {
             loop {
-                let write = |staged: &Staged| self.staged_write(ofd, fd, staged, from, at, claimed);
+                let write = |staged: &Staged| self.staged_write(ofd, fd, staged, from, at);
                 match self.ask(ofd, fd, write) {
                     Answer::Done(written) => {
                         self.account().served(fd, |slot| slot.served_write(written));
@@ -215,8 +187,7 @@ impl Writer {
                     Answer::NotStaged => {}
                 }
                 if let Some(trial) = &self.trial {
-                    let at = position(at, *claimed);
-                    let write = || from.kernel_write(fd, at, false);
+                    let write = || from.kernel_write(fd, position, false);
                     match self.with_kernels_offset(ofd, write) {
                         Some(written) => {
                             self.judge(ofd, fd, trial, *written.as_ref().unwrap_or(&0) as u64);
@@ -226,14 +197,13 @@ impl Writer {
                     }
                 }
                 if self.loan.is_out() {
-                    let at = position(at, *claimed);
-                    match self.while_lent(ofd, fd, || self.write_in_kernel(fd, from, at)) {
+                    match self.while_lent(ofd, fd, || self.write_in_kernel(fd, from, position)) {
                         Some(written) => return written,
                         None => continue,
                     }
                 }
                 if self.blocks.are_left()
-                    && let Some(written) = self.write_block(ofd, fd, from, at, claimed)
+                    && let Some(written) = self.write_block(ofd, fd, from, at)
                 {
                     return written;
                 }
@@ -245,8 +215,7 @@ impl Writer {
                 }
             }
         }
-        let at = position(at, *claimed);
-        self.write_in_kernel(fd, from, at)
+        self.write_in_kernel(fd, from, position)
     }
 
     /// A write that the kernel does as well as the mode promises, before the file is staged; `None` when it is another.
@@ -256,7 +225,6 @@ impl Writer {
         fd: i32,
         from: Buffers,
         at: Option<i64>,
-        claimed: &mut Option<(u64, u64)>,
     ) -> Option<sys::Result> {
         let Buffers::One(one) = from else {
             return None;
@@ -271,16 +239,17 @@ impl Writer {
             return None;
         }
         let len = one.iov_len as u64;
-        let start = match (at, *claimed) {
+        let start = match (at, ofd.offset()) {
             (Some(at), _) => u64::try_from(at).ok()?,
-            (None, Some((start, _))) => start,
-            (None, None) => claimed.insert(claim(ofd, len).ok()?).0,
+            (None, Offset::At(here)) => here,
+            (None, _) => return None,
         };
         let _alone = self.blocks.take(fd, start, len)?;
         // Others may write to it, too, and an `fsync` is about their bytes as well.
         self.named.store(false, Ordering::Relaxed);
         match from.kernel_write(fd, start as i64, self.durable()) {
             Err(libc::EOPNOTSUPP) => None,
+            Ok(written) if at.is_none() => Some(Ok(moved(ofd, start, written))),
             written => Some(written),
         }
     }
@@ -303,7 +272,6 @@ impl Writer {
         staged: &Staged,
         from: Buffers,
         at: Option<i64>,
-        claimed: &mut Option<(u64, u64)>,
     ) -> Result<usize, Doubt> {
         if staged.watches() {
             return Err(Doubt::Unserved);
@@ -320,21 +288,24 @@ impl Writer {
                 }
                 return Ok(len);
             }
-            let start = match (at, *claimed) {
-                (Some(at), _) => at as u64,
-                // The range is claimed first, so that no two writes land on the same place.
-                (None, Some((start, _))) => start,
-                (None, None) => claimed.insert(claim(ofd, len as u64)?).0,
-            };
-            if let Some(only) = staged.only() {
-                match only.place(start, len as u64) {
-                    Where::Staged => {}
-                    Where::InPlace => return in_place(staged, only, fd, from, start),
-                    Where::Divided => return Err(Doubt::Whole),
+            let start = at.map_or(here, |at| at as u64);
+            let end = start.checked_add(len as u64);
+            end.filter(|&end| end <= FARTHEST).ok_or(Doubt::Unserved)?;
+            let written = match staged
+                .only()
+                .map(|only| (only, only.place(start, len as u64)))
+            {
+                Some((_, Where::Divided)) => return Err(Doubt::Whole),
+                Some((only, Where::InPlace)) => in_place(staged, only, fd, from, start)?,
+                Some((_, Where::Staged)) | None => {
+                    write_from(staged, Place::At(start), parts, len)?;
+                    len
                 }
-            }
-            write_from(staged, Place::At(start), parts, len)?;
-            Ok(len)
+            };
+            Ok(match at {
+                Some(_) => written,
+                None => moved(ofd, here, written),
+            })
         })
     }
 
@@ -538,21 +509,9 @@ fn in_place(
     Ok(written)
 }
 
-/// Where the kernel does a write: where it is told, where the write has claimed its place, or at its own offset.
-fn position(at: Option<i64>, claimed: Option<(u64, u64)>) -> i64 {
-    at.or(claimed.map(|(start, _)| start as i64)).unwrap_or(-1)
-}
-
-/// Moves the offset behind the next `len` bytes: from where, and to where.
-fn claim(ofd: &Ofd, len: u64) -> Result<(u64, u64), Doubt> {
-    loop {
-        let Offset::At(at) = ofd.offset() else {
-            return Err(Doubt::Unserved);
-        };
-        let end = at.checked_add(len).filter(|&end| end <= FARTHEST);
-        let end = end.ok_or(Doubt::Unserved)?;
-        if ofd.advance(at, end) {
-            return Ok((at, end));
-        }
-    }
+/// Moves the offset behind so many bytes that were written there, and says how many. The writer's state is held, so it is
+/// where it was: nobody hands it over meanwhile.
+fn moved(ofd: &Ofd, from: u64, written: usize) -> usize {
+    let _ = ofd.advance(from, from + written as u64);
+    written
 }

@@ -172,12 +172,11 @@ impl Writer {
         self.identity[1].store(stat.st_ino, Ordering::SeqCst);
         match &*state {
             // What others have taken away is found at the next call, and what cannot be published stays in the pool.
-            State::Staged(staged) if staged.is_behind(fd) => {
+            State::Staged(staged) => {
                 if let Some(scope) = shows {
-                    drop(staged.file().show_outside(scope));
+                    drop(staged.show(fd, scope));
                 }
             }
-            State::Staged(_) => {}
             // A child's copy of a mapping would keep the file in use.
             _ => *state = State::Fresh(Fresh::new()),
         }
