@@ -219,8 +219,7 @@ pub(crate) fn around_fork<T>(create: impl FnOnce() -> T) -> T {
     child
 }
 
-/// Has libc's forks hold the heap. For the library's constructor: handlers registered later than
-/// these run before them in the parent.
+/// Has libc's forks hold the heap. Handlers registered later than these run before them in the parent.
 pub(crate) fn register_fork_handlers() {
     extern "C" fn before() {
         HEAP.lock.before_fork();

@@ -7,7 +7,7 @@
 
 use crate::appends::Appends;
 use crate::times;
-use crate::{alloc, data, declared, elsewhere, names, process, signal, stack, stage, stdio, sys};
+use crate::{data, declared, elsewhere, names, process, signal, stack, stage, stdio, sys};
 use adit_pmem::MediumKind;
 use adit_store::direct::Adoption;
 use adit_store::pools::AskedPool;
@@ -159,7 +159,7 @@ pub(crate) fn was_asked() -> bool {
     ASKED.load(Ordering::Relaxed)
 }
 
-static ASKED: AtomicBool = AtomicBool::new(false);
+pub(crate) static ASKED: AtomicBool = AtomicBool::new(false);
 
 /// Promotes nothing any more.
 pub(crate) fn stop_promoting() {
@@ -209,8 +209,15 @@ fn number(name: &CStr) -> Option<u64> {
     variable(name)?.to_str().ok()?.trim().parse().ok()
 }
 
+/// Whether Adit is asked for, also before the constructor has run.
+pub(crate) fn is_asked() -> bool {
+    was_asked() || variable(MODE).is_some()
+}
+
+const MODE: &CStr = c"ADIT_MODE";
+
 extern "C" fn start() {
-    let Some(name) = variable(c"ADIT_MODE") else {
+    let Some(name) = variable(MODE) else {
         return;
     };
     let env = Env {
@@ -227,7 +234,6 @@ extern "C" fn start() {
     };
     let appends = variable(c"ADIT_APPENDS").filter(|_| mode.is_none());
     let appends = appends.and_then(|name| Appends::named(name.to_bytes()));
-    alloc::register_fork_handlers();
     process::register_fork_handlers();
     stack::begin();
     let declared: Vec<Vec<u8>> = variable(c"ADIT_PATH").map_or_else(Vec::new, |dirs| {

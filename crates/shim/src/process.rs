@@ -380,10 +380,23 @@ unsafe extern "C" {
     fn _IO_list_resetlock();
 }
 
+/// Before anybody registers handlers of forks: ours are the first, also before those of libraries whose constructors run
+/// before ours. Handlers that were registered before would run while the heap is held for the fork, and wait for it for ever.
+pub(crate) extern "C" fn before_registering() -> c_int {
+    if init::is_asked() {
+        register_fork_handlers();
+    }
+    0
+}
+
 /// Has forks wait for what is open for a moment, and children know that they are some before the program's own handlers
-/// run in them: these may write. For the library's constructor, after the heap's own handlers: who has something open
-/// may need the heap.
+/// run in them: these may write. After the heap's own handlers: who has something open may need the heap.
 pub(crate) fn register_fork_handlers() {
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    if REGISTERED.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    alloc::register_fork_handlers();
     extern "C" fn before() {
         // Whoever has it may write through a stream, and then need what is held from here on; libc takes it next.
         // SAFETY: libc's own lock, which one thread may take several times.

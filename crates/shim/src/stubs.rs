@@ -197,6 +197,25 @@ macro_rules! stub {
         }
     };
 
+    // A library that looks for its names in itself and what it needs first would find libc's own, and never call us. The
+    // caller is still who called: where libraries are looked for depends on that.
+    (shallow $name:ident) => {
+        stub!(@common $name);
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                "cmp byte ptr [rip + {asked}], 0",
+                "je 2f",
+                "and esi, {shallow}",
+                "2:",
+                "jmp qword ptr [rip + {real}]",
+                asked = sym $crate::init::ASKED,
+                shallow = const !libc::RTLD_DEEPBIND,
+                real = sym REAL,
+            )
+        }
+    };
     (before $name:ident $hook:path) => {
         stub!(@before $name $hook, "", $crate::times::PENDING, "", $crate::descriptors::minus_one);
     };

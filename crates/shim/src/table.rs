@@ -295,6 +295,8 @@ interpose! {
     replace sigset (signals::actions::sigset);
     after siginterrupt (signals::actions::interrupts);
     after sigaltstack (stack::alternate);
+    before __register_atfork (process::before_registering);
+    shallow dlopen ();
 
     // The calling thread's signal mask: the register of the new mask, where null leaves it alone, and
     // the word of a `jmp_buf` that says whether it holds one.

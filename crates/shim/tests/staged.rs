@@ -770,6 +770,24 @@ fn threads_write_in_turns() {
     }
 }
 
+/// Nor is one behind a gap, where a part could not be written as a whole and the kernel has the file from then on; and the
+/// offset is not ahead of what is written.
+#[test]
+fn a_part_that_is_cut_short_leaves_no_gap() {
+    let Some(place) = Place::new("cut") else {
+        return;
+    };
+    let program = place.compile("turns");
+    let plain = [None, Some("posix")];
+    for mode in plain.into_iter().chain(ALL.map(Some)) {
+        let _ = fs::remove_file(place.file());
+        let mut command = place.command(&program, mode);
+        let output = run(command.arg(place.file()).args(["6", "cut"]));
+        let output = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output, "0 times a hole, 0 times ahead\n", "mode {mode:?}");
+    }
+}
+
 /// A handler of SIGSEGV that somebody sends finds no write half done: it may use the file, and leave by a jump.
 #[test]
 fn a_fault_that_was_sent_waits_for_the_engine() {

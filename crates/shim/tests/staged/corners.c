@@ -162,6 +162,45 @@ static void handlers(int flags) {
     say("the stack is as it was", now.ss_sp == own.ss_sp && now.ss_size == own.ss_size && now.ss_flags == own.ss_flags);
 }
 
+static int ending;
+
+static void ends(int _) {
+    if (ending == 0) exit(0);
+    if (ending == 1) _exit(setuid(getuid()));
+    execl("/bin/true", "true", NULL);
+}
+
+// Handlers that end the process, or change what it may do, while it has a file staged.
+static void endings(const char *file) {
+    size_t below = 1 << 16, size = getauxval(AT_MINSIGSTKSZ) + 5120;
+    char *memory = mmap(NULL, below + size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s.child", file);
+    for (ending = 0; ending < 3; ending++) {
+        memset(memory, 'A', below);
+        fflush(stdout);
+        pid_t child = fork();
+        if (!child) {
+            stack_t own = {.ss_sp = memory + below, .ss_size = size};
+            struct sigaction action = {.sa_handler = ends, .sa_flags = SA_ONSTACK};
+            int other = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+            if (write(other, "child\n", 6) != 6) perror("in a child");
+            sigaltstack(&own, NULL);
+            sigaction(SIGUSR1, &action, NULL);
+            raise(SIGUSR1);
+            _exit(9);
+        }
+        int status;
+        waitpid(child, &status, 0);
+        size_t whole = 0;
+        while (whole < below && memory[whole] == 'A') whole++;
+        if (getenv("DEEP")) fprintf(stderr, "%d: %zd bytes below the stack\n", ending, below - whole);
+        say("ended", status);
+        say("below the stack", whole == below);
+    }
+    unlink(path);
+}
+
 static volatile int ticks, ran;
 
 static void tick(int _) {
@@ -301,6 +340,7 @@ int main(int count, char **args) {
     }
     if (!strcmp(args[1], "deep")) deep(10), deep(60), deep(200);
     if (!strcmp(args[1], "interrupted")) interrupted();
+    if (!strcmp(args[1], "endings")) endings(args[2]);
     if (!strcmp(args[1], "thread")) thread();
     if (!strcmp(args[1], "coroutine")) coroutine();
     if (is_staged(fd)) fprintf(stderr, "staged\n");

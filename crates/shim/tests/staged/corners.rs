@@ -76,6 +76,7 @@ fn a_small_stack_is_enough() {
         "coroutine",
         "deep",
         "interrupted",
+        "endings",
     ] {
         agree(case, case, false);
     }

@@ -38,6 +38,40 @@ fn constructors_that_run_first_may_write() {
     }
 }
 
+/// A library beneath the program, with handlers of forks that were registered before our constructor ran, and one that is
+/// to find libc before us: what both write lies where it lies plainly, and nobody waits for ever.
+#[test]
+fn libraries_beneath_the_program_are_served() {
+    let Some(place) = Place::new("beneath") else {
+        return;
+    };
+    let source = format!("{}/tests/staged/beneath.c", env!("CARGO_MANIFEST_DIR"));
+    let library = place.dir.join("libbeneath.so");
+    let compile = |arguments: &[&str], out: &Path, with: &[&Path]| {
+        let mut command = Command::new("gcc");
+        command.args(["-O1", "-w", "-pthread"]).args(arguments);
+        let status = command.arg("-o").arg(out).arg(&source).args(with).status();
+        assert!(status.expect("gcc").success(), "{source}");
+    };
+    compile(&["-DLIBRARY", "-shared", "-fPIC"], &library, &[]);
+    let programs = ["loads", "linked"].map(|name| place.dir.join(name));
+    compile(&[], &programs[0], &[]);
+    compile(&["-DLINKED"], &programs[1], &[&library]);
+    for program in &programs {
+        let left = |mode: Option<&str>| {
+            let _ = fs::remove_file(place.file());
+            let mut command = place.command(program, mode);
+            let output = run(command.arg(place.file()).arg(&library));
+            (output.status.code(), output.stdout, place.content())
+        };
+        let plain = left(None);
+        assert_eq!(plain.0, Some(0), "{plain:?}");
+        for mode in ALL {
+            assert_eq!(left(Some(mode)), plain, "mode {mode}, {program:?}");
+        }
+    }
+}
+
 /// `freopen` over a stream whose file is staged: what was buffered and staged is the old file's, and what follows
 /// the new one's, whatever the two are.
 #[test]

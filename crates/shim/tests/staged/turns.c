@@ -1,6 +1,7 @@
 // Threads that write to one description at once, long parts and short ones, while another looks: what is behind a part
 // is never in the file before it, or the one who looks would find zeros.
-//   turns FILE ROUNDS [left]   left: a handler leaves the writes by a jump
+//   turns FILE ROUNDS [left|cut]   left: a handler leaves the writes by a jump; cut: a part is written of which not all can
+//   be read
 // Some parts are there, and read so often before that they are mapped where a mode maps.
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -88,13 +90,66 @@ static int leaves(void) {
     return 0;
 }
 
+enum { CUT = 4 << 20, OTHERS = 16 };
+
+static char *cut;
+
+static void *is_cut(void *nothing) {
+    usleep(3000);
+    if (write(fd, cut, CUT + 4096) != CUT) perror("a cut part");
+    writing = 0;
+    return nothing;
+}
+
+static void *write_now_and_then(void *seed) {
+    unsigned state = (unsigned)(long)seed;
+    while (writing) {
+        usleep(rand_r(&state) % 3000);
+        if (write(fd, "xxxxxxxxxxxxxxxx", SHORT) != SHORT) perror("write");
+    }
+    return NULL;
+}
+
+// Whoever writes next writes behind what there is of the part: no byte is left that nobody wrote, and nobody is told of
+// bytes before they are there.
+static int cuts(const char *path, char *room) {
+    long ahead = 0;
+    cut = mmap(NULL, CUT + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    memset(cut, 'x', CUT);
+    mprotect(cut + CUT, 4096, PROT_NONE);
+    for (int i = 0; i < rounds; i++) {
+        pthread_t threads[OTHERS + 1];
+        fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+        if (write(fd, "x", 1) != 1) return 1;
+        writing = 1;
+        pthread_create(&threads[OTHERS], 0, is_cut, NULL);
+        for (long t = 0; t < OTHERS; t++) pthread_create(&threads[t], 0, write_now_and_then, (void *)(t + 1));
+        while (writing) {
+            struct stat stat;
+            long at = lseek(fd, 0, SEEK_CUR);
+            fstat(fd, &stat);
+            ahead += at > stat.st_size;
+        }
+        for (int t = 0; t <= OTHERS; t++) pthread_join(threads[t], 0);
+        from = 0;
+        look(room);
+        struct stat stat;
+        fstat(fd, &stat);
+        ahead += lseek(fd, 0, SEEK_CUR) != stat.st_size;
+        close(fd);
+    }
+    printf("%ld times a hole, %ld times ahead\n", holes, ahead);
+    return 0;
+}
+
 int main(int count, char **args) {
     if (count < 3) return 2;
     int sizes[2] = {LONG, SHORT};
     pthread_t threads[2];
     char *room = malloc(LONG);
     rounds = atoi(args[2]);
-    int is_left = count > 3;
+    int is_left = count > 3 && !strcmp(args[3], "left");
+    if (count > 3 && !is_left) return cuts(args[1], room);
     fd = open(args[1], O_RDWR | O_CREAT | O_TRUNC, 0600);
     if (is_left) return leaves();
     memset(room, 'x', LONG);
