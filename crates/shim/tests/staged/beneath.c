@@ -13,6 +13,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+// What pthread_atfork calls.
+extern void *__dso_handle;
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *);
+
 #ifdef LIBRARY
 int beneath_fd = -1;
 
@@ -25,16 +29,17 @@ static void puts_there(void) {
     if (beneath_fd >= 0 && write(beneath_fd, "fork\n", 5) != 5) perror("fork");
 }
 
-extern void *__dso_handle;
-extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *);
-
-// As pthread_atfork does.
 __attribute__((constructor)) static void begin(void) {
     __register_atfork(puts_there, puts_there, NULL, &__dso_handle);
 }
 #else
 
 static int fd;
+static atomic_int before;
+
+static void counts(void) {
+    before++;
+}
 
 #ifdef LINKED
 extern int beneath_fd;
@@ -70,6 +75,7 @@ int main(int count, char **args) {
     if (count < 3) return 2;
     fd = open(args[1], O_RDWR | O_CREAT | O_TRUNC, 0600);
     if (write(fd, "before\n", 7) != 7) perror("before");
+    __register_atfork(counts, NULL, NULL, &__dso_handle);
 #ifdef LINKED
     forks();
 #endif
@@ -78,7 +84,7 @@ int main(int count, char **args) {
     if (!put) return printf("%s\n", dlerror()), 1;
     put(fd);
     if (write(fd, "after\n", 6) != 6) perror("after");
-    puts("done");
+    printf("done, %d forks\n", before);
     return close(fd) != 0;
 }
 #endif
