@@ -340,6 +340,14 @@ impl Ofd {
         self.common().is_some_and(Common::is_wanted)
     }
 
+    /// Moves the kernel's offset from `from` back to `to`, unless someone moved it meanwhile.
+    pub(crate) fn give_back_in_kernel(&self, fd: i32, from: u64, to: u64) {
+        let seek = |to: u64, whence: i32| sys::lseek(fd as usize, to as usize, whence as usize);
+        if seek(0, libc::SEEK_CUR) == Ok(from as usize) {
+            let _ = seek(to, libc::SEEK_SET);
+        }
+    }
+
     /// Gives the offset back to the kernel, for ever, and what is staged with it. `fd` must name this
     /// description. A failure leaves all as it was, because bytes in the pool are safer than half of
     /// them outside; whoever then went on in the kernel would find an old file.

@@ -164,20 +164,49 @@ impl Writer {
 
     /// A write, at a position of its own or at the description's, which moves when the bytes are there: who has the turn
     /// next begins behind them, whoever has the file by then, and behind those that were written where not all were.
+    ///
+    /// Where children have the offset, too, one may take it to the kernel at any time: it is moved before, and what the
+    /// write has claimed stays its own, whoever does it in the end.
     pub(crate) fn write(&self, ofd: &Ofd, fd: i32, from: Buffers, at: Option<i64>) -> sys::Result {
-        stack::with_room(|| {
-            // Appends are in order by themselves.
-            let _turn = (at.is_none() && !self.appends).then(|| ofd.turn());
-            self.write_somehow(ofd, fd, from, at)
-        })
+        stack::with_room(|| self.write_whole(ofd, fd, from, at))
     }
 
-    fn write_somehow(&self, ofd: &Ofd, fd: i32, from: Buffers, at: Option<i64>) -> sys::Result {
-        // At the kernel's own offset.
-        let position = at.unwrap_or(-1);
+    fn write_whole(&self, ofd: &Ofd, fd: i32, from: Buffers, at: Option<i64>) -> sys::Result {
+        // Appends are in order by themselves.
+        let _turn = (at.is_none() && !self.appends).then(|| ofd.turn());
+        let mut claimed = None;
+        let result = self.write_somehow(ofd, fd, from, at, &mut claimed);
+        if let Some((start, end)) = claimed {
+            let reached = start + *result.as_ref().unwrap_or(&0) as u64;
+            if reached < end {
+                self.give_back(ofd, fd, end, reached);
+            }
+        }
+        result
+    }
+
+    /// Moves the offset back from where a write had moved it to how far it came, unless someone moved it
+    /// meanwhile. Who forks takes it to the kernel with all that is not done.
+    fn give_back(&self, ofd: &Ofd, fd: i32, from: u64, to: u64) {
+        let seek = || ofd.give_back_in_kernel(fd, from, to);
+        while !ofd.advance(from, to) && self.with_kernels_offset(ofd, seek).is_none() {
+            if !matches!(ofd.offset(), Offset::At(at) if at == from) {
+                return;
+            }
+        }
+    }
+
+    fn write_somehow(
+        &self,
+        ofd: &Ofd,
+        fd: i32,
+        from: Buffers,
+        at: Option<i64>,
+        claimed: &mut Option<(u64, u64)>,
+    ) -> sys::Result {
         if !from.is_empty() && self.writable {
             loop {
-                let write = |staged: &Staged| self.staged_write(ofd, fd, staged, from, at);
+                let write = |staged: &Staged| self.staged_write(ofd, fd, staged, from, at, claimed);
                 match self.ask(ofd, fd, write) {
                     Answer::Done(written) => {
                         self.account().served(fd, |slot| slot.served_write(written));
@@ -187,7 +216,8 @@ impl Writer {
                     Answer::NotStaged => {}
                 }
                 if let Some(trial) = &self.trial {
-                    let write = || from.kernel_write(fd, position, false);
+                    let at = position(at, *claimed);
+                    let write = || from.kernel_write(fd, at, false);
                     match self.with_kernels_offset(ofd, write) {
                         Some(written) => {
                             self.judge(ofd, fd, trial, *written.as_ref().unwrap_or(&0) as u64);
@@ -197,13 +227,14 @@ impl Writer {
                     }
                 }
                 if self.loan.is_out() {
-                    match self.while_lent(ofd, fd, || self.write_in_kernel(fd, from, position)) {
+                    let at = position(at, *claimed);
+                    match self.while_lent(ofd, fd, || self.write_in_kernel(fd, from, at)) {
                         Some(written) => return written,
                         None => continue,
                     }
                 }
                 if self.blocks.are_left()
-                    && let Some(written) = self.write_block(ofd, fd, from, at)
+                    && let Some(written) = self.write_block(ofd, fd, from, at, claimed)
                 {
                     return written;
                 }
@@ -215,7 +246,8 @@ impl Writer {
                 }
             }
         }
-        self.write_in_kernel(fd, from, position)
+        let at = position(at, *claimed);
+        self.write_in_kernel(fd, from, at)
     }
 
     /// A write that the kernel does as well as the mode promises, before the file is staged; `None` when it is another.
@@ -225,6 +257,7 @@ impl Writer {
         fd: i32,
         from: Buffers,
         at: Option<i64>,
+        claimed: &mut Option<(u64, u64)>,
     ) -> Option<sys::Result> {
         let Buffers::One(one) = from else {
             return None;
@@ -239,18 +272,14 @@ impl Writer {
             return None;
         }
         let len = one.iov_len as u64;
-        let start = match (at, ofd.offset()) {
-            (Some(at), _) => u64::try_from(at).ok()?,
-            (None, Offset::At(here)) => here,
-            (None, _) => return None,
-        };
+        let start = begin(ofd, at, len, claimed).ok()?;
         let _alone = self.blocks.take(fd, start, len)?;
         // Others may write to it, too, and an `fsync` is about their bytes as well.
         self.named.store(false, Ordering::Relaxed);
         match from.kernel_write(fd, start as i64, self.durable()) {
             Err(libc::EOPNOTSUPP) => None,
-            Ok(written) if at.is_none() => Some(Ok(moved(ofd, start, written))),
-            written => Some(written),
+            Ok(written) => Some(Ok(moved(ofd, at, start, written))),
+            failed => Some(failed),
         }
     }
 
@@ -272,6 +301,7 @@ impl Writer {
         staged: &Staged,
         from: Buffers,
         at: Option<i64>,
+        claimed: &mut Option<(u64, u64)>,
     ) -> Result<usize, Doubt> {
         if staged.watches() {
             return Err(Doubt::Unserved);
@@ -288,9 +318,7 @@ impl Writer {
                 }
                 return Ok(len);
             }
-            let start = at.map_or(here, |at| at as u64);
-            let end = start.checked_add(len as u64);
-            end.filter(|&end| end <= FARTHEST).ok_or(Doubt::Unserved)?;
+            let start = begin(ofd, at, len as u64, claimed)?;
             let written = match staged
                 .only()
                 .map(|only| (only, only.place(start, len as u64)))
@@ -302,10 +330,7 @@ impl Writer {
                     len
                 }
             };
-            Ok(match at {
-                Some(_) => written,
-                None => moved(ofd, here, written),
-            })
+            Ok(moved(ofd, at, start, written))
         })
     }
 
@@ -509,9 +534,44 @@ fn in_place(
     Ok(written)
 }
 
-/// Moves the offset behind so many bytes that were written there, and says how many. The writer's state is held, so it is
-/// where it was: nobody hands it over meanwhile.
-fn moved(ofd: &Ofd, from: u64, written: usize) -> usize {
-    let _ = ofd.advance(from, from + written as u64);
+/// Where the kernel does a write: where it is told, where the write has claimed its place, or at its own offset.
+fn position(at: Option<i64>, claimed: Option<(u64, u64)>) -> i64 {
+    at.or(claimed.map(|(start, _)| start as i64)).unwrap_or(-1)
+}
+
+/// Where a write of `len` bytes begins. The writer's state is held.
+fn begin(
+    ofd: &Ofd,
+    at: Option<i64>,
+    len: u64,
+    claimed: &mut Option<(u64, u64)>,
+) -> Result<u64, Doubt> {
+    if let Some(at) = at {
+        return u64::try_from(at).map_err(|_| Doubt::Unserved);
+    }
+    if let Some((start, _)) = *claimed {
+        return Ok(start);
+    }
+    loop {
+        let Offset::At(here) = ofd.offset() else {
+            return Err(Doubt::Unserved);
+        };
+        let end = here.checked_add(len).filter(|&end| end <= FARTHEST);
+        let end = end.ok_or(Doubt::Unserved)?;
+        if ofd.common().is_none() {
+            return Ok(here);
+        }
+        if ofd.advance(here, end) {
+            return Ok(claimed.insert((here, end)).0);
+        }
+    }
+}
+
+/// Moves the description's offset behind so many bytes that were written at `start`, and says how many. Where it was moved
+/// before, it is not there any more, and stays. The writer's state is held, so nobody hands it over meanwhile.
+fn moved(ofd: &Ofd, at: Option<i64>, start: u64, written: usize) -> usize {
+    if at.is_none() && ofd.common().is_none() {
+        let _ = ofd.advance(start, start + written as u64);
+    }
     written
 }
