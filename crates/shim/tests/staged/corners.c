@@ -282,14 +282,18 @@ static int deep(int frames) {
     return frames ? deep(frames - 1) + frame[0] : frame[4095];
 }
 
+// What became of a thread is said when it is over: what it says itself always comes first.
+static void says_after(pthread_t *thread, int created) {
+    say("a thread", created ? created : pthread_join(*thread, NULL));
+}
+
 // A thread whose stack is the smallest that there is.
 static void thread(void) {
     pthread_attr_t small;
     pthread_t thread;
     pthread_attr_init(&small);
     pthread_attr_setstacksize(&small, PTHREAD_STACK_MIN);
-    say("a thread", pthread_create(&thread, &small, works, NULL));
-    pthread_join(thread, NULL);
+    says_after(&thread, pthread_create(&thread, &small, works, NULL));
 }
 
 static ucontext_t before, routine;
@@ -333,8 +337,7 @@ int main(int count, char **args) {
         pthread_t thread;
         sandbox();
         deep(100);
-        say("a thread", pthread_create(&thread, NULL, is_confined, NULL));
-        pthread_join(thread, NULL);
+        says_after(&thread, pthread_create(&thread, NULL, is_confined, NULL));
         say("write", write(fd, "after\n", 6));
         _exit(0);
     }

@@ -2,6 +2,15 @@
 
 use super::*;
 
+/// Compiles one of the C files here, which may be a library and what goes with it.
+fn compile(name: &str, arguments: &[&str], out: &Path, with: &[&Path]) {
+    let source = format!("{}/tests/staged/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let mut command = Command::new("gcc");
+    command.args(["-O1", "-w", "-pthread"]).args(arguments);
+    let status = command.arg("-o").arg(out).arg(&source).args(with).status();
+    assert!(status.expect("gcc").success(), "{source}");
+}
+
 /// A library whose constructor runs before ours, writes to files in every way and leaves some open: it leaves
 /// what it leaves plainly, and what it has opened is served as far as anything is at that time.
 #[test]
@@ -9,21 +18,10 @@ fn constructors_that_run_first_may_write() {
     let Some(place) = Place::new("early") else {
         return;
     };
-    let source = format!("{}/tests/staged/early.c", env!("CARGO_MANIFEST_DIR"));
     let library = place.dir.join("libearly.so");
     let program = place.dir.join("early");
-    let compile = |arguments: &[&str], out: &Path, with: &[&Path]| {
-        let mut command = Command::new("gcc");
-        command
-            .args(["-O1", "-w"])
-            .args(arguments)
-            .arg("-o")
-            .arg(out);
-        let status = command.arg(&source).args(with).status();
-        assert!(status.expect("gcc").success(), "{source}");
-    };
-    compile(&["-DLIBRARY", "-shared", "-fPIC"], &library, &[]);
-    compile(&[], &program, &[&library]);
+    compile("early", &["-DLIBRARY", "-shared", "-fPIC"], &library, &[]);
+    compile("early", &[], &program, &[&library]);
     let early = library.display().to_string();
     let ours = place.library.display().to_string();
     let plain = place.leaves(&program, &place.dir, "-", None, &[&early]);
@@ -45,18 +43,11 @@ fn libraries_beneath_the_program_are_served() {
     let Some(place) = Place::new("beneath") else {
         return;
     };
-    let source = format!("{}/tests/staged/beneath.c", env!("CARGO_MANIFEST_DIR"));
     let library = place.dir.join("libbeneath.so");
-    let compile = |arguments: &[&str], out: &Path, with: &[&Path]| {
-        let mut command = Command::new("gcc");
-        command.args(["-O1", "-w", "-pthread"]).args(arguments);
-        let status = command.arg("-o").arg(out).arg(&source).args(with).status();
-        assert!(status.expect("gcc").success(), "{source}");
-    };
-    compile(&["-DLIBRARY", "-shared", "-fPIC"], &library, &[]);
     let programs = ["loads", "linked"].map(|name| place.dir.join(name));
-    compile(&[], &programs[0], &[]);
-    compile(&["-DLINKED"], &programs[1], &[&library]);
+    compile("beneath", &["-DLIBRARY", "-shared", "-fPIC"], &library, &[]);
+    compile("beneath", &[], &programs[0], &[]);
+    compile("beneath", &["-DLINKED"], &programs[1], &[&library]);
     for program in &programs {
         let left = |mode: Option<&str>| {
             let _ = fs::remove_file(place.file());

@@ -302,9 +302,9 @@ impl Leases {
     /// Does what is due.
     pub(super) fn tick(&mut self, now: Instant, ready: &Ready) {
         // Who has hung up goes on without us, and may have told us since that its file is the kernel's; and we keep no
-        // description for it.
-        self.asking_for_pools
-            .retain(|(asking, _)| !ready.has(asking));
+        // description for it. Its connection's number stays taken until all is done that goes by what is ready.
+        let hung_up = |(asking, _): &mut (Fd, Wanted)| ready.has(asking);
+        let _gone: Vec<_> = self.asking_for_pools.extract_if(.., hung_up).collect();
         if ready.has(self.workers.wake()) {
             for report in self.workers.reports() {
                 self.heed(report);

@@ -322,6 +322,13 @@ impl View {
         self.ops.partition_point(|(known, _)| *known <= seq)
     }
 
+    /// Whether the first operation, shown or not, is none behind record `seq`.
+    pub(super) fn begins_up_to(&self, seq: u64) -> bool {
+        let shown = self.ops.front().map(|(first, _)| *first);
+        let first = shown.or(self.waiting.front().map(|first| first.seq));
+        first.is_some_and(|first| first <= seq)
+    }
+
     /// The last operation.
     pub(super) fn last(&self) -> u64 {
         self.ops.back().map_or(0, |(seq, _)| *seq)

@@ -299,11 +299,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         if let Some(target) = self.aim(&mut guard, scope)? {
             match self.fold(&target, self.relink()?, done)? {
                 None => done.records += self.look().ops_up_to(target.last) as u64,
-                linking => {
-                    let before = done.records;
-                    self.complete(&mut guard, claim, &target, linking, done)?;
-                    self.stage.retired((done.records - before) as usize);
-                }
+                linking => self.complete(&mut guard, claim, &target, linking, done)?,
             }
         }
         before_forgetting();
@@ -368,12 +364,10 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         if !claim.stands(&guard)? {
             return Ok(false);
         }
-        let before = done.records;
         let completed = self.complete(&mut guard, &mut claim, &target, linking, done);
+        // Before the claim, which takes the lock again.
         drop(guard);
-        completed?;
-        self.stage.retired((done.records - before) as usize);
-        Ok(true)
+        completed.map(|()| true)
     }
 
     /// The end of a publication, under the file's lock: what is relinked, and then the records.
@@ -388,8 +382,11 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         if let Some(linking) = linking {
             self.link(guard, claim, target, &linking, done)?;
         }
+        // Readers leave them out as soon as they are retired.
+        let records = self.look().ops_up_to(target.last) as u64;
         guard.retire(target.last)?;
-        done.records += self.drop_up_to(target.last, self.base.size()?);
+        done.records += records;
+        self.drop_up_to(target.last)?;
         claim.end_relinking(guard)
     }
 
@@ -460,14 +457,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 
     /// Records that another publisher, say the monitor, has retired.
     pub(super) fn leave_out(&self, retired: u64) -> Result<()> {
-        let oldest = {
-            let view = self.look();
-            let shown = view.ops.front().map(|(seq, _)| *seq);
-            shown.or(view.waiting.front().map(|first| first.seq))
-        };
-        if oldest.is_some_and(|seq| seq <= retired) {
-            let gone = self.drop_up_to(retired, self.base.size()?);
-            self.stage.retired(gone as usize);
+        if self.drop_up_to(retired)? {
             self.stage
                 .left_out
                 .store(true, std::sync::atomic::Ordering::Relaxed);
@@ -475,11 +465,19 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         Ok(())
     }
 
-    /// Takes published records out of the overlay, over a base file that holds them. The caller holds the file's lock,
-    /// and has since they were retired: their space is anybody's from then on, and no page of it may come back as one
-    /// that newer writes cover ([`super::recycle`]).
-    pub(super) fn drop_up_to(&self, last: u64, base_size: u64) -> u64 {
+    /// Takes published records out of the overlay, over a base file that holds them; whether there were any. Whoever holds
+    /// the file's lock does so before he logs anything: their space is anybody's from then on, and no page of it may come
+    /// back as one that newer writes cover ([`super::recycle`]).
+    pub(super) fn drop_up_to(&self, last: u64) -> Result<bool> {
+        if !self.look().begins_up_to(last) {
+            return Ok(false);
+        }
         let mut view = self.change();
+        if !view.begins_up_to(last) {
+            return Ok(false);
+        }
+        // With the view held: readers hold no other lock, and none of them may put an older size behind a newer one.
+        let base_size = self.base.size()?;
         view.reveal(last);
         view.committed = view.committed.max(last);
         let gone = view.ops_up_to(last);
@@ -487,6 +485,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         self.room.is_old();
         view.ops.drain(..gone);
         view.overlay = Overlay::of(base_size, view.ops.iter().map(|(_, op)| *op));
-        gone as u64
+        drop(view);
+        self.stage.retired(gone);
+        Ok(true)
     }
 }

@@ -469,8 +469,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             let mut done = Published::default();
             self.fold(&target, None, &mut done)?;
             guard.retire(target.last)?;
-            let gone = self.drop_up_to(target.last, self.base.size()?);
-            self.stage.retired(gone as usize);
+            self.drop_up_to(target.last)?;
         }
         Ok(guard.set_version(relinked(guard.version()?))?)
     }

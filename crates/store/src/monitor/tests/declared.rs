@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::process::Signal;
 
 use super::super::client::{self, Lease, Refused};
-use super::leases::{Program, borrowed, is_leased, patiently};
+use super::leases::{Program, borrowed, is_leased, patiently, slow_pool};
 use super::*;
 use crate::staged::{Error, KernelFile, Mode, StagedFile};
 use crate::testing::{eventually, open_rw};
@@ -410,14 +410,11 @@ fn eventually_open(path: &Path) -> File {
 /// comes up when the pool is open.
 #[test]
 fn a_request_that_nobody_waits_for_does_not_let_others_in() {
-    use adit_pool::PoolFile;
-    use adit_pool::layout::Geometry;
     let scratch = Scratch::new();
     let dir = scratch.runtime();
     let path = empty(&scratch, "data");
     let _monitor = monitor(&scratch);
-    let pool = scratch.path(super::super::held::planted::SLOW_POOL);
-    PoolFile::create(&pool, 24 << 20, Geometry::default()).expect("create the pool");
+    let pool = slow_pool(&scratch);
     let program = Program::at(&scratch, pool.clone());
     let file = open_rw(&path);
     let entry = program.enter(&file);
@@ -442,15 +439,11 @@ fn a_request_that_nobody_waits_for_does_not_let_others_in() {
 /// What a program has locked is free when it has closed the file, also where it has asked for a lease in vain before.
 #[test]
 fn a_request_that_nobody_waits_for_keeps_no_description() {
-    use adit_pool::PoolFile;
-    use adit_pool::layout::Geometry;
     let scratch = Scratch::new();
     scratch.runtime();
     let path = empty(&scratch, "data");
     let _monitor = monitor(&scratch);
-    let pool = scratch.path(super::super::held::planted::SLOW_POOL);
-    PoolFile::create(&pool, 24 << 20, Geometry::default()).expect("create the pool");
-    let program = Program::at(&scratch, pool.clone());
+    let program = Program::at(&scratch, slow_pool(&scratch));
     let file = open_rw(&path);
     let lock = rustix::fs::FlockOperation::NonBlockingLockExclusive;
     rustix::fs::flock(borrowed(&file), lock).expect("lock");

@@ -636,6 +636,13 @@ fn an_opener_overtakes_what_is_queued() {
     });
 }
 
+/// A pool that is opened when the test says so.
+pub(super) fn slow_pool(scratch: &Scratch) -> PathBuf {
+    let pool = scratch.path(SLOW_POOL);
+    PoolFile::create(&pool, 24 << 20, Geometry::default()).expect("create the pool");
+    pool
+}
+
 /// One that lies on a slow disk, or that somebody is just recovering.
 #[test]
 fn nobody_waits_for_a_pool_but_who_asks_for_it() {
@@ -646,8 +653,7 @@ fn nobody_waits_for_a_pool_but_who_asks_for_it() {
     let _monitor = monitor(&scratch);
     let mut program = staging(&scratch, "atomic", "data");
     program.ask("append", "appended");
-    let pool = scratch.path(SLOW_POOL);
-    PoolFile::create(&pool, 24 << 20, Geometry::default()).expect("create the pool");
+    let pool = slow_pool(&scratch);
     let others = Program::at(&scratch, pool);
     let files = ["one", "two"].map(|name| open_rw(&scratch.old_file(name)));
     let acquire = |file| {
@@ -1144,8 +1150,7 @@ fn a_standby_lets_in_openers_while_it_opens_another_pool() {
     let mut first = monitor_with(&scratch, &[("T_STANDBY", Path::new("1"))]);
     let mut program = staging(&scratch, "atomic", "data");
     program.ask("append", "appended");
-    let pool = scratch.path(SLOW_POOL);
-    PoolFile::create(&pool, 24 << 20, Geometry::default()).expect("create the pool");
+    let pool = slow_pool(&scratch);
     let [begun, word] = ["opening", "open"].map(|name| scratch.path(name));
     std::fs::write(&word, "").expect("write");
     let slow = Program::at(&scratch, pool);

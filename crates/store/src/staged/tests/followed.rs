@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use adit_pmem::OutOfRange;
+use adit_pool::FileRef;
 use adit_sim::Rng;
 
 use super::*;
@@ -45,7 +46,7 @@ impl Steps {
 struct Stepped(SimMedium, Steps);
 
 impl Medium for Stepped {
-    medium_of!(0: size store compare_exchange write_streaming flush fence);
+    medium_of!(0: size store compare_exchange write_streaming flush order fence_is_slow);
 
     fn load(&self, offset: u64) -> Result<u64, OutOfRange> {
         self.1.step();
@@ -54,6 +55,10 @@ impl Medium for Stepped {
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
         self.1.step();
         self.0.read(offset, into)
+    }
+    fn fence(&self) {
+        self.1.step();
+        self.0.fence();
     }
 }
 
@@ -171,6 +176,31 @@ fn a_reader_does_not_take_another_files_words_for_its_own() {
     }
 }
 
+type Plain = StagedFile<SimMedium, SimFile>;
+
+/// A file as a walk over all logs has it.
+fn walked(stage: &Arc<Stage<SimMedium>>, entry: FileRef, file: &SimFile, mode: Mode) -> Plain {
+    let walked = StagedFile::open_unread(stage, entry, file.clone(), mode).expect("view");
+    let guard = stage.attachment().lock_file(entry).expect("lock");
+    let walk = walked.rebuild(&guard, guard.next_seq().expect("seq"));
+    walk.expect("walk");
+    drop(guard);
+    walked
+}
+
+fn is_as_by_walk(followed: &Plain, walked: &Plain, what: &str) {
+    let (view, by_walk) = (followed.look(), walked.look());
+    assert_eq!(view.ops, by_walk.ops, "{what}");
+    assert_eq!(view.overlay.size(), by_walk.overlay.size(), "{what}");
+    assert_eq!(
+        view.ops_up_to(view.committed),
+        by_walk.ops_up_to(by_walk.committed),
+        "{what}: committed {} {}",
+        view.committed,
+        by_walk.committed
+    );
+}
+
 /// A view that follows for long, and what a walk finds.
 fn differential(seed: u64, cached: bool) -> u32 {
     let mut rng = Rng::new(seed);
@@ -269,25 +299,10 @@ fn differential(seed: u64, cached: bool) -> u32 {
         if rng.chance(2) {
             looks += 1;
             drop(theirs.lock().expect("follow"));
-            let walked =
-                StagedFile::open_unread(&fresh, ours.file(), file.clone(), mode).expect("view");
-            let guard = fresh.attachment().lock_file(ours.file()).expect("lock");
-            walked
-                .rebuild(&guard, guard.next_seq().expect("seq"))
-                .expect("walk");
-            drop(guard);
-            for (who, view) in [("theirs", theirs.look()), ("ours", ours.look())] {
-                let by_walk = walked.look();
+            let walked = walked(&fresh, ours.file(), &file, mode);
+            for (who, view) in [("theirs", &theirs), ("ours", &ours)] {
                 let what = format!("seed {seed}, step {nth}: {step}, {mode:?}, {cached}, {who}");
-                assert_eq!(view.ops, by_walk.ops, "{what}");
-                assert_eq!(view.overlay.size(), by_walk.overlay.size(), "{what}");
-                assert_eq!(
-                    view.ops_up_to(view.committed),
-                    by_walk.ops_up_to(by_walk.committed),
-                    "{what}: committed {} {}",
-                    view.committed,
-                    by_walk.committed
-                );
+                is_as_by_walk(view, &walked, &what);
             }
             assert_eq!(read_all(&theirs), model, "seed {seed}, step {nth}: {step}");
         }
@@ -460,13 +475,13 @@ fn recover_beside_the_living(
         .for_each(|file| file.write_at(0, &first_bytes()).expect("write"));
     let steps = Steps::default();
     let stage = |steps: &Steps| {
-        let medium = Stepped2(world.medium(), steps.clone());
+        let medium = Stepped(world.medium(), steps.clone());
         let pool = Pool::open(medium, Box::new(locks.clone()), boot(1)).expect("open");
         Stage::new(pool.attach().expect("attach"))
     };
     let quiet = Steps::default();
     let (dead, living, recoverer) = (stage(&quiet), stage(&quiet), stage(&steps));
-    let open = |stage: &Arc<Stage<Stepped2>>, file: &SimFile| {
+    let open = |stage: &Arc<Stage<Stepped>>, file: &SimFile| {
         let staged = StagedFile::open(stage, &name_of(file), file.clone(), mode).expect("stage");
         staged.share().expect("share");
         staged
@@ -499,7 +514,7 @@ fn recover_beside_the_living(
         let (ours, model) = (Arc::clone(&ours), Arc::clone(&model));
         let deed = move || {
             for nth in 0..2 {
-                let view: &StagedFile<Stepped2, SimFile> = &ours[nth];
+                let view: &StagedFile<Stepped, SimFile> = &ours[nth];
                 if let Ok(None) = view.stage.attachment().try_lock_file(view.file()) {
                     return false;
                 }
@@ -600,31 +615,6 @@ fn recover_beside_the_living(
     (wrong, all_done)
 }
 
-struct Stepped2(SimMedium, Steps);
-
-impl Medium for Stepped2 {
-    medium_of!(0: size store compare_exchange write_streaming flush);
-
-    fn load(&self, offset: u64) -> Result<u64, OutOfRange> {
-        self.1.step();
-        self.0.load(offset)
-    }
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
-        self.1.step();
-        self.0.read(offset, into)
-    }
-    fn fence(&self) {
-        self.1.step();
-        self.0.fence();
-    }
-    fn order(&self) {
-        self.0.order();
-    }
-    fn fence_is_slow(&self) -> bool {
-        self.0.fence_is_slow()
-    }
-}
-
 #[test]
 fn a_recovery_beside_the_living() {
     let mut wrong = Vec::new();
@@ -715,24 +705,9 @@ fn follow_the_dead(mode: Mode, cached: bool, events: u64, seen_before: bool) -> 
     drop((ours, other));
     drop(program);
     drop(theirs.lock().expect("follow"));
-    let walked = StagedFile::open_unread(&fresh, entry, files[0].clone(), mode).expect("view");
-    let guard = fresh.attachment().lock_file(entry).expect("lock");
-    walked
-        .rebuild(&guard, guard.next_seq().expect("seq"))
-        .expect("walk");
-    drop(guard);
+    let walked = walked(&fresh, entry, &files[0], mode);
     let what = format!("{mode:?}, {cached}, {seen_before}, after {events}");
-    let (view, by_walk) = (theirs.look(), walked.look());
-    assert_eq!(view.ops, by_walk.ops, "{what}");
-    assert_eq!(view.overlay.size(), by_walk.overlay.size(), "{what}");
-    assert_eq!(
-        view.ops_up_to(view.committed),
-        by_walk.ops_up_to(by_walk.committed),
-        "{what}: {} {}",
-        view.committed,
-        by_walk.committed
-    );
-    drop((view, by_walk));
+    is_as_by_walk(&theirs, &walked, &what);
     assert_eq!(read_all(&theirs), read_all(&walked), "{what}");
     ended.is_some()
 }
@@ -814,6 +789,60 @@ fn a_reader_waits_for_no_publishers_disk() {
         in_time.load(Ordering::Relaxed),
         "the reader waits for the publisher's sync"
     );
+}
+
+/// A base file after whose size is asked something happens.
+struct Asked(SimFile, super::reads::Middle);
+
+impl BaseFile for Asked {
+    base_of!(0: read_at write_at sync);
+
+    fn size(&self) -> Result<u64, Errno> {
+        let size = self.0.size();
+        self.1.happens();
+        size
+    }
+}
+
+/// While one reader leaves out what was published, the program goes on, somebody publishes that, and another reader leaves
+/// it out: the file is as long as the last one has seen it.
+#[test]
+fn a_reader_puts_no_older_size_behind_a_newer_one() {
+    let world = World::new(tiny_size(24));
+    create_pool(&world, boot(1));
+    let file = world.create("dir/file").expect("create");
+    let pool = open_pool(world.medium(), boot(1)).expect("open");
+    let [program, monitor] = [(); 2].map(|()| Stage::new(pool.attach().expect("attach")));
+    let middle = super::reads::Middle::default();
+    let base = Asked(file.clone(), middle.clone());
+    let ours = StagedFile::open(&program, &name_of(&file), base, Mode::Strict).expect("stage");
+    let theirs = StagedFile::open_unread(&monitor, ours.file(), file, Mode::Strict).expect("view");
+    ours.append(&[1; PAGE]).expect("append");
+    theirs.publish(Scope::Everything).expect("publish");
+    let (ours, theirs) = (Arc::new(ours), Arc::new(theirs));
+    let other = Arc::new(Mutex::new(None));
+    middle.set({
+        let (ours, other) = (Arc::clone(&ours), Arc::clone(&other));
+        move || {
+            let (done, waits) = std::sync::mpsc::channel();
+            let thread = std::thread::spawn(move || {
+                ours.append(&[2; PAGE]).expect("append");
+                theirs.publish(Scope::Everything).expect("publish");
+                let read = read_all(&ours).len();
+                let _ = done.send(());
+                read
+            });
+            *other.lock().expect("lock") = Some(thread);
+            // He may have to wait for us.
+            let _ = waits.recv_timeout(std::time::Duration::from_millis(300));
+        }
+    });
+    let mut bytes = vec![0; PAGE];
+    assert_eq!(ours.read_at(0, &mut bytes).expect("read"), PAGE);
+    let other = other.lock().expect("lock").take().expect("it began");
+    assert_eq!(other.join().expect("it ends"), 2 * PAGE);
+    assert_eq!(ours.size().expect("size"), 2 * PAGE as u64);
+    assert_eq!(read_all(&ours), [[1; PAGE], [2; PAGE]].concat());
 }
 
 /// A base file on a slow disk.

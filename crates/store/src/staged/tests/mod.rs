@@ -6,7 +6,9 @@
 //! `recycled.rs` uses pages again that newer writes cover; `board.rs` has one thread log for another;
 //! `interplay.rs` has pages used again, relinks, slow fences and other publishers in one story;
 //! `together.rs` has one attachment write what another publishes and takes away; `group.rs` commits
-//! several files at one instant; `shared.rs` has several attachments write one file; `appends.rs` stages appends alone. `followed.rs` has others go on where somebody looks. `forward.rs` is what the media and base files made for one test share.
+//! several files at one instant; `shared.rs` has several attachments write one file; `appends.rs` stages appends alone;
+//! `followed.rs` has others go on where somebody looks. `forward.rs` is what the media and base files made for one test
+//! share.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
 
 #[macro_use]
