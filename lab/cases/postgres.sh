@@ -43,7 +43,7 @@ END
 start() {
     "$@" postgres -D data >>server.log 2>&1 &
     server=$!
-    wait_until $((60 * LAB_PATIENCE)) psql -Xqc 'SELECT 1' || die "$(tail -3 server.log)"
+    (wait_until $((60 * LAB_PATIENCE)) psql -Xqc 'SELECT 1') || die "$(tail -3 server.log)"
 }
 # stop SIGNAL: TERM, INT and QUIT are its smart, fast and immediate shutdown.
 stop() {
@@ -127,12 +127,16 @@ for who in 1 2 3; do
     clients+=($!)
 done
 told() { sort told-?.log | wc -l; }
+are_gone() { ! ps -o stat= -p "$1" | grep -qv '^Z'; }
 enough() { (($(told) > many * 100)); }
 wait_until $((30 * LAB_PATIENCE)) enough
 kill -STOP "$server"
 no_monitor
+others=$(pgrep -d , -P "$server")
 pkill -KILL -P "$server"
 stop KILL
+# A server does not start beside processes of another one.
+wait_until $((20 * LAB_PATIENCE)) are_gone "$others"
 wait "${clients[@]}" || true
 # What is staged is put into the files by the next that is started, whatever it is.
 next_program

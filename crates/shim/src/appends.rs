@@ -161,14 +161,15 @@ pub(crate) fn look_at(
         size.is_some() && size == offset
     };
     let appending = appends == Appends::All || flags & libc::O_APPEND != 0 || at_the_end();
-    (alone && init::single_threaded() && appending && signal::ready())
+    (alone && init::single_threaded() && appending)
         .then(|| promote(fd, flags, appends, 0))
         .flatten()
 }
 
 fn promote(fd: c_int, flags: c_int, appends: Appends, price: u64) -> Option<Users<'static>> {
     let stat = descriptors::regular_file(fd)?;
-    if stat.st_nlink == 0 || !appends.fits(fd) {
+    // Before a call can hold something that a handler of a fault that was sent would wait for.
+    if stat.st_nlink == 0 || !appends.fits(fd) || !signal::ready() {
         return None;
     }
     let trial = Trial::new(appends, price, stat.st_size as u64);

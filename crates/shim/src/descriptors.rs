@@ -176,6 +176,8 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode, declared: bool) -> Option<c_
             if required { process::MAKING } else { CHILDS },
         );
     }
+    // Before a call can hold something that a handler of a fault that was sent would wait for.
+    let _ = signal::ready();
     let mut ofd = promote();
     let mut shared = may_be_shared(fd);
     for _ in 0..ATTEMPTS {

@@ -13,7 +13,8 @@
 //!    say.
 //! 7. [`stat`], [`names`]: what a program sees of staged files, and what becomes of their names.
 //! 8. [`stdio`]: libc's own streams, whose calls happen inside libc.
-//! 9. [`together`], [`capi`]: several files committed at one instant, and what programs call by name.
+//! 9. [`handles`]: what a program finds of libc past the table.
+//! 10. [`together`], [`capi`]: several files committed at one instant, and what programs call by name.
 //!
 //! Rules of the house (PROTOCOLS F): foreign calls tail-jump from assembly to libc's own function,
 //! so there is no Rust frame that a cancelled thread would have to unwind; nothing here allocates,
@@ -35,6 +36,7 @@ mod descriptors;
 mod elsewhere;
 mod fds;
 mod fresh;
+mod handles;
 mod init;
 mod lock;
 mod names;

@@ -13,7 +13,8 @@
 #![allow(unsafe_code)]
 
 use core::arch::naked_asm;
-use core::ffi::{CStr, c_char};
+use core::ffi::{CStr, c_char, c_void};
+use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 /// A slot that holds the address of libc's function of one name. The stubs jump through it.
@@ -52,11 +53,25 @@ extern "C" fn absent() -> isize {
     -1
 }
 
+/// Of glibc on this processor, in which `dlsym` is in every release since.
+const FIRST_VERSION: &CStr = c"GLIBC_2.2.5";
+
+/// What is found of a name, which is a C string, behind this library.
+pub(crate) fn next(name: *const c_char) -> *mut c_void {
+    // SAFETY: a C string; our own `dlsym` jumps to libc's, which sees that we ask, and searches the objects loaded after
+    // this one.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name) }
+}
+
 /// Called by [`resolve_and_jump`] with the slot and the name that the thunk gave: looks the name up
 /// behind this library.
 unsafe extern "C" fn resolve(slot: *const Real, name: *const c_char) -> *const () {
-    // SAFETY: thunks pass a C string; RTLD_NEXT searches the objects loaded after this one.
-    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name) };
+    let found = if ptr::eq(slot, &crate::table::dlsym::REAL) {
+        // SAFETY: two C strings; RTLD_NEXT searches the objects loaded after this one.
+        unsafe { libc::dlvsym(libc::RTLD_NEXT, name, FIRST_VERSION.as_ptr()) }
+    } else {
+        next(name)
+    };
     let target = if found.is_null() {
         absent as *mut ()
     } else {

@@ -27,6 +27,8 @@
 //! | `replace` | jump to the Rust function, which calls libc itself; never for a cancellation point |
 //! | `alias` | as `replace`, for a second name of what libc has once |
 //! | `stream` | while streams are served: hook with the first three arguments, which may make the stream; libc, hook with those and the stream it returned; what that returns is returned |
+//! | `shallow` | `dlopen` without `RTLD_DEEPBIND` |
+//! | `by_handle` | `dlsym`: of a handle, tail-jump to the Rust function, with who calls; where libc asks that, to libc |
 //! | `slot_data`, `slot_served`, `slot_live` | as the shapes without `slot_`, for a slot of libc's streams: the first argument is the stream, and libc's own slot stands in for its function |
 //!
 //! No Rust frame is on the stack while libc's function runs, except under `replace` and `live`, so
@@ -212,6 +214,28 @@ macro_rules! stub {
                 "jmp qword ptr [rip + {real}]",
                 asked = sym $crate::init::ASKED,
                 shallow = const !libc::RTLD_DEEPBIND,
+                real = sym REAL,
+            )
+        }
+    };
+    (by_handle $name:ident $hook:path) => {
+        stub!(@common $name);
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                "cmp byte ptr [rip + {asked}], 0",
+                "je 2f",
+                // RTLD_NEXT is -1, RTLD_DEFAULT 0.
+                "lea rax, [rdi + 1]",
+                "cmp rax, 1",
+                "jbe 2f",
+                "mov rdx, qword ptr [rsp]",
+                "jmp {hook}",
+                "2:",
+                "jmp qword ptr [rip + {real}]",
+                asked = sym $crate::init::ASKED,
+                hook = sym $hook,
                 real = sym REAL,
             )
         }

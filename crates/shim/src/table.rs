@@ -8,9 +8,10 @@
 
 use crate::stubs::stub;
 use crate::{
-    actions, copies, data, descriptors, names, numbers, process, signal as signals, stack,
+    actions, copies, data, descriptors, handles, names, numbers, process, signal as signals, stack,
     stat as looking, stdio,
 };
+use core::ffi::CStr;
 
 macro_rules! interpose {
     ($($shape:ident $name:ident ($($how:tt)*);)*) => {
@@ -21,7 +22,17 @@ macro_rules! interpose {
                 stub!($shape $name $($how)*);
             }
         )*
+
+        const ALL: &str = concat!($(stringify!($name), "\0"),*);
+        /// Every name, one after the other: pointers to them would have to be relocated.
+        static NAMES: [u8; ALL.len()] = crate::real::name(ALL);
     };
+}
+
+/// Whether a name is in this table.
+pub(crate) fn has(name: &CStr) -> bool {
+    let mut names = NAMES.split(|&byte| byte == 0);
+    names.any(|known| known == name.to_bytes())
 }
 
 interpose! {
@@ -297,6 +308,7 @@ interpose! {
     after sigaltstack (stack::alternate);
     before __register_atfork (process::before_registering);
     shallow dlopen ();
+    by_handle dlsym (handles::dlsym);
 
     // The calling thread's signal mask: the register of the new mask, where null leaves it alone, and
     // the word of a `jmp_buf` that says whether it holds one.

@@ -5,6 +5,7 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
@@ -91,6 +92,13 @@ struct Place {
     user: Option<u32>,
 }
 
+/// A name that no other test has, which would run in the same directory at the same time.
+fn alone(name: &str) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("adit-staged-{name}-{}-{next}", std::process::id())
+}
+
 /// Another user.
 const NOBODY: u32 = 65534;
 
@@ -102,7 +110,7 @@ impl Place {
     /// Of another user, who also runs the monitor.
     fn of(name: &str, user: Option<u32>) -> Option<Self> {
         let (library, _) = built()?;
-        let dir = scratch::place().join(format!("adit-staged-{name}-{}", std::process::id()));
+        let dir = scratch::place().join(alone(name));
         fs::create_dir_all(dir.join("run")).expect("scratch directory");
         let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
         fs::set_permissions(dir.join("run"), private).expect("chmod");
@@ -162,7 +170,7 @@ impl Place {
     /// With the file and its pool behind a page cache: on the disk that the tests are built on, if that is served.
     fn on_disk(name: &str) -> Option<Self> {
         let disk = scratch::disk(env!("CARGO_TARGET_TMPDIR"))?;
-        let disk = disk.join(format!("staged-{name}-{}", std::process::id()));
+        let disk = disk.join(alone(name));
         fs::create_dir_all(&disk).expect("a directory");
         built()?;
         Self::make_pool(&disk.join("pool"), None);
@@ -795,10 +803,13 @@ fn a_fault_that_was_sent_waits_for_the_engine() {
         return;
     };
     let program = place.compile("turns");
-    for mode in ALL {
+    let often = ALL.map(|mode| (mode, "60"));
+    // The first write of all, before anything is staged.
+    let first = [APPENDS; 30].map(|mode| (mode, "3"));
+    for (mode, rounds) in often.into_iter().chain(first) {
         let _ = fs::remove_file(place.file());
         let mut command = place.command(&program, Some(mode));
-        let output = run(command.arg(place.file()).args(["60", "left"]));
+        let output = run(command.arg(place.file()).args([rounds, "left"]));
         assert_eq!(output.stdout, b"went on\n", "mode {mode}: {output:?}");
     }
 }

@@ -119,19 +119,23 @@ pub(crate) struct Libc {
     fdatasync: unsafe extern "C" fn(libc::c_int) -> libc::c_int,
 }
 
+/// Of glibc: the first ones of two processors, and that with which `pipe2` came.
+const VERSIONS: [&std::ffi::CStr; 3] = [c"GLIBC_2.2.5", c"GLIBC_2.9", c"GLIBC_2.17"];
+
 impl Libc {
-    /// Looks the functions up in libc itself.
+    /// Looks the functions up in libc itself, by their versions: by their names alone the library finds its own.
     pub(crate) fn find() -> Result<Self, String> {
         // SAFETY: a C string; libc is loaded already, so this only finds it.
         let libc =
             unsafe { libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_NOW) };
         let symbol = |name: &std::ffi::CStr| {
-            // SAFETY: a handle or null (then the search is global), and a C string.
-            let found = unsafe { libc::dlsym(libc, name.as_ptr()) };
-            if libc.is_null() || found.is_null() {
-                return Err(format!("libc has no {}", name.to_string_lossy()));
-            }
-            Ok(found)
+            let found = VERSIONS.iter().find_map(|version| {
+                // SAFETY: a handle or null (then the search is global), and two C strings.
+                let found = unsafe { libc::dlvsym(libc, name.as_ptr(), version.as_ptr()) };
+                (!found.is_null()).then_some(found)
+            });
+            let found = found.filter(|_| !libc.is_null());
+            found.ok_or_else(|| format!("libc has no {}", name.to_string_lossy()))
         };
         let found = (
             symbol(c"open")?,

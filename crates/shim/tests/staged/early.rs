@@ -63,6 +63,33 @@ fn libraries_beneath_the_program_are_served() {
     }
 }
 
+/// What a program, or a library that stands between it and libc, finds of libc by a handle.
+#[test]
+fn what_a_handle_of_libc_finds_is_served() {
+    let Some(place) = Place::new("handles") else {
+        return;
+    };
+    let between = place.dir.join("libbetween.so");
+    let programs = ["handles", "behind"].map(|name| place.dir.join(name));
+    compile("handles", &["-DLIBRARY", "-shared", "-fPIC"], &between, &[]);
+    compile("handles", &[], &programs[0], &[]);
+    compile(
+        "handles",
+        &["-Wl,--no-as-needed"],
+        &programs[1],
+        &[&between],
+    );
+    for program in &programs {
+        let plain = place.leaves(program, &place.dir, "-", None, &[]);
+        assert!(plain.status.ends_with(": 0"), "{plain:?}");
+        for mode in MODES {
+            let adit = place.leaves(program, &place.dir, "-", Some(mode), &[]);
+            assert_eq!(adit, plain, "mode {mode}, {program:?}");
+            assert!(adit.staged, "mode {mode}, {program:?}: nothing was staged");
+        }
+    }
+}
+
 /// `freopen` over a stream whose file is staged: what was buffered and staged is the old file's, and what follows
 /// the new one's, whatever the two are.
 #[test]
