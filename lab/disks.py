@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from media import XFS_FEATURES, allow_exchange
+from media import XFS_FEATURES, allow_exchange, holders
 
 SIZE_MB = 768
 FICLONE = 0x40049409
@@ -60,8 +60,9 @@ class Medium:
             if subprocess.run(["umount", str(self.where)], capture_output=True, check=False).returncode == 0:
                 return
             time.sleep(0.1)
+        by = holders(self.where)
         subprocess.run(["umount", "-l", str(self.where)], check=False)
-        raise Failure(f"{self.where} stays busy")
+        raise Failure(f"{self.where} stays busy: {by}")
 
 
 def must_be_whole(make, image):

@@ -16,6 +16,7 @@
 use rustix::fd::{AsFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use rustix::io::Errno;
 
+use super::open;
 use crate::registry::sys::Fd;
 
 /// `F_SETSIG`, `F_SETOWN_EX` and `F_GETOWN_EX` of the kernel's interface, and what the last two are about.
@@ -179,8 +180,11 @@ pub(super) fn is_watched(fd: BorrowedFd<'_>) -> bool {
         return false;
     }
     // SAFETY: no signal is sent.
-    let sent = done(unsafe { libc::kill(owner.id.abs(), 0) });
-    !matches!(sent, Err(Errno::SRCH))
+    match done(unsafe { libc::kill(owner.id.abs(), 0) }) {
+        // The dead have their number until somebody has waited for them, which in a container may be nobody.
+        Ok(_) => !open::has_ended(&format!("/proc/{}", owner.id.abs())),
+        Err(errno) => errno != Errno::SRCH,
+    }
 }
 
 /// Gives the lease up, and leaves the description as it was before.
@@ -236,4 +240,41 @@ pub(super) fn peer(connection: BorrowedFd<'_>) -> Result<Fd, Errno> {
     let peer = rustix::net::sockopt::socket_peercred(connection)?;
     let flags = rustix::process::PidfdFlags::empty();
     rustix::process::pidfd_open(peer.pid, flags).map(Fd::new)
+}
+
+#[cfg(test)]
+#[allow(clippy::disallowed_types)] // Tests run without the preload.
+mod tests {
+    use super::*;
+    use crate::testing::Scratch;
+    use rustix::fs::{Mode, OFlags};
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::process::Command;
+
+    /// Whoever is dead watches nothing, also before anybody has waited for him.
+    #[test]
+    fn the_dead_watch_nothing() {
+        let place = Scratch::new();
+        let path = place.old_file("file");
+        let file = rustix::fs::open(path.as_os_str().as_bytes(), OFlags::RDONLY, Mode::empty())
+            .expect("a file");
+        let mut command = Command::new("sleep");
+        let mut watcher = command.arg("600").spawn().expect("sleep");
+        let id = watcher.id() as libc::pid_t;
+        tell(file.as_fd(), id).expect("F_SETOWN_EX");
+        assert!(is_watched(file.as_fd()));
+        watcher.kill().expect("kill");
+        // SAFETY: an integer, and no status is asked for: it stays to be waited for.
+        unsafe {
+            libc::waitid(
+                libc::P_PID,
+                id as u32,
+                core::ptr::null_mut(),
+                libc::WEXITED | libc::WNOWAIT,
+            )
+        };
+        assert!(!is_watched(file.as_fd()));
+        watcher.wait().expect("its status");
+        assert!(!is_watched(file.as_fd()));
+    }
 }

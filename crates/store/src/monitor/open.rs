@@ -122,7 +122,8 @@ fn is_of_another_user(pid: i32) -> bool {
     fs::stat(format!("/proc/{pid}")).is_ok_and(|stat| stat.st_uid != own)
 }
 
-fn has_ended(thread: &str) -> bool {
+/// Whether a process or a thread, by its directory in `/proc`, has ended, waited for or not.
+pub(super) fn has_ended(thread: &str) -> bool {
     match stat_of(thread, 2) {
         Some(state) => matches!(state.as_str(), "Z" | "X"),
         None => fs::stat(thread).is_err(),
