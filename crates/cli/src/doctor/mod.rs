@@ -17,7 +17,7 @@ use crate::output::{self, Table};
 use crate::run::library;
 use device::Device;
 use probes::Probe;
-use promises::Promise;
+use promises::{Obstacle, Promise};
 use system::Limit;
 
 /// The whole report.
@@ -107,15 +107,15 @@ fn examine(path: &Path) -> Result<Report, Failure> {
     if found.detected.kind == MediumKind::Cached && found.fs_name == "xfs" {
         advice.extend(probes::relinking(&probes).map(Into::into));
     }
-    let promises = promises::all(found.detected.kind, obstacle.as_deref());
+    let promises = promises::all(found.detected.kind, &obstacle);
     let device = Device::of(path);
     let of_device = device
         .as_ref()
         .map(|device| device.advice(found.detected.kind, found.detected.reason))
         .unwrap_or_default();
     let staging = staging::obstacle(&dir, &found, &probes);
-    let promises = match (&staging, &obstacle) {
-        (Some(staging), None) => promises::without_staging(promises, &staging.why),
+    let promises = match &staging {
+        Some(staging) if obstacle.is_none() => promises::without_staging(promises, &staging.why),
         _ => promises,
     };
     let promises = if has_huge_pages(&found) && obstacle.is_none() {
@@ -181,34 +181,34 @@ fn obstacle(
     found: &detect::Report,
     limits: &[Limit],
     library: &Result<PathBuf, Failure>,
-) -> (Option<String>, Vec<String>) {
-    let mut obstacles = Vec::new();
+) -> (Obstacle, Vec<String>) {
+    let mut why = Vec::new();
     let mut advice = Vec::new();
     if let Err(failure) = library {
-        obstacles.push(failure.what.clone());
+        why.push(failure.what.clone());
         advice.extend(failure.next.clone());
     }
-    if found.detected.kind == MediumKind::Other {
-        obstacles.push(format!(
-            "every call goes to the kernel: {}",
-            found.detected.reason
-        ));
-        advice.push("use tmpfs, ext4, XFS or btrfs for the files that should be fast".into());
-    }
     if !found.guarded {
-        obstacles.push("copies are not guarded on this architecture".into());
+        why.push("copies are not guarded on this architecture".into());
     }
     if limits
         .iter()
         .any(|l| l.name == "RLIMIT_AS" && l.value.is_some())
     {
-        obstacles.push("the address space is limited, so programs are passed through".into());
+        why.push("the address space is limited, so programs are passed through".into());
         advice.push("lift the limit: ulimit -v unlimited".into());
     }
-    (
-        (!obstacles.is_empty()).then(|| obstacles.join("; ")),
-        advice,
-    )
+    let nothing_is_done = !why.is_empty();
+    if found.detected.kind == MediumKind::Other {
+        let reason = found.detected.reason;
+        why.push(format!("every call goes to the kernel: {reason}"));
+        advice.push("use tmpfs, ext4, XFS or btrfs for the files that should be fast".into());
+    }
+    let obstacle = Obstacle {
+        why,
+        nothing_is_done,
+    };
+    (obstacle, advice)
 }
 
 fn words(error: std::io::Error) -> String {

@@ -20,29 +20,44 @@ pub(crate) struct Promise {
     pub(crate) why: String,
 }
 
-/// The promises on `medium`; `obstacle` is what keeps every mode from working here.
-pub(crate) fn all(medium: Medium, obstacle: Option<&str>) -> Vec<Promise> {
+/// What keeps every mode from working.
+#[derive(Debug, Default)]
+pub(crate) struct Obstacle {
+    pub(crate) why: Vec<String>,
+    /// Whether programs run as without us. Otherwise a mode still adds what it can to the kernel's calls.
+    pub(crate) nothing_is_done: bool,
+}
+
+impl Obstacle {
+    pub(crate) fn is_none(&self) -> bool {
+        self.why.is_empty()
+    }
+}
+
+/// The promises on `medium`.
+pub(crate) fn all(medium: Medium, obstacle: &Obstacle) -> Vec<Promise> {
     Mode::ALL
         .iter()
         .map(|mode| promise(*mode, medium, obstacle))
         .collect()
 }
 
-fn promise(mode: Mode, medium: Medium, obstacle: Option<&str>) -> Promise {
-    let why = match (obstacle, mode) {
-        (Some(obstacle), _) => obstacle.to_owned(),
-        (None, Mode::Posix) if medium == Medium::Dax => served(medium).to_owned() + STAGED_APPENDS,
-        (None, Mode::Posix) => served(medium).to_owned(),
-        (None, _) => format!(
+fn promise(mode: Mode, medium: Medium, obstacle: &Obstacle) -> Promise {
+    let why = match (obstacle.is_none(), mode) {
+        (false, _) => obstacle.why.join("; "),
+        (true, Mode::Posix) if medium == Medium::Dax => served(medium).to_owned() + STAGED_APPENDS,
+        (true, Mode::Posix) => served(medium).to_owned(),
+        (true, _) => format!(
             "new bytes go to a pool while no one else has the file open; else {}",
             mode.without_staging()
         ),
     };
+    let kept = |by_kernel: bool| if by_kernel { Mode::Posix } else { mode };
     Promise {
         mode,
         works: obstacle.is_none(),
-        durable: durable(mode, medium).into(),
-        atomic: atomic(mode).into(),
+        durable: durable(kept(obstacle.nothing_is_done), medium).into(),
+        atomic: atomic(kept(!obstacle.is_none())).into(),
         why,
     }
 }
@@ -122,25 +137,38 @@ mod tests {
     #[test]
     fn every_mode_works_and_nothing_works_against_an_obstacle() {
         for medium in [Medium::Dax, Medium::Ram, Medium::Cached] {
-            let promises = all(medium, None);
+            let promises = all(medium, &Obstacle::default());
             assert!(promises.iter().all(|p| p.works));
             for promise in promises.iter().filter(|p| p.mode != Mode::Posix) {
                 // What is not staged is never passed over.
                 assert!(promise.why.contains(promise.mode.without_staging()));
             }
         }
-        assert!(all(Medium::Other, Some("no")).iter().all(|p| !p.works));
+        for nothing_is_done in [false, true] {
+            let why = vec!["no".to_owned()];
+            let left = all(
+                Medium::Other,
+                &Obstacle {
+                    why,
+                    nothing_is_done,
+                },
+            );
+            assert!(left.iter().all(|p| !p.works && p.why == "no"));
+            // Only with the pool is more than that atomic; the kernel syncs what it is asked to.
+            assert!(left.iter().all(|p| p.atomic == left[0].atomic));
+            assert_eq!(left[1].durable == left[0].durable, nothing_is_done);
+        }
     }
 
     #[test]
     fn nothing_is_atomic_where_nothing_is_staged() {
-        let left = without_staging(all(Medium::Cached, None), "no pool");
+        let left = without_staging(all(Medium::Cached, &Obstacle::default()), "no pool");
         let works: Vec<bool> = left.iter().map(|p| p.works).collect();
         assert_eq!(works, [true, true, false, false]);
         assert!(left.iter().all(|p| p.atomic == left[0].atomic));
         assert!(left[1..].iter().all(|p| p.why.contains("no pool")));
         assert!(!left[0].why.contains("no pool"));
-        let dax = all(Medium::Dax, None);
+        let dax = all(Medium::Dax, &Obstacle::default());
         assert!(dax[0].why.contains(STAGED_APPENDS));
         assert!(!without_staging(dax, "no pool")[0].why.contains("pool"));
     }
