@@ -139,12 +139,9 @@ fn is_leased(directory: impl rustix::fd::AsFd, name: &CStr) -> bool {
     let Ok(info) = rustix::fs::openat(directory, name, flags, Mode::empty()) else {
         return false;
     };
-    let mut said = [0; 1024];
-    let len = sys::read_full(&Fd::new(info), &mut said, 0).unwrap_or(0);
-    let mut lines = said
-        .get(..len)
-        .unwrap_or_default()
-        .split(|byte| *byte == b'\n');
+    // Behind all locks of ranges, which may be many.
+    let all = said_by(&Fd::new(info));
+    let mut lines = all.split(|byte| *byte == b'\n');
     lines.any(|line| {
         let words = line.split(|byte| byte.is_ascii_whitespace());
         let mut words = words.filter(|word| !word.is_empty());
@@ -152,6 +149,19 @@ fn is_leased(directory: impl rustix::fd::AsFd, name: &CStr) -> bool {
         let leased = words.next() == Some(b"lock:") && words.nth(1) == Some(b"LEASE");
         leased && words.nth(2).and_then(text::number) != Some(this_process())
     })
+}
+
+/// What the kernel tells in a file of its own, as far as it can be read, and a megabyte at most.
+fn said_by(file: &Fd) -> Vec<u8> {
+    let mut all = Vec::new();
+    let mut part = [0; 4096];
+    while let len @ 1.. = sys::read_full(file, &mut part, all.len() as u64).unwrap_or(0) {
+        all.extend_from_slice(part.get(..len).unwrap_or_default());
+        if len < part.len() || all.len() >= 1 << 20 {
+            break;
+        }
+    }
+    all
 }
 
 fn this_process() -> u64 {
@@ -171,5 +181,31 @@ pub(super) mod planted {
 
     pub(super) fn is_blind() -> bool {
         BLIND.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::disallowed_methods)] // Tests run without the preload.
+mod tests {
+    use super::*;
+    use crate::testing::Scratch;
+
+    #[test]
+    fn all_is_read_that_the_kernel_tells() {
+        let place = Scratch::new();
+        for len in [0, 100, 4096, 8192, 10_000] {
+            let path = place.path("told");
+            let told: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
+            std::fs::write(&path, &told).expect("a file");
+            let opened = rustix::fs::open(
+                path.to_str().expect("a path"),
+                OFlags::RDONLY,
+                Mode::empty(),
+            );
+            assert!(
+                said_by(&Fd::new(opened.expect("the file"))) == told,
+                "{len}"
+            );
+        }
     }
 }
