@@ -449,7 +449,11 @@ impl<M: Medium> Pool<M> {
         if self.cas(offset, old.encode(), new.encode())?.is_err() {
             return Ok(false);
         }
-        self.make_ordered(offset, 8)?;
+        if let Err(error) = self.make_ordered(offset, 8) {
+            // Nothing is in it: whoever tries again and again would use up all of them.
+            let _ = self.cas(offset, new.encode(), freed(new).encode())?;
+            return Err(error);
+        }
         Ok(true)
     }
 

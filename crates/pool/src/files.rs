@@ -216,17 +216,24 @@ impl<M: Medium> Pool<M> {
             return Err(Error::Forgotten);
         }
         let entry = self.read_entry(file.index())?;
-        if entry.kind() != FileEntry::LIVE || entry.file_id != file.id {
+        let is_its = entry.kind() == FileEntry::LIVE && entry.file_id == file.id;
+        if entry.is_valid(file.index()) {
+            return if is_its {
+                Ok(entry)
+            } else {
+                Err(Error::Forgotten)
+            };
+        }
+        // One that is just being emptied, or filled, is seen in part; what stays as it is, is damaged, and may be this file's.
+        let offset = self.geometry().file_entry(file.index());
+        let changes = || -> Result<bool> {
+            Ok(self.load(offset + at!(FileEntry.state))? != entry.state
+                || self.load(offset + at!(FileEntry.file_id))? != entry.file_id)
+        };
+        if self.is_unfinished(file.index(), &entry) || !is_its && changes()? {
             return Err(Error::Forgotten);
         }
-        if !entry.is_valid(file.index()) {
-            if self.is_unfinished(file.index(), &entry) {
-                return Err(Error::Forgotten);
-            }
-            let offset = self.geometry().file_entry(file.index());
-            return Err(Error::damaged("file entry", offset, "its checks disagree"));
-        }
-        Ok(entry)
+        Err(Error::damaged("file entry", offset, "its checks disagree"))
     }
 
     /// Whether a loss of power has left a part of an entry that was just made, or was being forgotten. Where a fence

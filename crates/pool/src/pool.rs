@@ -320,6 +320,9 @@ impl<M: Medium> Pool<M> {
         let chunks = superblock.chunk_count;
         self.opened_chunks.store(chunks, Ordering::Relaxed);
         let mut recovery = None;
+        if !first {
+            self.take_over_growth(&superblock)?;
+        }
         if first {
             // Unclean from here on, and durably so before anything can be logged.
             self.mark(&superblock, 0)?;
@@ -339,6 +342,27 @@ impl<M: Medium> Pool<M> {
             state: AttachmentState::default(),
             recovery,
         })
+    }
+
+    /// Whoever makes the pool larger may be stopped or killed when the superblock says so, and before it is durable or
+    /// the others are told. Whoever uses the new chunks makes it durable first, and tells them.
+    fn take_over_growth(&self, superblock: &Superblock) -> Result<()> {
+        let shared = SHARED + at!(Shared.chunk_count);
+        let chunks = u64::from(superblock.chunk_count);
+        let mut said = self.load(shared)?;
+        if said >= chunks {
+            return Ok(());
+        }
+        self.medium.flush(SUPERBLOCK_A, Superblock::SIZE as u64)?;
+        self.medium.flush(SUPERBLOCK_B, Superblock::SIZE as u64)?;
+        self.fence()?;
+        while said < chunks {
+            match self.cas(shared, said, chunks)? {
+                Ok(_) => break,
+                Err(other) => said = other,
+            }
+        }
+        Ok(())
     }
 
     fn claim_slot(&self) -> Result<(u32, u64, Box<dyn Hold>)> {

@@ -89,6 +89,8 @@ impl<M: Medium> Pool<M> {
             }
             Err(_) => {
                 for i in range {
+                    // Kept, however many there are.
+                    found.items[i].linked = true;
                     found.reject(place(&found.items[i]), Rejection::Undecided);
                 }
                 return Ok(None);
@@ -285,7 +287,8 @@ impl<M: Medium> Pool<M> {
             return Ok(false);
         }
         match self.name_of(index, entry) {
-            Err(Error::Damaged { .. }) => Ok(true),
+            // The table of names is durable before any name is.
+            Err(Error::Damaged { structure, .. }) => Ok(structure != "name table"),
             named => named.map(|_| false),
         }
     }

@@ -192,18 +192,41 @@ impl<M: Medium> Pool<M> {
                 });
             }
         }
-        for group in 0..geometry.name_groups() {
-            if let Some(chunk) = checked_value(self.load(NAMES + group * 8)?, group)
-                && chunk >= u64::from(geometry.header_chunks())
-                && chunk < u64::from(geometry.max_chunks)
-            {
-                needed.entry(chunk as u32).or_insert(Needed {
-                    kind: ChunkKind::Names,
-                    generation: None,
-                });
-            }
+        for chunk in self.chunks_of_names()? {
+            let names = Needed {
+                kind: ChunkKind::Names,
+                generation: None,
+            };
+            needed.entry(chunk).or_insert(names);
         }
         Ok(needed)
+    }
+
+    /// The chunks that the table of names names, and all that hold names where a word of it is damaged: which of them it
+    /// named nobody can tell, and nowhere else do the names of its files stand.
+    fn chunks_of_names(&self) -> Result<Vec<u32>> {
+        let geometry = *self.geometry();
+        let all = geometry.header_chunks()..geometry.max_chunks;
+        let (mut chunks, mut is_damaged) = (Vec::new(), false);
+        for group in 0..geometry.name_groups() {
+            let word = self.load(NAMES + group * 8)?;
+            let chunk = checked_value(word, group);
+            is_damaged |= word != 0 && chunk.is_none();
+            chunks.extend(
+                chunk
+                    .and_then(|chunk| u32::try_from(chunk).ok())
+                    .filter(|chunk| all.contains(chunk)),
+            );
+        }
+        if is_damaged {
+            for chunk in geometry.header_chunks()..self.chunk_count()? {
+                let word = self.chunk_word(chunk)?;
+                if word.is_some_and(|word| word.kind == ChunkKind::Names) {
+                    chunks.push(chunk);
+                }
+            }
+        }
+        Ok(chunks)
     }
 
     /// What the next record of each file will be chained to: perhaps a commit of which everything is retired, so that it
@@ -226,70 +249,99 @@ impl<M: Medium> Pool<M> {
     }
 
     /// Empties the entries of which nothing counts and resets what is volatile of the others. The caller fences.
+    ///
+    /// Behind a page cache a loss of power may take an entry and leave records that name it: the next file of the entry
+    /// must not have their number, or they were its own.
     fn rebuild_files(&self, found: &Recovery) -> Result<()> {
+        let mut newest: BTreeMap<u32, u64> = BTreeMap::new();
+        for item in &found.items {
+            let of_index = newest
+                .entry(FileRef::from_id(item.file_id).index())
+                .or_default();
+            *of_index = (*of_index).max(item.file_id);
+        }
         for index in 0..self.geometry().file_count {
-            let offset = self.geometry().file_entry(index);
-            if self.load(offset)? == 0 {
-                // A waiter of the past may have left its lock in an entry that is empty by now.
-                if self.load(offset + at!(FileEntry.lock))? != 0 {
-                    self.store(offset + at!(FileEntry.lock), 0)?;
-                }
-                continue;
+            self.rebuild_file(index, found)?;
+            if let Some(file_id) = newest.get(&index) {
+                self.skip_number(index, *file_id)?;
             }
-            let entry = self.read_entry(index)?;
-            if self.is_unfinished(index, &entry) {
-                self.empty_stale(index)?;
-                continue;
-            }
-            if !entry.is_valid(index) {
-                continue;
-            }
-            let items = found.items_of(entry.file_id);
-            let nothing_counts = || !items.iter().any(|item| item.state == State::Live);
-            if found.counts.rejected == 0 && nothing_counts()
-                || self.was_entry_cut_off(index, &entry, items)?
-            {
-                // Nothing of it counts: whatever a past boot left uncommitted is gone for good.
-                self.empty_stale(index)?;
-                continue;
-            }
-            let marks = [entry.retired, entry.sealed]
-                .map(|mark| checked_value(mark, entry.file_id).unwrap_or(0));
-            let last = items
-                .last()
-                .map_or(0, |item| item.seq)
-                .max(marks[0])
-                .max(marks[1]);
-            let boot = self.boot_tag();
-            let chain = items
-                .iter()
-                .rev()
-                .find(|item| {
-                    item.state == State::Live
-                        && item.boot == boot
-                        && item.kind != RecordKind::Relink
-                })
-                .map_or(0, |item| item.seq);
-            // A time that another boot left may be older than the bytes.
-            let modified = if entry.boot == boot {
-                entry.modified
-            } else {
-                0
-            };
-            for (field, value) in [
-                (at!(FileEntry.modified), modified),
-                (at!(FileEntry.lock), 0),
-                (at!(FileEntry.next_seq), last.saturating_add(1)),
-                (at!(FileEntry.end), END_UNKNOWN),
-                (at!(FileEntry.last_seq), chain),
-                (at!(FileEntry.pending), 0),
-                (at!(FileEntry.version), 0),
-            ] {
-                self.store(offset + field, value)?;
-            }
-            self.medium().flush(offset + 64, 64)?;
         }
         Ok(())
+    }
+
+    /// Has an empty entry go on behind this number. The caller fences.
+    fn skip_number(&self, index: u32, file_id: u64) -> Result<()> {
+        let offset = self.geometry().file_entry(index);
+        let number = offset + at!(FileEntry.file_id);
+        if self.load(offset)? == 0 && self.load(number)? < file_id {
+            self.store(number, file_id)?;
+            self.medium().flush(number, 8)?;
+        }
+        Ok(())
+    }
+
+    fn rebuild_file(&self, index: u32, found: &Recovery) -> Result<()> {
+        let offset = self.geometry().file_entry(index);
+        if self.load(offset)? == 0 {
+            // A waiter of the past may have left its lock in an entry that is empty by now.
+            if self.load(offset + at!(FileEntry.lock))? != 0 {
+                self.store(offset + at!(FileEntry.lock), 0)?;
+            }
+            return Ok(());
+        }
+        let entry = self.read_entry(index)?;
+        if self.is_unfinished(index, &entry) {
+            return self.empty_stale(index);
+        }
+        if !entry.is_valid(index) {
+            return Ok(());
+        }
+        let items = found.items_of(entry.file_id);
+        let nothing_counts = || !items.iter().any(|item| item.state == State::Live);
+        if found.counts.rejected == 0 && nothing_counts()
+            || self.was_entry_cut_off(index, &entry, items)?
+        {
+            // Nothing of it counts: whatever a past boot left uncommitted is gone for good.
+            return self.empty_stale(index);
+        }
+        self.reset_volatile(offset, &entry, items)
+    }
+
+    /// What the next record of a file goes on from, of those that are there.
+    fn reset_volatile(&self, offset: u64, entry: &FileEntry, items: &[Item]) -> Result<()> {
+        let marks = [entry.retired, entry.sealed]
+            .map(|mark| checked_value(mark, entry.file_id).unwrap_or(0));
+        let last = items
+            .last()
+            .map_or(0, |item| item.seq)
+            .max(marks[0])
+            .max(marks[1]);
+        let boot = self.boot_tag();
+        let chain = items
+            .iter()
+            .rev()
+            .find(|item| {
+                item.state == State::Live && item.boot == boot && item.kind != RecordKind::Relink
+            })
+            .map_or(0, |item| item.seq);
+        // A time that another boot left may be older than the bytes.
+        let modified = if entry.boot == boot {
+            entry.modified
+        } else {
+            0
+        };
+        for (field, value) in [
+            (at!(FileEntry.modified), modified),
+            (at!(FileEntry.lock), 0),
+            (at!(FileEntry.next_seq), last.saturating_add(1)),
+            (at!(FileEntry.end), END_UNKNOWN),
+            (at!(FileEntry.last_seq), chain),
+            (at!(FileEntry.pending), 0),
+            (at!(FileEntry.version), 0),
+        ] {
+            self.store(offset + field, value)?;
+        }
+        Ok(self.medium().flush(offset + 64, 64)?)
     }
 }
 

@@ -1,0 +1,301 @@
+//! What was acknowledged is kept, whoever died while the pool grew, whatever a loss of power took of an entry, and
+//! whichever bit is flipped; and what failed takes no room.
+
+mod common;
+
+use adit_pool::layout::{ChunkKind, FileEntry, NAMES};
+use adit_pool::{Attachment, CreateOptions, LocalLocks, Pool, When};
+use adit_sim::{Config, History, World, enumerate};
+use common::memory::Memory;
+use common::*;
+use std::sync::Arc;
+
+fn options_in(world: &World) -> CreateOptions {
+    CreateOptions {
+        boot: boot(world.boot_id()),
+        ..options(TINY)
+    }
+}
+
+fn told(error: adit_pool::Error) -> String {
+    error.to_string()
+}
+
+/// A pool with one file of so many acknowledged writes, and where the entry of the file lies.
+fn pool_of(medium: &Memory, writes: u64) -> (Arc<Pool<Memory>>, u32) {
+    Pool::create(medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let a = pool.attach().unwrap();
+    a.limit_log(u32::MAX);
+    a.limit_logs_together(u32::MAX);
+    let file = a.enter_file(&name(1)).unwrap();
+    for nth in 0..writes {
+        stage(&a, file, nth * 60, &[nth as u8; 60], When::Now).unwrap();
+    }
+    (pool, (file.id() & 0xff_ffff) as u32)
+}
+
+/// The same pool with other bytes, in another boot.
+fn opened_with(medium: &Memory) -> Arc<Pool<Memory>> {
+    open(medium.clone(), &LocalLocks::default(), boot(2)).unwrap()
+}
+
+fn chunks_of(pool: &Pool<Memory>, kinds: &[ChunkKind]) -> Vec<u32> {
+    let is_one = |chunk: &u32| {
+        let word = pool.chunk_word(*chunk).unwrap();
+        word.is_some_and(|word| kinds.contains(&word.kind))
+    };
+    (0..pool.chunk_count().unwrap()).filter(is_one).collect()
+}
+
+fn with_flipped(bytes: &[u8], at: usize, bit: usize) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    bytes[at + bit / 8] ^= 1 << (bit % 8);
+    bytes
+}
+
+/// Writes until there is no more room, and counts.
+fn writes<M: adit_pmem::Medium>(
+    program: &Attachment<M>,
+    at_most: u64,
+    mut each: impl FnMut(u64, bool),
+) -> u64 {
+    let file = program.enter_file(&name(1)).unwrap();
+    for nth in 0..at_most {
+        each(nth, false);
+        if stage(program, file, nth * 1000, &[nth as u8 + 1; 1000], When::Now).is_err() {
+            return nth;
+        }
+        each(nth, true);
+    }
+    at_most
+}
+
+/// Whoever makes the pool larger dies at any instant. Who attaches then uses the new chunks, and those who were attached
+/// find what he was told.
+#[test]
+fn who_attaches_after_a_death_in_growing_is_seen_by_the_others() {
+    for instant in 0.. {
+        let world = World::new(tiny_size(6));
+        Pool::create(&world.medium(), &options_in(&world)).unwrap();
+        let locks = LocalLocks::default();
+        let attach = || {
+            let pool = open(world.medium(), &locks, boot(world.boot_id())).unwrap();
+            pool.attach().unwrap()
+        };
+        let (monitor, grower) = (attach(), attach());
+        world.medium().grow(tiny_size(20));
+        let chunks = TINY.header_chunks() + 20;
+        let grown = world.kill_after(instant, || grower.grow_to(chunks).unwrap());
+        drop(grower);
+        monitor.release_orphans().unwrap();
+        let program = attach();
+        let written = writes(&program, 40, |_, _| ());
+        drop(program);
+        let found = monitor.scan().unwrap();
+        let records: u64 = found.files.iter().map(|file| file.records).sum();
+        assert_eq!(records, written, "killed at {instant}");
+        if grown.is_some() {
+            assert!(instant > 10, "nobody was killed");
+            break;
+        }
+    }
+}
+
+/// The same, and then the power goes: the pool was as large durably before anybody used that.
+#[test]
+fn what_is_told_after_a_death_in_growing_outlives_a_power_cut() {
+    for instant in (0..40).step_by(3) {
+        let config = Config {
+            exhaustive: 8,
+            samples: 4,
+            torn: 1,
+            nested_points: 0,
+            max_states: 1_500,
+            threads: 1,
+            ..Config::new(&format!("grown-{instant}"), tiny_size(4))
+        };
+        let workload = |world: &World| {
+            let locks = LocalLocks::default();
+            let opened =
+                |core| open(world.medium_on_core(core), &locks, boot(world.boot_id())).unwrap();
+            let grower = world.setup(|| {
+                Pool::create(&world.medium(), &options_in(world)).unwrap();
+                let grower = opened(0).attach().unwrap();
+                world.medium().grow(tiny_size(10));
+                grower
+            });
+            let chunks = TINY.header_chunks() + 10;
+            world.kill_after(instant, || grower.grow_to(chunks).unwrap());
+            let program = opened(1).attach().unwrap();
+            drop(grower);
+            writes(&program, 30, |nth, done| {
+                if done {
+                    world.acknowledge(nth + 1);
+                } else {
+                    world.begin(nth + 1);
+                }
+            });
+        };
+        let judge = |world: &World, history: &History| {
+            let pool = open(
+                world.medium(),
+                &LocalLocks::default(),
+                boot(world.boot_id()),
+            )
+            .map_err(told)?;
+            let a = pool.attach().map_err(told)?;
+            let found = a.scan().map_err(told)?;
+            world.judging();
+            let records: u64 = found.files.iter().map(|file| file.records).sum();
+            let acknowledged = history.completed().len() as u64;
+            if records < acknowledged {
+                return Err(format!(
+                    "{acknowledged} told, {records} found, {:?}",
+                    found.rejected
+                ));
+            }
+            Ok(())
+        };
+        if let Err(failure) = enumerate(&config, workload, judge) {
+            panic!("killed at {instant}: {failure}");
+        }
+    }
+}
+
+/// Behind a page cache a loss of power may keep a record of a new file and take its entry. The next file of the entry has
+/// another number, or that record was its own.
+#[test]
+fn a_number_is_never_used_twice() {
+    let config = Config {
+        exhaustive: 64,
+        samples: 16,
+        torn: 8,
+        nested_points: 0,
+        max_states: 6_000,
+        threads: 1,
+        kills: false,
+        ..Config::new("number", tiny_size(12))
+    };
+    let opened = |world: &World| {
+        open(
+            world.medium(),
+            &LocalLocks::default(),
+            boot(world.boot_id()),
+        )
+    };
+    let workload = |world: &World| {
+        world.put_behind_page_cache(TINY.header_len());
+        let a = world.setup(|| {
+            Pool::create(&world.medium(), &options_in(world)).unwrap();
+            let a = opened(world).unwrap().attach().unwrap();
+            let one = a.enter_file(&name(1)).unwrap();
+            stage(&a, one, 0, &[1; 100], When::Now).unwrap();
+            a
+        });
+        let two = a.enter_file(&name(2)).unwrap();
+        stage(&a, two, 0, &[2; 100], When::Now).unwrap();
+    };
+    let judge = |world: &World, history: &History| {
+        if !history.lost_power() {
+            return Ok(());
+        }
+        let pool = opened(world).map_err(told)?;
+        let b = pool.attach().map_err(told)?;
+        world.judging();
+        if b.scan().map_err(told)?.files.len() > 1 {
+            // It survived, which it may.
+            return Ok(());
+        }
+        let again = b.enter_file(&name(2)).map_err(told)?;
+        stage(&b, again, 0, &[9; 50], When::Now).map_err(told)?;
+        let found = pool.scan().map_err(told)?;
+        let seen = replayed(&pool, &found, again, &[]).map_err(told)?;
+        if seen != [9; 50] {
+            return Err(format!(
+                "{:?} bytes, {:?}",
+                (seen.len(), seen.first()),
+                found.rejected
+            ));
+        }
+        Ok(())
+    };
+    if let Err(failure) = enumerate(&config, workload, judge) {
+        panic!("{failure}");
+    }
+}
+
+/// A flipped bit in the entry of a file loses nothing silently. (Behind a page cache some look like an entry that a loss of
+/// power left in part, of which nobody was told.)
+#[test]
+fn a_flipped_bit_in_an_entry_is_reported() {
+    let medium = Memory::new(&vec![0; tiny_size(12) as usize]);
+    let (_, index) = pool_of(&medium, 1);
+    let at = TINY.file_entry(index) as usize;
+    let clean = medium.bytes();
+    for bit in 0..FileEntry::SIZE * 8 {
+        let pool = opened_with(&Memory::new(&with_flipped(&clean, at, bit)));
+        let found = pool.scan().unwrap();
+        let live: u64 = found.files.iter().map(|file| file.records).sum();
+        assert!(live > 0 || found.counts.rejected > 0, "bit {bit}");
+    }
+}
+
+/// What cannot be decided is kept, however much it is.
+#[test]
+fn all_records_of_a_damaged_entry_are_kept() {
+    let medium = Memory::new(&vec![0; tiny_size(60) as usize]);
+    let (pool, index) = pool_of(&medium, 2000);
+    let kinds = [ChunkKind::Data, ChunkKind::Log];
+    let before = chunks_of(&pool, &kinds);
+    let at = TINY.file_entry(index) as usize + std::mem::offset_of!(FileEntry, key);
+    let pool = opened_with(&Memory::new(&with_flipped(&medium.bytes(), at, 0)));
+    let _attached = pool.attach().unwrap();
+    assert_eq!(chunks_of(&pool, &kinds), before);
+}
+
+/// A flipped bit in the table of names frees no names, and drops no file.
+#[test]
+fn names_are_kept_though_their_table_is_damaged() {
+    for slow in [false, true] {
+        let blank = vec![0; tiny_size(12) as usize];
+        let of = |bytes: &[u8]| {
+            if slow {
+                Memory::slow(bytes)
+            } else {
+                Memory::new(bytes)
+            }
+        };
+        let medium = of(&blank);
+        let (pool, index) = pool_of(&medium, 1);
+        let before = chunks_of(&pool, &[ChunkKind::Names]);
+        let at = (NAMES + u64::from(index) / TINY.names_per_chunk() * 8) as usize;
+        for bit in 0..64 {
+            let pool = opened_with(&of(&with_flipped(&medium.bytes(), at, bit)));
+            let _attached = pool.attach().unwrap();
+            assert_eq!(
+                chunks_of(&pool, &[ChunkKind::Names]),
+                before,
+                "bit {bit}, slow: {slow}"
+            );
+            assert_eq!(pool.files().unwrap().len(), 1, "bit {bit}, slow: {slow}");
+        }
+    }
+}
+
+/// While nothing can be written back (a program has no descriptor left) leases fail, and take no chunk.
+#[test]
+fn leases_that_fail_take_no_chunk() {
+    let medium = Memory::slow(&vec![0; tiny_size(12) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let _other = pool.attach().unwrap();
+    let a = pool.attach().unwrap();
+    let before = pool.free_chunks().unwrap();
+    medium.refuse_write_backs(true);
+    for _ in 0..20 {
+        a.alloc(4096).unwrap_err();
+    }
+    medium.refuse_write_backs(false);
+    assert_eq!(pool.free_chunks().unwrap(), before);
+}
