@@ -14,6 +14,21 @@ static void child_looks(const char *name, long start, long len) {
   }
   ended(pid);
 }
+// A program seals memory that it has opened like a file: nobody may have it mapped to be written.
+static void sealed(void) {
+  static char page[4096], again[40];
+  int memory = memfd_create("sealed", MFD_ALLOW_SEALING);
+  sprintf(again, "/proc/self/fd/%d", memory);
+  for (int i = 0; i < 100; i++) write(memory, page, sizeof page);
+  int opened = open(again, O_RDWR);
+  warm(opened);
+  R(pwrite(opened, "y", 1, 200));
+  warm(opened);
+  R(fcntl(memory, F_ADD_SEALS, F_SEAL_WRITE));
+  R(pwrite(opened, "x", 1, 100));
+  R(pread(opened, page, 4096, 0));
+  close(opened), close(memory);
+}
 int main(void) {
   int a = warm_file("a", O_RDWR);
   R(fcntl(a, F_GETFL));
@@ -92,5 +107,6 @@ int main(void) {
     outsider("c");
     close(c);
   }
+  sealed();
   return 0;
 }

@@ -1,5 +1,6 @@
-// A timer's handler reads and writes the same descriptors that the main program is using.
+// A timer's handler reads and writes the same descriptors that the main program is using, or forks.
 #include "t.h"
+#include <sys/file.h>
 #include <sys/time.h>
 static int a, h, log_fd;
 static volatile sig_atomic_t ticks, bad;
@@ -22,6 +23,45 @@ static double now(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return t.tv_sec + t.tv_nsec / 1e9;
+}
+static volatile sig_atomic_t is_forked;
+static pid_t child;
+static void forks(int s) {
+  (void)s;
+  if (!is_forked) child = fork();
+  is_forked = 1;
+}
+// The handler returns in the child, too, to whatever it has interrupted. When both have closed the file nobody has it.
+static void closed_by_both(void) {
+  struct sigaction sa = {.sa_handler = forks, .sa_flags = SA_RESTART};
+  sigaction(SIGALRM, &sa, NULL);
+  long kept = 0;
+  for (int round = 0; round < 20; round++) {
+    static char b[SIZE];
+    int closed[2], go[2];
+    if (pipe(closed) || pipe(go)) return;
+    int fd = open("a", O_RDWR);
+    warm(fd);
+    flock(fd, LOCK_EX);
+    is_forked = 0;
+    struct itimerval v = {{0, 0}, {0, 500 + 37 * round}};
+    setitimer(ITIMER_REAL, &v, NULL);
+    while (!is_forked) pread(fd, b, sizeof b, 0);
+    close(fd);
+    if (child == 0) {
+      write(closed[1], "x", 1);
+      close(go[1]);
+      read(go[0], b, 1);
+      _exit(0);
+    }
+    read(closed[0], b, 1);
+    fd = open("a", O_RDWR);
+    kept += flock(fd, LOCK_EX | LOCK_NB) != 0;
+    for (int end = 0; end < 2; end++) close(closed[end]), close(go[end]);
+    close(fd);
+    waitpid(child, NULL, 0);
+  }
+  printf("kept %ld\n", kept);
 }
 int main(void) {
   a = warm_file("a", O_RDWR);
@@ -59,6 +99,7 @@ int main(void) {
   stat("log", &st);
   IS(st.st_size == ticks);
   unlink("log");
+  closed_by_both();
   outsider("a");
   return 0;
 }

@@ -359,6 +359,13 @@ pub(crate) fn is_mappable(kind: MediumKind, stat: &libc::stat) -> bool {
     kind != MediumKind::Other && !huge && !init::address_space_limited()
 }
 
+/// Whether the program may seal the file: not while it is mapped to be written. Files of a mounted tmpfs are sealed
+/// against that.
+fn may_be_sealed(kind: MediumKind, fd: c_int) -> bool {
+    let seals = || sys::fcntl(fd as usize, libc::F_GET_SEALS as usize, 0);
+    kind == MediumKind::Ram && seals().is_ok_and(|seals| seals as c_int & libc::F_SEAL_SEAL == 0)
+}
+
 enum Verdict {
     Foreign,
     Later(u64),
@@ -386,7 +393,7 @@ fn look_at(fd: c_int, shared: bool, waited: bool) -> Verdict {
         return Verdict::Foreign;
     }
     let kind = adit_pmem::kind_of_fd(fd);
-    if !is_mappable(kind, &stat) {
+    if !is_mappable(kind, &stat) || (mode == libc::O_RDWR && may_be_sealed(kind, fd)) {
         return Verdict::Foreign;
     }
     let size = stat.st_size as u64;

@@ -180,11 +180,12 @@ impl Users<'_> {
 
     /// Ends the mapping. Who left a copy by `siglongjmp` out of a signal handler, or was cancelled in
     /// it, stays counted as a user for ever; so the file is not waited for: where anybody else is still
-    /// counted, only the addresses stay, and a copy under way faults and is redone by the kernel.
+    /// counted, only the addresses stay, and a copy under way faults and is redone by the kernel. So it is in the child
+    /// of a handler of signals that interrupted a copy, which has uncounted that user before he left.
     fn end(self) {
         self.ofd.closing.fetch_add(1, Ordering::SeqCst);
         let counted = |shard: &Shard| shard.0.load(Ordering::SeqCst);
-        if self.users.iter().map(counted).sum::<u32>() > 1
+        if self.users.iter().map(counted).fold(0, u32::wrapping_add) != 1
             && let Some(file) = self.file()
         {
             file.revoke();

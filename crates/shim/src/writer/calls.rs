@@ -380,6 +380,8 @@ impl Writer {
         }
         let done = allocate(libc::FALLOC_FL_KEEP_SIZE)?;
         if mode != 0 {
+            // The kernel has set the file's time, which is not set back to that of an older write.
+            self.ask(ofd, fd, |staged| Ok(staged.file().was_written()?));
             self.look_for_a_name(fd);
             return if self.durable() {
                 sys::fsync(fd as usize)

@@ -48,3 +48,23 @@ fn a_settlement_of_the_monitor_does_not_come_after() {
     drop(tracer);
     assert_eq!(said, "its own\n");
 }
+
+/// Reserving room is a change, also where the size stays and bytes are staged that were written before.
+#[test]
+fn room_that_is_reserved_makes_a_file_newer() {
+    let Some(place) = Place::new("reserved") else {
+        return;
+    };
+    let program = place.compile("reserved");
+    let plain = place.leaves(&program, &place.dir, "-", None, &[]);
+    assert_eq!(
+        plain.said.matches("later 1, closed 1").count(),
+        4,
+        "{plain:?}"
+    );
+    for mode in MODES {
+        let adit = place.leaves(&program, &place.dir, "-", Some(mode), &[]);
+        assert_eq!(adit, plain, "mode {mode}");
+        assert!(adit.staged, "mode {mode}: nothing was staged");
+    }
+}

@@ -183,6 +183,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
                 let last = view.last_waiting().unwrap_or(view.last());
                 drop(view);
                 drop(guard);
+                self.was_written()?;
                 return self.settle_up_to(last);
             }
             let (when, durable) = (self.mode.when(), self.known_durable());
@@ -195,7 +196,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 
     /// Says that the base file was written beside us: when the file is published, its time is not set
     /// back to an older one.
-    pub(super) fn was_written(&self) -> Result<()> {
+    pub fn was_written(&self) -> Result<()> {
         if self.last_write()?.is_some() {
             self.lock()?.set_modified(clock::now())?;
         }
