@@ -287,6 +287,42 @@ impl<M: Medium> Pool<M> {
     }
 
     pub(crate) fn name_of(&self, index: u32, entry: &FileEntry) -> Result<FileName> {
+        let (place, bytes) = self.name_bytes(index, entry)?;
+        if crc32c::crc32c(&bytes) != entry.name_crc {
+            return Err(Error::damaged("name", place, "its CRC disagrees"));
+        }
+        let mut head = [0; Name::SIZE];
+        head.copy_from_slice(&bytes[..Name::SIZE]);
+        let head = Name::decode(&head);
+        if !head.is_valid(entry.file_id, bytes.len()) {
+            return Err(Error::damaged("name", place, "it belongs to another file"));
+        }
+        let (handle, path) = bytes[Name::SIZE..].split_at(head.handle_len as usize);
+        Ok(FileName {
+            handle_type: head.handle_type,
+            handle: handle.to_vec(),
+            path: path.to_vec(),
+            device: entry.device,
+        })
+    }
+
+    /// Whether one flipped bit is all that is wrong with the bytes of a name: a loss of power takes sectors.
+    pub(crate) fn is_name_flipped(&self, index: u32, entry: &FileEntry) -> Result<bool> {
+        let mut bytes = match self.name_bytes(index, entry) {
+            Ok((_, bytes)) => bytes,
+            Err(Error::Damaged { .. }) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        Ok((0..bytes.len() * 8).any(|bit| {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let is_right = crc32c::crc32c(&bytes) == entry.name_crc;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            is_right
+        }))
+    }
+
+    /// Where the name of an entry is, and its bytes, whatever they are.
+    fn name_bytes(&self, index: u32, entry: &FileEntry) -> Result<(u64, Vec<u8>)> {
         let Some(place) = self.name_place(index)? else {
             return Err(Error::damaged(
                 "name table",
@@ -304,22 +340,7 @@ impl<M: Medium> Pool<M> {
         }
         let mut bytes = vec![0; len];
         self.medium().read(place, &mut bytes)?;
-        if crc32c::crc32c(&bytes) != entry.name_crc {
-            return Err(Error::damaged("name", place, "its CRC disagrees"));
-        }
-        let mut head = [0; Name::SIZE];
-        head.copy_from_slice(&bytes[..Name::SIZE]);
-        let head = Name::decode(&head);
-        if !head.is_valid(entry.file_id, len) {
-            return Err(Error::damaged("name", place, "it belongs to another file"));
-        }
-        let (handle, path) = bytes[Name::SIZE..].split_at(head.handle_len as usize);
-        Ok(FileName {
-            handle_type: head.handle_type,
-            handle: handle.to_vec(),
-            path: path.to_vec(),
-            device: entry.device,
-        })
+        Ok((place, bytes))
     }
 
     /// Whether the last file of an entry that is empty was this one: the name stays until the next one's.

@@ -283,6 +283,22 @@ fn names_are_kept_though_their_table_is_damaged() {
     }
 }
 
+/// A flipped bit in a name, behind a page cache and after a loss of power, is none that the power cut took.
+#[test]
+fn a_flipped_bit_in_a_name_drops_no_file() {
+    let medium = Memory::slow(&vec![0; tiny_size(12) as usize]);
+    let (pool, index) = pool_of(&medium, 1);
+    let chunk = chunks_of(&pool, &[ChunkKind::Names])[0];
+    let at = TINY.chunk(chunk) + u64::from(index) % TINY.names_per_chunk() * 8192;
+    for bit in 0..64 * 8 {
+        let bytes = with_flipped(&medium.bytes(), at as usize, bit);
+        let pool = opened_with(&Memory::slow(&bytes));
+        let _attached = pool.attach().unwrap();
+        // What lies behind the name's end is nobody's.
+        assert_eq!(pool.files().unwrap().len(), 1, "bit {bit}");
+    }
+}
+
 /// While nothing can be written back (a program has no descriptor left) leases fail, and take no chunk.
 #[test]
 fn leases_that_fail_take_no_chunk() {

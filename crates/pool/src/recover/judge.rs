@@ -287,8 +287,10 @@ impl<M: Medium> Pool<M> {
             return Ok(false);
         }
         match self.name_of(index, entry) {
-            // The table of names is durable before any name is.
-            Err(Error::Damaged { structure, .. }) => Ok(structure != "name table"),
+            // The table of names is durable before any name is, and a power cut flips no bit.
+            Err(Error::Damaged { structure, .. }) => {
+                Ok(structure != "name table" && !self.is_name_flipped(index, entry)?)
+            }
             named => named.map(|_| false),
         }
     }
