@@ -306,13 +306,18 @@ impl<M: Medium> Pool<M> {
         })
     }
 
-    /// Whether one flipped bit is all that is wrong with the bytes of a name: a loss of power takes sectors.
+    /// Whether one flipped bit is all that is wrong with the bytes of a name, which say whose they are: a loss of power
+    /// leaves those of the file that the entry had before, whose number may differ by a bit as well.
     pub(crate) fn is_name_flipped(&self, index: u32, entry: &FileEntry) -> Result<bool> {
         let mut bytes = match self.name_bytes(index, entry) {
             Ok((_, bytes)) => bytes,
             Err(Error::Damaged { .. }) => return Ok(false),
             Err(error) => return Err(error),
         };
+        let at = at!(Name.file_id) as usize;
+        if bytes[at..at + 8] != entry.file_id.to_le_bytes() {
+            return Ok(false);
+        }
         Ok((0..bytes.len() * 8).any(|bit| {
             bytes[bit / 8] ^= 1 << (bit % 8);
             let is_right = crc32c::crc32c(&bytes) == entry.name_crc;
