@@ -254,11 +254,10 @@ impl<M: Medium> Pool<M> {
     /// must not have their number, or they were its own.
     fn rebuild_files(&self, found: &Recovery) -> Result<()> {
         let mut newest: BTreeMap<u32, u64> = BTreeMap::new();
-        for item in &found.items {
-            let of_index = newest
-                .entry(FileRef::from_id(item.file_id).index())
-                .or_default();
-            *of_index = (*of_index).max(item.file_id);
+        for of_file in found.items.chunk_by(|a, b| a.file_id == b.file_id) {
+            let file_id = of_file[0].file_id;
+            let of_index = newest.entry(FileRef::from_id(file_id).index()).or_default();
+            *of_index = (*of_index).max(file_id);
         }
         for index in 0..self.geometry().file_count {
             self.rebuild_file(index, found)?;
