@@ -26,28 +26,33 @@ static double now(void) {
 }
 static volatile sig_atomic_t is_forked;
 static pid_t child;
+static int fd, is_closed_there;
 static void forks(int s) {
   (void)s;
-  if (!is_forked) child = fork();
+  if (is_forked) return;
+  child = fork();
   is_forked = 1;
+  if (child == 0 && is_closed_there) close(fd);
 }
-// The handler returns in the child, too, to whatever it has interrupted. When both have closed the file nobody has it.
+// The handler returns in the child, too, to whatever it has interrupted, perhaps when it has closed the file. When both have
+// closed it nobody has it.
 static void closed_by_both(void) {
   struct sigaction sa = {.sa_handler = forks, .sa_flags = SA_RESTART};
   sigaction(SIGALRM, &sa, NULL);
-  long kept = 0;
-  for (int round = 0; round < 20; round++) {
+  long kept = 0, died = 0;
+  for (int round = 0; round < 40; round++) {
     static char b[SIZE];
-    int closed[2], go[2];
+    int closed[2], go[2], status;
     if (pipe(closed) || pipe(go)) return;
-    int fd = open("a", O_RDWR);
+    is_closed_there = round % 2;
+    fd = open("a", O_RDWR);
     warm(fd);
     flock(fd, LOCK_EX);
     is_forked = 0;
     struct itimerval v = {{0, 0}, {0, 500 + 37 * round}};
     setitimer(ITIMER_REAL, &v, NULL);
     while (!is_forked) pread(fd, b, sizeof b, 0);
-    close(fd);
+    if (child != 0 || !is_closed_there) close(fd);
     if (child == 0) {
       write(closed[1], "x", 1);
       close(go[1]);
@@ -59,9 +64,10 @@ static void closed_by_both(void) {
     kept += flock(fd, LOCK_EX | LOCK_NB) != 0;
     for (int end = 0; end < 2; end++) close(closed[end]), close(go[end]);
     close(fd);
-    waitpid(child, NULL, 0);
+    waitpid(child, &status, 0);
+    died += status != 0;
   }
-  printf("kept %ld\n", kept);
+  printf("kept %ld, died %ld\n", kept, died);
 }
 int main(void) {
   a = warm_file("a", O_RDWR);

@@ -154,13 +154,19 @@ impl Drop for Turn<'_> {
 }
 
 impl Users<'_> {
-    /// In a forked child: threads that used the mapping in the parent do not exist here, and the
+    /// In a forked child: other threads that used the mapping in the parent do not exist here, and the
     /// parent's record of the file is not this process's, so overwrites go to the kernel. This use is
-    /// counted no more either.
+    /// counted no more either. A copy that this thread is in the middle of, where a handler of signals forks, it goes
+    /// on with here, too; a thread that counts in the same place stays counted for ever. (No handler forks in the engine.)
     pub(crate) fn in_new_process(self) {
         self.ofd.renew();
-        for shard in &self.ofd.users {
-            shard.0.store(0, Ordering::SeqCst);
+        let own = self.file().map(|_| self.shard);
+        for (nth, shard) in self.ofd.users.iter().enumerate() {
+            let counted = match own {
+                Some(own) if own == nth => shard.0.load(Ordering::SeqCst).saturating_sub(1),
+                _ => 0,
+            };
+            shard.0.store(counted, Ordering::SeqCst);
         }
         core::mem::forget(self);
     }
@@ -180,12 +186,11 @@ impl Users<'_> {
 
     /// Ends the mapping. Who left a copy by `siglongjmp` out of a signal handler, or was cancelled in
     /// it, stays counted as a user for ever; so the file is not waited for: where anybody else is still
-    /// counted, only the addresses stay, and a copy under way faults and is redone by the kernel. So it is in the child
-    /// of a handler of signals that interrupted a copy, which has uncounted that user before he left.
+    /// counted, only the addresses stay, and a copy under way faults and is redone by the kernel.
     fn end(self) {
         self.ofd.closing.fetch_add(1, Ordering::SeqCst);
         let counted = |shard: &Shard| shard.0.load(Ordering::SeqCst);
-        if self.users.iter().map(counted).fold(0, u32::wrapping_add) != 1
+        if self.users.iter().map(counted).sum::<u32>() > 1
             && let Some(file) = self.file()
         {
             file.revoke();
