@@ -103,8 +103,10 @@ fn again(fd: &Fd) -> Option<Fd> {
 
 fn file_of(fd: &Fd, staged: &[(FileRef, FileName)]) -> Option<FileRef> {
     let handle = handle_of(fd.as_fd()).ok()?;
+    // A file of another file system, a copy of this one say, may have the same handle.
+    let device = rustix::fs::fstat(fd.as_fd()).ok()?.st_dev;
     let same = |(_, name): &&(FileRef, FileName)| {
-        (name.handle_type, &name.handle) == (handle.0, &handle.1)
+        (name.device, name.handle_type, &name.handle) == (device, handle.0, &handle.1)
     };
     staged.iter().find(same).map(|(file, _)| *file)
 }

@@ -670,7 +670,8 @@ impl Leases {
         pid: Option<i32>,
         life: impl FnOnce() -> Result<Fd, Errno>,
     ) -> Result<Arc<Owner>, Errno> {
-        let known = |owner: &&Arc<Owner>| pid.is_some() && owner.pid == pid;
+        // One that has ended may have left its number to this one.
+        let known = |owner: &&Arc<Owner>| pid.is_some() && owner.pid == pid && !owner.has_ended();
         if let Some(owner) = self.owners.iter().find(known) {
             return Ok(Arc::clone(owner));
         }

@@ -60,9 +60,14 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let mark = self.mark()?;
         let moved = mark != self.followed_mark.load(Ordering::Relaxed);
         if word & SHARED == 0 {
-            if moved {
-                self.leave_out_unlocked(mark)?;
+            if !moved {
+                return Ok(false);
             }
+            // Of a file that was shared meanwhile the mark may be of records that the overlay never had.
+            if self.is_shared()? {
+                return Ok(true);
+            }
+            self.leave_out_unlocked(mark)?;
             return Ok(false);
         }
         if moved {
