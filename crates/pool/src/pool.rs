@@ -320,13 +320,12 @@ impl<M: Medium> Pool<M> {
         let chunks = superblock.chunk_count;
         self.opened_chunks.store(chunks, Ordering::Relaxed);
         let mut recovery = None;
-        if !first {
-            self.take_over_growth(&superblock)?;
-        }
         if first {
             // Unclean from here on, and durably so before anything can be logged.
             self.mark(&superblock, 0)?;
             recovery = Some(self.rebuild(&superblock)?);
+        } else {
+            self.take_over_growth(&superblock)?;
         }
         let (slot, incarnation, hold) = self.claim_slot()?;
         drop(gate);
