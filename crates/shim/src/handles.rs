@@ -25,11 +25,15 @@ pub(crate) unsafe extern "C" fn dlsym(
     let look_up = unsafe { real::call_real!(table::dlsym, LookUp) };
     // SAFETY: as the program's call.
     let found = unsafe { look_up(handle, name) };
-    // SAFETY: libc has found something of this name, so it is a C string.
-    if found.is_null() || !table::has(unsafe { CStr::from_ptr(name) }) {
+    if found.is_null() {
         return found;
     }
-    let next = real::next(name);
+    // SAFETY: libc has found something of this name, so it is a C string.
+    let known = unsafe { CStr::from_ptr(name) };
+    if !table::has(known) {
+        return found;
+    }
+    let next = real::next(known);
     if next.is_null() {
         // SAFETY: forgets that nothing was found just now: the program's own call has found something.
         unsafe { libc::dlerror() };
@@ -54,7 +58,7 @@ fn loaded_with(address: *const c_void) -> Option<*mut c_void> {
 }
 
 fn is_in_libc(address: *const c_void) -> bool {
-    loaded_with(address) == loaded_with(real::next(c"gnu_get_libc_version".as_ptr()))
+    loaded_with(address) == loaded_with(real::next(c"gnu_get_libc_version"))
 }
 
 /// A handle of this library, by which its own functions are found, and libc's behind them; null, which finds what comes

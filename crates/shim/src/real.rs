@@ -56,11 +56,10 @@ extern "C" fn absent() -> isize {
 /// Of glibc on this processor, in which `dlsym` is in every release since.
 const FIRST_VERSION: &CStr = c"GLIBC_2.2.5";
 
-/// What is found of a name, which is a C string, behind this library.
-pub(crate) fn next(name: *const c_char) -> *mut c_void {
-    // SAFETY: a C string; our own `dlsym` jumps to libc's, which sees that we ask, and searches the objects loaded after
-    // this one.
-    unsafe { libc::dlsym(libc::RTLD_NEXT, name) }
+/// What is found of a name behind this library.
+pub(crate) fn next(name: &CStr) -> *mut c_void {
+    // SAFETY: our own `dlsym` jumps to libc's, which sees that we ask, and searches the objects loaded after this one.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
 }
 
 /// Called by [`resolve_and_jump`] with the slot and the name that the thunk gave: looks the name up
@@ -70,7 +69,8 @@ unsafe extern "C" fn resolve(slot: *const Real, name: *const c_char) -> *const (
         // SAFETY: two C strings; RTLD_NEXT searches the objects loaded after this one.
         unsafe { libc::dlvsym(libc::RTLD_NEXT, name, FIRST_VERSION.as_ptr()) }
     } else {
-        next(name)
+        // SAFETY: thunks pass a C string.
+        next(unsafe { CStr::from_ptr(name) })
     };
     let target = if found.is_null() {
         absent as *mut ()

@@ -24,7 +24,7 @@
 //! are accessed as atomics.
 #![allow(unsafe_code)]
 
-use crate::real::call_real;
+use crate::real::{self, call_real};
 use crate::stubs::stub;
 use crate::{data, descriptors, fds, init, names, sys, table, vfork};
 use core::ffi::{CStr, c_char, c_int, c_void};
@@ -497,8 +497,7 @@ type Jumps = [AtomicPtr<()>; 21];
 struct Tables([&'static Jumps; 2]);
 
 fn symbol(name: &CStr) -> Option<*mut ()> {
-    // SAFETY: the name is a C string; libc comes after this library.
-    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    let found = real::next(name);
     (!found.is_null()).then_some(found.cast())
 }
 
