@@ -7,7 +7,7 @@
 
 use crate::fds::{self, Kind};
 use crate::ofd::{self, Backing, Users};
-use crate::process::{Patience, With};
+use crate::process::{Patience, RightOfWay, With};
 use crate::real::call_real;
 use crate::sys::{self, ProcPath};
 use crate::writer::{self, Writer};
@@ -180,9 +180,10 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode, declared: bool) -> Option<c_
     let _ = signal::ready();
     let mut ofd = promote();
     let mut shared = may_be_shared(fd);
+    let way = (shared && required && stageable).then(RightOfWay::ask);
     for _ in 0..ATTEMPTS {
         let begun = process::begun();
-        if !(shared && required && stageable && is_ours_alone(fd, flags)) {
+        if !(shared && way.is_some() && is_ours_alone(fd, flags)) {
             break;
         }
         forget(fd);
@@ -238,7 +239,7 @@ fn wait_while(is_so: impl Fn() -> bool, at_most: Duration) {
 /// the program does not know it yet; but a child of `vfork` may be told by its parent, so it is waited for.
 fn is_ours_alone(fd: c_int, flags: c_int) -> bool {
     let ends = || may_be_shared(fd) && !process::shares_for_good();
-    wait_while(ends, process::MAKING);
+    wait_while(ends, RightOfWay::LASTS);
     // The locks that the program has on the file would end with the first description.
     if may_be_shared(fd) || declared::is_locked(fd) {
         return false;

@@ -61,6 +61,36 @@ impl Patience {
 /// How many threads are between marking everything shared and having created the sharer.
 static SHARING: AtomicU32 = AtomicU32::new(0);
 
+/// How many threads wait until no process is being made, to open or to stage what none of them may have.
+static WAITERS: AtomicU32 = AtomicU32::new(0);
+
+/// Who makes a process lets pass whoever has this, as threads that make them by turns would leave no time without one.
+pub(crate) struct RightOfWay(());
+
+impl RightOfWay {
+    /// For how long at most: a handler over who has it makes processes, too. As long as the processes take that are being
+    /// made already, on a machine with other work.
+    pub(crate) const LASTS: Duration = Duration::from_secs(4);
+
+    pub(crate) fn ask() -> Self {
+        WAITERS.fetch_add(1, Ordering::SeqCst);
+        Self(())
+    }
+
+    fn yield_to_others() {
+        let mut patience = Patience::of(Self::LASTS);
+        while WAITERS.load(Ordering::SeqCst) != 0 && patience.waits() {}
+    }
+}
+
+impl Drop for RightOfWay {
+    fn drop(&mut self) {
+        // In a child that a handler has forked meanwhile nobody waits.
+        let less = |count: u32| count.checked_sub(1);
+        let _ = WAITERS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+    }
+}
+
 /// How often that, or the same for a command, was begun.
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 
@@ -346,6 +376,7 @@ fn fork_by(create: impl FnOnce() -> c_int) -> c_int {
         With::Anybody
     };
     let this = children::this_process();
+    RightOfWay::yield_to_others();
     SHARING.fetch_add(1, Ordering::SeqCst);
     BEGUN.fetch_add(1, Ordering::SeqCst);
     RENEWED.store(false, Ordering::SeqCst);
@@ -427,6 +458,7 @@ pub(crate) fn while_sharing<T>(with: With, create: impl FnOnce() -> T) -> Result
         With::Command | With::Actions => &COMMANDS,
         With::Child | With::Program | With::Anybody => &SHARING,
     };
+    RightOfWay::yield_to_others();
     sharers.fetch_add(1, Ordering::SeqCst);
     BEGUN.fetch_add(1, Ordering::SeqCst);
     let created = share_all_with(with).map(|()| create());
@@ -527,6 +559,7 @@ fn renew() {
     SHARING.store(u32::from(shares_for_good()), Ordering::SeqCst);
     COMMANDS.store(0, Ordering::SeqCst);
     VFORKING.store(0, Ordering::SeqCst);
+    WAITERS.store(0, Ordering::SeqCst);
 }
 
 /// Before `clone(function, stack, flags, …)`. Threads share everything as before; a new process

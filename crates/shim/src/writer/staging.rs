@@ -15,7 +15,7 @@ use crate::appends::Trial;
 use crate::children::To;
 use crate::fresh::Fresh;
 use crate::ofd::Ofd;
-use crate::process::Patience;
+use crate::process::{Patience, RightOfWay};
 use crate::signal::engine;
 use crate::stage::{self, Entry, Refusal, Staged};
 use crate::{appends, declared, descriptors, init, process, stack, together};
@@ -212,10 +212,13 @@ impl Writer {
 
     /// Where the file must be staged, a process that is just being made is waited for.
     pub(super) fn stage_now(&self, ofd: &Ofd, fd: i32) -> Result<(), Unstaged> {
-        let mut patience = Patience::of(process::MAKING);
+        let mut patience = Patience::of(RightOfWay::LASTS);
+        let mut way = None;
         loop {
             match self.stage_at_once(ofd, fd) {
-                Err(Unstaged::Refused(stage::FORKING)) if patience.waits() => {}
+                Err(Unstaged::Refused(stage::FORKING)) if patience.waits() => {
+                    way.get_or_insert_with(RightOfWay::ask);
+                }
                 Err(Unstaged::Refused(stage::FORKING)) => {
                     return Err(Unstaged::Refused(libc::EOPNOTSUPP));
                 }

@@ -1,6 +1,6 @@
-// Opens files, and writes to them for the first time and after somebody has looked, while another thread forks again and
-// again.
-//   waits FILE ROUNDS
+// Opens files, and writes to them for the first time and after somebody has looked, while so many other threads fork again
+// and again.
+//   waits FILE ROUNDS THREADS
 // Says on standard error what was refused.
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -11,7 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static volatile int go, forks;
+static volatile int go;
+static _Atomic int forks;
 
 static void *makes(void *nothing) {
     for (; go; forks++) {
@@ -23,13 +24,15 @@ static void *makes(void *nothing) {
 }
 
 int main(int count, char **args) {
-    if (count < 3) return 2;
-    enum { FILES = 20, MEMORY = 64 << 20 };
+    if (count < 4) return 2;
+    enum { FILES = 20, MEMORY = 64 << 20, MOST = 16 };
     // A fork takes a while.
     memset(malloc(MEMORY), 1, MEMORY);
-    pthread_t thread;
+    pthread_t threads[MOST];
+    int started = atoi(args[3]);
+    if (started > MOST) return 2;
     go = 1;
-    pthread_create(&thread, NULL, makes, NULL);
+    for (int i = 0; i < started; i++) pthread_create(&threads[i], NULL, makes, NULL);
     for (int round = 0; round < atoi(args[2]); round++) {
         int flags = O_RDWR | O_CREAT | O_TRUNC | (round % 2 ? O_CLOEXEC : O_APPEND), fds[FILES];
         char name[4100], content[16] = "";
@@ -51,6 +54,6 @@ int main(int count, char **args) {
     }
     fprintf(stderr, forks > 5 ? "" : "few forks\n");
     go = 0;
-    pthread_join(thread, NULL);
+    for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
     return 0;
 }
