@@ -15,6 +15,9 @@
 //! - **A fence** asks the kernel to sync the file, through the mapping, so that no descriptor is
 //!   needed. Three counters in the mirror tell when there is nothing to sync, whoever wrote last, and a fourth word
 //!   how far they have written: who has not mapped all of that, because the file has grown, syncs for himself alone.
+//! - **A sync that fails** leaves pages that the kernel takes for written, which no later sync writes. It tells those who
+//!   had the file mapped, once; so each of them syncs for himself. Before anybody's sync counts again, all of the file
+//!   is written once more. Two words in the mirror tell.
 //! - **An order** costs nothing: whoever relies on it has a CRC to tell what came too late.
 //!
 //! When no descriptor can be had (the program has used them up, or may write no file that long), chunks
@@ -28,10 +31,10 @@
 use crate::brief::{self, Brief};
 use crate::copy::LINE;
 use crate::limit;
-use crate::map::MapError;
-use crate::mapped::MappedMedium;
+use crate::map::{MapError, PAGE};
+use crate::mapped::{MappedMedium, MediumError};
 use crate::medium::{Medium, OutOfRange, TransferError};
-use core::sync::atomic::{AtomicBool, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use core::time::Duration;
 use rustix::fd::OwnedFd;
 use rustix::fs::FlockOperation;
@@ -50,8 +53,23 @@ const ENDED: u64 = LINE as u64;
 const SYNCED: u64 = 2 * LINE as u64;
 const REACH: u64 = 3 * LINE as u64;
 
+/// In one line, as they hardly ever change: how many syncs have failed, and how many of those the file was written again
+/// after.
+const FAILED: u64 = 4 * LINE as u64;
+const HEALED: u64 = FAILED + 8;
+
 /// Bytes that a mirror has behind the tables, of which the medium uses the first half of a page.
 pub const MIRROR_TAIL: u64 = 4096;
+
+/// What the tail of a new mirror holds. Where the file is in `doubt`, as others may have worked on it since the system
+/// was started, and nobody knows how that ended, it is as if a sync had failed.
+pub fn mirror_tail(doubt: bool) -> [u8; MIRROR_TAIL as usize] {
+    let mut tail = [0; MIRROR_TAIL as usize];
+    for (word, value) in [(BEGUN, 1), (ENDED, 1), (FAILED, u64::from(doubt))] {
+        tail[word as usize..][..8].copy_from_slice(&value.to_le_bytes());
+    }
+    tail
+}
 
 /// How long the writing back of table words waits for another process that does it.
 const TRIES: u32 = 8000;
@@ -71,7 +89,9 @@ pub struct CachedMedium {
     /// Where the tables end and the chunks begin.
     tables: u64,
     opener: Box<dyn Reopen>,
-    /// A sync failed: what the file holds is not known any more, and never will be by this process.
+    /// How many syncs had failed when the file was mapped, or before the last one of this process that did not.
+    asked: AtomicU64,
+    /// A sync failed here: what the file holds is not known any more, and never will be by this process.
     failed: AtomicBool,
 }
 
@@ -95,11 +115,13 @@ impl CachedMedium {
     ) -> Result<CachedMedium, OutOfRange> {
         mirror.address(0, tables + MIRROR_TAIL)?;
         file.address(0, tables)?;
+        let asked = AtomicU64::new(mirror.load(tables + FAILED)?);
         Ok(CachedMedium {
             file,
             mirror,
             tables,
             opener,
+            asked,
             failed: AtomicBool::new(false),
         })
     }
@@ -140,9 +162,7 @@ impl CachedMedium {
     /// Changes the file. A process that dies in between leaves more writes begun than ended, and then
     /// no fence is spared any more.
     fn counted(&self, write: impl FnOnce() -> Result<(), OutOfRange>) -> Result<(), OutOfRange> {
-        if self.failed.load(Ordering::Acquire) {
-            return Err(self.lost(0, self.size(), Errno::IO));
-        }
+        self.sound()?;
         self.raise(BEGUN, |count| count + 1)?;
         write()?;
         self.raise(ENDED, |count| count + 1)
@@ -243,21 +263,64 @@ impl CachedMedium {
         Err(self.lost(at, len, Errno::IO))
     }
 
-    /// Syncs, unless every write that anybody ever began has ended and was covered.
+    /// Syncs, unless every write that anybody ever began has ended and was covered, and no sync has failed since.
     fn sync(&self) -> Result<(), OutOfRange> {
+        self.sound()?;
+        let mut failed = self.count(FAILED)?;
+        while !self.sync_after(failed)? {
+            // The kernel may have told somebody else alone of pages that this one was to write. Each process fails once.
+            failed = self.count(FAILED)?;
+        }
+        Ok(())
+    }
+
+    /// The same after so many have `failed`; `false` when there were more in the end.
+    fn sync_after(&self, failed: u64) -> Result<bool, OutOfRange> {
         let ended = self.count(ENDED)?;
-        if self.count(BEGUN)? == ended && self.count(SYNCED)? >= ended {
-            return Ok(());
+        let healed = self.count(HEALED)? >= failed;
+        let asked = self.asked.load(Ordering::Acquire) == failed;
+        if healed && asked && self.count(BEGUN)? == ended && self.count(SYNCED)? >= ended {
+            return Ok(true);
         }
         // What is synced is what is mapped, which is at least this much.
         let all = self.count(REACH)? <= self.file.size();
-        self.file
-            .sync()
-            .map_err(|_| self.lost(0, self.file.size(), Errno::IO))?;
-        if !all {
-            return Ok(());
+        if !healed {
+            self.dirty()?;
         }
-        self.raise(SYNCED, |count| count.max(ended))
+        self.file.sync().map_err(|error| self.unsynced(&error))?;
+        if self.count(FAILED)? != failed {
+            return Ok(false);
+        }
+        self.asked.store(failed, Ordering::Release);
+        if all {
+            self.raise(HEALED, |count| count.max(failed))?;
+            self.raise(SYNCED, |count| count.max(ended))?;
+        }
+        Ok(true)
+    }
+
+    /// Tells the others of a sync that failed.
+    fn unsynced(&self, error: &MediumError) -> OutOfRange {
+        let about = match error {
+            // Of this process alone, whose mapping is gone. One more begun than will ever end: who syncs for himself covers
+            // what it has written.
+            MediumError::Map(MapError::Kernel(Errno::NOMEM)) => BEGUN,
+            _ => FAILED,
+        };
+        let _ = self.raise(about, |count| count + 1);
+        self.lost(0, self.size(), Errno::IO)
+    }
+
+    /// Has the next sync write every page, whatever the kernel takes for written. The bytes stay as they are, as others
+    /// may be writing theirs.
+    fn dirty(&self) -> Result<(), OutOfRange> {
+        let pages = (0..self.file.size()).step_by(PAGE);
+        for at in pages {
+            let word = self.file.load(at)?;
+            // If it is another one by now, its page is dirty.
+            let _ = self.file.compare_exchange(at, word, word)?;
+        }
+        Ok(())
     }
 }
 
@@ -356,9 +419,6 @@ impl Medium for CachedMedium {
     fn fence(&self) {
         if self.sync().is_err() {
             self.failed.store(true, Ordering::Release);
-            // One more begun than will ever end: nobody spares a fence any more, and to each who had the file open
-            // the kernel tells the error once.
-            let _ = self.raise(BEGUN, |count| count + 1);
         }
     }
 

@@ -265,3 +265,53 @@ fn two_writes_at_once_share_a_descriptor() {
         );
     }
 }
+
+/// The kernel takes the pages of a sync that failed for written, and tells those who had the file mapped. So each of them
+/// asks it, once, whoever has written all of the file again before that.
+#[test]
+fn after_a_sync_that_failed_all_is_written_again_and_each_asks() {
+    let place = Place::new("unwritten");
+    let (one, other) = (place.medium(true), place.medium(true));
+    one.begin_anew().unwrap();
+    one.write_streaming(TABLES, &[1; 64]).unwrap();
+    let mirror = place.map("mirror", Persistence::Ram);
+    let word = |at: u64| mirror.load(TABLES + at).unwrap();
+    let words = || (word(128), word(256), word(264));
+    one.fence();
+    assert_eq!(words(), (2, 0, 0));
+    // Somebody's sync fails.
+    mirror.store(TABLES + 256, 1).unwrap();
+    let next = place.medium(true);
+    next.begin_anew().unwrap();
+    assert_eq!(words(), (0, 1, 0), "nobody has written anything again");
+    next.fence();
+    assert_eq!((next.sound(), words()), (Ok(()), (1, 1, 1)));
+    assert_eq!(place.bytes()[TABLES as usize..][..64], [1; 64]);
+    let unmap = |medium: &CachedMedium| {
+        let page = medium.mapped().address(TABLES, 4096).unwrap();
+        // SAFETY: the page is the medium's own, which is not used or dropped any more.
+        #[allow(unsafe_code, reason = "a sync has to fail")]
+        unsafe { rustix::mm::munmap(page.cast(), 4096) }.unwrap();
+    };
+    // One who has asked is spared the next sync, one who has not is not.
+    one.fence();
+    for (medium, spared) in [(one, true), (next, true), (other, false)] {
+        unmap(&medium);
+        medium.fence();
+        assert_eq!(medium.sound().is_ok(), spared);
+        std::mem::forget(medium);
+    }
+    // That its mapping is gone is nobody else's affair.
+    assert_eq!(words(), (1, 1, 1));
+}
+
+/// Where nobody knows what was done with the file before, it is written again, too.
+#[test]
+fn a_new_mirror_may_be_in_doubt() {
+    for doubt in [false, true] {
+        let tail = adit_pmem::mirror_tail(doubt);
+        let word = |at: usize| u64::from_le_bytes(tail[at..][..8].try_into().unwrap());
+        let words = [0, 64, 128, 192, 256, 264].map(word);
+        assert_eq!(words, [1, 1, 0, 0, u64::from(doubt), 0]);
+    }
+}

@@ -15,7 +15,7 @@ use crate::layout::{
     SUPERBLOCK_B, Slot, Superblock, VERSION, at, checked_value,
 };
 use crate::lock::{Holder, NOBODY};
-use crate::pool::{Pool, read_raw};
+use crate::pool::{BootId, Pool, read_raw};
 use crate::recover::{Counts, Recovery, Rejected, Rejection};
 
 /// Something wrong, or worth knowing.
@@ -397,7 +397,7 @@ pub struct Info {
     pub version: u32,
     /// Whether the last user detached cleanly.
     pub clean: bool,
-    /// Whether the last user ran in this boot.
+    /// Whether the last user ran in this boot, or there was none.
     pub same_boot: bool,
     /// Bytes of the pool.
     pub size: u64,
@@ -518,7 +518,7 @@ impl<M: Medium> Pool<M> {
                 .collect(),
             version: superblock.version,
             clean: superblock.flags & Superblock::CLEAN != 0,
-            same_boot: superblock.boot_id == self.boot().0,
+            same_boot: [self.boot(), BootId::NONE].contains(&BootId(superblock.boot_id)),
             size: self.geometry().chunk(superblock.chunk_count),
             chunk_size: self.geometry().chunk_size(),
             chunks,

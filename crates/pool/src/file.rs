@@ -278,7 +278,7 @@ impl PoolFile {
             &CreateOptions {
                 geometry,
                 uuid,
-                boot: boot_id()?,
+                boot: BootId::NONE,
             },
         )?;
         drop(medium);
@@ -607,6 +607,7 @@ fn belongs<M: Medium>(fd: &OwnedFd, pool: &Pool<M>) -> Result<Belongs> {
         tables: pool.geometry().header_len(),
         pool: identity(fd)?,
         system: rustix::fs::fstatvfs(fd).map_err(kernel("fstatfs"))?.f_fsid,
+        doubt: pool.superblock()?.boot_id == pool.boot().0,
     })
 }
 

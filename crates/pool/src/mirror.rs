@@ -43,7 +43,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 const BTRFS: i64 = 0x9123_683e;
 const TMPFS: i64 = 0x0102_1994;
 
-/// What a mirror belongs to; it is compared byte by byte.
+/// What a mirror belongs to; it is compared byte by byte, as it is encoded.
 #[derive(Clone, Copy)]
 pub(crate) struct Belongs {
     pub(crate) uuid: [u8; 16],
@@ -54,6 +54,8 @@ pub(crate) struct Belongs {
     pub(crate) pool: (u64, u64),
     /// The file system: of another one, mounted later, the numbers may be the same.
     pub(crate) system: u64,
+    /// Whether there was a mirror in this boot already, as the pool says. It is not compared.
+    pub(crate) doubt: bool,
 }
 
 const HEAD_LEN: usize = 72;
@@ -264,11 +266,8 @@ fn fill(fd: &OwnedFd, pool: &OwnedFd, belongs: &Belongs) -> Result<()> {
         write_all(fd, at, &block)?;
         at += PAGE;
     }
-    let mut tail = [0; MIRROR_TAIL as usize];
+    let mut tail = adit_pmem::mirror_tail(belongs.doubt);
     tail[HEAD as usize..][..HEAD_LEN].copy_from_slice(&belongs.encode());
-    // Writes begun and ended, none of them covered by a sync: see the medium.
-    tail[0] = 1;
-    tail[64] = 1;
     write_all(fd, belongs.tables, &tail)
 }
 

@@ -21,6 +21,9 @@ use crate::slots::{Hold, SlotLocks};
 pub struct BootId(pub [u8; 16]);
 
 impl BootId {
+    /// Of a pool that nobody has used.
+    pub const NONE: Self = Self([0; 16]);
+
     /// The short form that log records carry.
     #[must_use]
     pub fn tag(&self) -> u32 {
@@ -35,7 +38,7 @@ pub struct CreateOptions {
     pub geometry: Geometry,
     /// Random identity.
     pub uuid: [u8; 16],
-    /// Boot of the creating system.
+    /// The boot in which others may have used its file already, or [`BootId::NONE`].
     pub boot: BootId,
 }
 

@@ -29,7 +29,8 @@ use std::sync::RwLockWriteGuard;
 const GROUPS: usize = 8;
 
 /// How often a file that must be staged is tried again while somebody has it open, every five milliseconds.
-const VISIT: usize = 40;
+/// Children of a crowd of threads that fork have it until they are told to end, or execute something.
+const VISIT: usize = 200;
 
 /// How often a file is staged again after it was taken away: whoever shares it that often is served
 /// better by the kernel.

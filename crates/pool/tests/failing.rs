@@ -1,0 +1,180 @@
+//! A real disk that fails for a moment: what the kernel takes for written then, and is not.
+//!
+//! # Safety
+//!
+//! The unsafe code gives this thread a mount namespace of its own, and sets the length of a loop device.
+#![allow(unsafe_code, reason = "the kernel is asked for what no crate asks for")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests are not the engine"
+)]
+
+mod common;
+#[path = "../../../tests/scratch.rs"]
+mod scratch;
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd as _;
+use std::os::linux::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use adit_pool::layout::Geometry;
+use adit_pool::{Error, PoolFile, When};
+use common::{name, stage};
+
+/// A file system in an image, mounted for the thread that made it, for as long as that runs.
+struct Disk {
+    place: PathBuf,
+    mounted: PathBuf,
+}
+
+impl Disk {
+    /// What the image is called, and what it would be after a loss of power.
+    const IMAGE: &str = "image";
+    const CUT: &str = "cut";
+
+    fn new() -> Option<Self> {
+        let place = scratch::disk(env!("CARGO_TARGET_TMPDIR"))?;
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let place = place.join(format!("adit-failing-{}-{next}", std::process::id()));
+        let disk = Self {
+            mounted: place.join("image.mounted"),
+            place,
+        };
+        fs::create_dir_all(&disk.mounted).unwrap();
+        let image = disk.place.join(Self::IMAGE);
+        File::create(&image).unwrap().set_len(64 << 20).unwrap();
+        // SAFETY: it changes what this thread sees of mounts, and nothing else.
+        let alone = unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0;
+        let ready = alone
+            && runs("mount", &["--make-rprivate", "/"])
+            && runs("mkfs.ext4", &["-q", path(&image)])
+            && disk.mount(Self::IMAGE).is_some();
+        if !ready {
+            println!("skipped: it takes root, loop devices and mkfs.ext4");
+        }
+        ready.then_some(disk)
+    }
+
+    fn mount(&self, image: &str) -> Option<PathBuf> {
+        let dir = self.place.join(format!("{image}.mounted"));
+        fs::create_dir_all(&dir).unwrap();
+        let image = self.place.join(image);
+        runs("mount", &["-o", "loop", path(&image), path(&dir)]).then_some(dir)
+    }
+
+    /// Refuses to write anything behind so many bytes; all of it works when there are none.
+    fn limit(&self, bytes: u64) {
+        const SIZE_LIMIT: usize = 32;
+        let device = fs::metadata(&self.mounted).unwrap().st_dev();
+        let device = File::options()
+            .read(true)
+            .write(true)
+            .open(format!("/dev/loop{}", libc::minor(device)))
+            .unwrap();
+        let mut status = [0_u8; 232];
+        // SAFETY: it writes as many bytes as there are.
+        let got = unsafe { libc::ioctl(device.as_raw_fd(), 0x4C05, &mut status) };
+        status[SIZE_LIMIT..][..8].copy_from_slice(&bytes.to_le_bytes());
+        // SAFETY: it reads as many bytes as there are.
+        let set = unsafe { libc::ioctl(device.as_raw_fd(), 0x4C04, &status) };
+        assert_eq!((got, set), (0, 0), "{}", std::io::Error::last_os_error());
+    }
+
+    fn settle(&self) {
+        assert!(runs("sync", &["-f", path(&self.mounted)]));
+    }
+
+    /// How many records are found in the pool after a loss of power now.
+    fn records_after_a_cut(&self) -> u64 {
+        fs::copy(self.place.join(Self::IMAGE), self.place.join(Self::CUT)).unwrap();
+        let pool = self.mount(Self::CUT).unwrap().join("pool");
+        let found = PoolFile::open_read_only(&pool).unwrap().scan().unwrap();
+        found.files.iter().map(|file| file.records).sum()
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        for image in [Self::CUT, Self::IMAGE] {
+            let dir = self.place.join(format!("{image}.mounted"));
+            let _ = runs("umount", &["-l", path(&dir)]);
+        }
+        let _ = fs::remove_dir_all(&self.place);
+    }
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn runs(program: &str, args: &[&str]) -> bool {
+    let output = Command::new(program).args(args).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+/// A file is forgotten, and the sync of that fails. Who comes later finds it forgotten, and says so to a program that
+/// goes on without the pool; were its records still on the disk, they would be replayed over what that has written.
+#[test]
+fn what_a_failed_sync_left_is_written_again_before_it_is_believed() {
+    let Some(disk) = Disk::new() else { return };
+    let pool = disk.mounted.join("pool");
+    let file = PoolFile::create(&pool, 8 << 20, Geometry::default()).unwrap();
+    let (first, bystander) = (file.attach().unwrap(), PoolFile::open(&pool).unwrap());
+    let bystander = bystander.attach().unwrap();
+    let staged = first.enter_file(&name(1)).unwrap();
+    stage(&first, staged, 0, &[1; 100], When::Now).unwrap();
+    disk.settle();
+
+    disk.limit(1 << 20);
+    let forgotten = first.forget_file(staged);
+    disk.limit(0);
+    assert!(forgotten.is_err(), "the disk has not failed");
+    let told = bystander.pool().settle();
+    assert!(told.is_err(), "it was spared a sync");
+
+    let later = PoolFile::open(&pool).unwrap();
+    let later = later.attach().unwrap();
+    let found = later.pool().ensure_not_forgotten(staged);
+    assert!(matches!(found, Err(Error::Forgotten)), "{found:?}");
+    later.pool().settle().unwrap();
+    assert_eq!(disk.records_after_a_cut(), 0, "they would be replayed");
+}
+
+/// A record is written, and the sync of that fails. Who comes when all have gone, and what they knew of the failure with
+/// them, finds it, and acknowledges what builds on it.
+#[test]
+fn where_nobody_knows_whether_a_sync_failed_all_is_written_again() {
+    let Some(disk) = Disk::new() else { return };
+    let pool = disk.mounted.join("pool");
+    let file = PoolFile::create(&pool, 8 << 20, Geometry::default()).unwrap();
+    let first = file.attach().unwrap();
+    let staged = first.enter_file(&name(1)).unwrap();
+    // Nothing that the next one needs is new then.
+    stage(&first, staged, 0, &[1; 100], When::Now).unwrap();
+    disk.settle();
+
+    disk.limit(1 << 20);
+    stage(&first, staged, 100, &[2; 100], When::WithCommit).unwrap();
+    let synced = first.pool().settle();
+    disk.limit(0);
+    assert!(synced.is_err(), "the disk has not failed");
+    drop((first, file));
+    fs::remove_file(disk.mounted.join("pool.tables")).unwrap();
+
+    let later = PoolFile::open(&pool).unwrap().attach().unwrap();
+    let found: u64 = later
+        .recovery()
+        .unwrap()
+        .files
+        .iter()
+        .map(|file| file.records)
+        .sum();
+    assert_eq!(found, 2, "the kernel has it");
+    later.pool().settle().unwrap();
+    assert_eq!(disk.records_after_a_cut(), 2, "it was taken for durable");
+}
