@@ -1758,7 +1758,7 @@ fn what_must_be_staged_waits_for_forks() {
     };
     let program = place.compile("waits");
     for mode in ["atomic", "strict"] {
-        for (rounds, threads) in [("10", "1"), ("1", "12")] {
+        for (rounds, threads) in [("10", "1"), ("1", "8")] {
             let required = format!("{mode} ADIT_REQUIRE=1");
             let mut command = place.command(&program, Some(&required));
             let output = run(command.arg(place.file()).args([rounds, threads]));
