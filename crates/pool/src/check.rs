@@ -363,8 +363,9 @@ fn check_rejected(found: &Recovery, report: &mut CheckReport) {
         }
     }
     let listed = found.rejected.len() as u64;
-    if found.counts.rejected > listed {
-        let more = found.counts.rejected - listed;
+    let all = found.counts.rejected + found.counts.mended;
+    if all > listed {
+        let more = all - listed;
         report.problem("log record", 0, format!("{more} more that are not listed"));
     }
 }
@@ -374,7 +375,7 @@ impl fmt::Display for Rejection {
         match self {
             Self::Torn => write!(f, "cut off while it was written"),
             Self::TornData => write!(f, "its bytes were cut off while they were written"),
-            Self::BitFlip { bit } => write!(f, "bit {bit} is flipped"),
+            Self::BitFlip { bit } => write!(f, "bit {bit} is flipped; it counts as it was"),
             Self::Unreadable => write!(f, "its CRC is wrong"),
             Self::Future => write!(f, "of a later generation than its chunk"),
             Self::Duplicate => write!(f, "another record has its file and sequence number"),

@@ -49,6 +49,36 @@ impl Covered<'_> {
     }
 }
 
+/// Bits of a record, and how much of it is its CRC, which comes first.
+const BITS: usize = 512;
+const OWN_BITS: usize = 32;
+
+/// By how much the CRC of a record is off when one bit of it is flipped, for each bit. As a CRC is linear, that depends on
+/// nothing but how many bits come behind.
+static FLIPS: [u32; BITS] = {
+    const POLYNOMIAL: u32 = 0x82f6_3b78;
+    let mut flips = [0; BITS];
+    let mut off = POLYNOMIAL;
+    let mut bit = BITS;
+    while bit > OWN_BITS {
+        bit -= 1;
+        flips[bit] = off;
+        off = (off >> 1) ^ if off & 1 == 0 { 0 } else { POLYNOMIAL };
+    }
+    while bit > 0 {
+        bit -= 1;
+        flips[bit] = 1 << bit;
+    }
+    flips
+};
+
+/// The one bit of a record that is flipped, when its CRC is off by so much. There is no other: at this length two records
+/// with their CRCs differ in six bits at least.
+pub(crate) fn flipped_bit(off: u32) -> Option<u32> {
+    let bit = FLIPS.iter().position(|flip| *flip == off);
+    bit.map(|bit| bit as u32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -476,6 +476,20 @@ impl Record {
     pub fn is_valid(&self, uuid: &[u8; 16], chunk: u32, position: u32) -> bool {
         self.crc == self.expected_crc(uuid, chunk, position)
     }
+
+    /// The record that belongs at `position` of `chunk` and differs in no more than one bit from this one, and which bit
+    /// that is. A line of zeros is none: it was never written.
+    #[must_use]
+    pub fn mended(self, uuid: &[u8; 16], chunk: u32, position: u32) -> Option<(Self, Option<u32>)> {
+        let off = self.crc ^ self.expected_crc(uuid, chunk, position);
+        if off == 0 {
+            return Some((self, None));
+        }
+        let mut bytes = self.encode();
+        let bit = crate::crc::flipped_bit(off).filter(|_| bytes != [0; Self::SIZE])?;
+        bytes[bit as usize / 8] ^= 1 << (bit % 8);
+        Some((Self::decode(&bytes), Some(bit)))
+    }
 }
 
 /// CRC32C of an encoded record's bytes 4..64, seeded with where it lies, and inverted: so a line of zeros is

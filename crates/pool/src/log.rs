@@ -16,7 +16,9 @@ use adit_pmem::Medium;
 use crate::alloc::{Extent, Purpose, Role};
 use crate::error::{Error, Result};
 use crate::files::{END_UNKNOWN, FileRef};
-use crate::layout::{ChunkKind, Record, RecordKind, at, checked_value, checked_word, crc_of_words};
+use crate::layout::{
+    ChunkKind, ChunkWord, Record, RecordKind, at, checked_value, checked_word, crc_of_words,
+};
 use crate::lock::{Acquired, Locked, PATIENCE};
 use crate::pool::{Attachment, Pool};
 
@@ -223,14 +225,32 @@ impl<M: Medium> Pool<M> {
         if place.chunk >= self.chunk_count()? || place.position >= geometry.records_per_chunk() {
             return Ok(None);
         }
+        let word = self.chunk_word(place.chunk)?;
+        let whole = self.whole_record(place, &self.read_line(place)?, word);
+        Ok(whole.map(|(record, _)| record).filter(|record| {
+            word.is_none_or(|word| {
+                word.kind == ChunkKind::Log && word.generation == record.generation
+            })
+        }))
+    }
+
+    /// The record of a line, if one is whole there, of whatever generation, or but for one bit, and which bit that is. Not
+    /// where the chunk's word is damaged: there any line may be data, and of so many some look like it.
+    pub(crate) fn whole_record(
+        &self,
+        place: Place,
+        line: &[u8; 64],
+        word: Option<ChunkWord>,
+    ) -> Option<(Record, Option<u32>)> {
+        let whole = Record::decode(line).mended(self.uuid(), place.chunk, place.position);
+        whole.filter(|(_, flipped)| flipped.is_none() || word.is_some())
+    }
+
+    /// The record at a place where one was found whole, or but for one bit.
+    pub(crate) fn found_record(&self, place: Place) -> Result<Record> {
         let record = Record::decode(&self.read_line(place)?);
-        let current = self
-            .chunk_word(place.chunk)?
-            .is_none_or(|word| word.kind == ChunkKind::Log && word.generation == record.generation);
-        Ok(
-            (current && record.is_valid(self.uuid(), place.chunk, place.position))
-                .then_some(record),
-        )
+        let mended = record.mended(self.uuid(), place.chunk, place.position);
+        Ok(mended.map_or(record, |(record, _)| record))
     }
 
     /// Makes durable what the caller has seen of a file's marks, or that it was forgotten. Most often that is so already.

@@ -34,6 +34,10 @@ pub use rebuild::{Rebuilt, Released};
 /// Rejected records listed one by one; more are only counted.
 const LISTED: usize = 1000;
 
+/// Threads whose commits are under way at a time: a chain that is longer was durable at its beginning, and a line so far
+/// before the end of its log was whole once.
+const AT_A_TIME: usize = 64;
+
 /// Why a log line was not believed.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -43,12 +47,12 @@ pub enum Rejection {
     /// The staged bytes do not have the CRC that the record gives, and nothing says that they were ever durable: a
     /// power cut came before anybody was told of them.
     TornData,
-    /// One bit is wrong.
+    /// One bit is wrong, and which one is known: the record counts as it was.
     BitFlip {
         /// Number of the bit in the line.
         bit: u32,
     },
-    /// Neither CRC nor any neighbour of it fits.
+    /// More than one bit is wrong.
     Unreadable,
     /// It claims a later generation than its chunk has.
     Future,
@@ -70,7 +74,7 @@ pub enum Rejection {
     Undecided,
 }
 
-/// A log line that was not believed, and where.
+/// A log line that was not believed, or not as it is, and where.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Rejected {
     /// Offset in the pool.
@@ -98,6 +102,8 @@ pub struct Counts {
     pub unclosed: u64,
     /// Records that count.
     pub live: u64,
+    /// Records with one flipped bit, believed as they were before.
+    pub mended: u64,
     /// Lines that were not believed.
     pub rejected: u64,
 }
@@ -244,13 +250,14 @@ pub struct Recovery {
     pub files: Vec<RecoveredFile>,
     /// What was seen.
     pub counts: Counts,
-    /// Lines that were not believed, the first thousand.
+    /// Lines that were not believed, or not as they are, the first thousand.
     pub rejected: Vec<Rejected>,
     /// Sorted by file and sequence number; at most 3/4 of the logs' size.
     items: Vec<Item>,
     /// What relinks that were not finished have handed to files: sorted by file, then by place in the pool.
     gone: Vec<Gone>,
-    bit_searches: u64,
+    /// Damaged lines that no crash explains: they lie too far before the end of their log to have been written just then.
+    lost: Vec<Place>,
 }
 
 impl Recovery {
@@ -261,7 +268,7 @@ impl Recovery {
             rejected: Vec::new(),
             items: Vec::new(),
             gone: Vec::new(),
-            bit_searches: 0,
+            lost: Vec::new(),
         }
     }
 
@@ -276,6 +283,7 @@ impl Recovery {
             uncommitted,
             unclosed,
             live,
+            mended,
             rejected,
         } = seen.counts;
         self.counts.chunks += chunks;
@@ -286,6 +294,7 @@ impl Recovery {
         self.counts.uncommitted += uncommitted;
         self.counts.unclosed += unclosed;
         self.counts.live += live;
+        self.counts.mended += mended;
         self.counts.rejected += rejected;
         let room = LISTED - self.rejected.len().min(LISTED);
         seen.rejected.truncate(room);
@@ -293,8 +302,17 @@ impl Recovery {
         self.items.append(&mut seen.items);
     }
 
+    fn note_mended(&mut self, offset: u64, bit: u32) {
+        self.counts.mended += 1;
+        self.list(offset, Rejection::BitFlip { bit });
+    }
+
     fn reject(&mut self, offset: u64, reason: Rejection) {
         self.counts.rejected += 1;
+        self.list(offset, reason);
+    }
+
+    fn list(&mut self, offset: u64, reason: Rejection) {
         if self.rejected.len() < LISTED {
             self.rejected.push(Rejected { offset, reason });
         }

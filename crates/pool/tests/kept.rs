@@ -317,3 +317,77 @@ fn leases_that_fail_take_no_chunk() {
     medium.refuse_write_backs(false);
     assert_eq!(pool.free_chunks().unwrap(), before);
 }
+
+/// The lines of the first log.
+fn first_log(pool: &Pool<Memory>) -> usize {
+    TINY.chunk(chunks_of(pool, &[ChunkKind::Log])[0]) as usize
+}
+
+/// A flipped bit in the only record of a file takes nothing: the record is what it was, for all who look.
+#[test]
+fn a_flipped_bit_in_a_record_loses_nothing() {
+    let medium = Memory::new(&vec![0; tiny_size(12) as usize]);
+    let (pool, _) = pool_of(&medium, 1);
+    let before = chunks_of(&pool, &[ChunkKind::Data, ChunkKind::Log]);
+    let at = first_log(&pool);
+    for bit in 0..64 * 8 {
+        let pool = opened_with(&Memory::new(&with_flipped(&medium.bytes(), at, bit)));
+        let told = pool.check().unwrap().problems;
+        assert_eq!(told.len(), 1, "bit {bit}");
+        assert_eq!(told[0].offset, at as u64, "bit {bit}");
+        let a = pool.attach().unwrap();
+        let kept = chunks_of(&pool, &[ChunkKind::Data, ChunkKind::Log]);
+        assert_eq!(kept, before, "bit {bit}");
+        a.release_orphans().unwrap();
+        let found = a.scan().unwrap();
+        let seen = replayed(&pool, &found, found.files[0].file(), &[]).unwrap();
+        assert!(seen == [0; 60], "bit {bit}");
+        let last = found.files[0].last_seq;
+        let mut guard = a.lock_file(found.files[0].file()).unwrap();
+        guard.retire(last).unwrap();
+        drop(guard);
+        assert_eq!(a.release_orphans().unwrap().chunks, 2, "bit {bit}");
+    }
+}
+
+/// The same in the log of somebody alive: it is collected as others are.
+#[test]
+fn a_record_with_a_flipped_bit_is_reclaimed() {
+    let medium = Memory::new(&vec![0; tiny_size(12) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let a = pool.attach().unwrap();
+    let file = a.enter_file(&name(1)).unwrap();
+    let last = stage(&a, file, 0, &[1; 60], When::Now).unwrap();
+    let at = first_log(&pool) as u64 + 16;
+    let word = adit_pmem::Medium::load(&medium, at).unwrap();
+    adit_pmem::Medium::store(&medium, at, word ^ 1 << 40).unwrap();
+    assert_eq!(pool.scan().unwrap().counts.mended, 1);
+    a.lock_file(file).unwrap().retire(last).unwrap();
+    assert_eq!(a.reclaim().unwrap(), 1);
+}
+
+/// Of a record that nobody can read, the chunks that it names are kept, and so is what was committed by a chain through it.
+#[test]
+fn what_hangs_on_an_unreadable_record_is_kept() {
+    let medium = Memory::new(&vec![0; tiny_size(60) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let a = pool.attach().unwrap();
+    let file = a.enter_file(&name(1)).unwrap();
+    for nth in 0..100 {
+        let len = if nth == 0 { 8192 } else { 60 };
+        stage(&a, file, nth * 60, &vec![7; len], When::WithCommit).unwrap();
+    }
+    a.lock_file(file).unwrap().commit().unwrap();
+    drop(a);
+    let kinds = [ChunkKind::Data, ChunkKind::Log];
+    let before = chunks_of(&pool, &kinds);
+    let mut bytes = medium.bytes();
+    bytes[first_log(&pool) + 16] ^= 3;
+    let pool = opened_with(&Memory::new(&bytes));
+    let a = pool.attach().unwrap();
+    assert_eq!(a.release_orphans().unwrap().chunks, 0);
+    assert_eq!(chunks_of(&pool, &kinds), before);
+    assert!(!pool.check().unwrap().is_sound());
+}

@@ -11,7 +11,7 @@ use super::{Place, extent_of};
 use crate::alloc::{ChunkMap, Role};
 use crate::error::Result;
 use crate::files::FileRef;
-use crate::layout::{Record, RecordKind};
+use crate::layout::RecordKind;
 use crate::pool::{Attachment, Pool};
 
 /// What one collection knows of the marks up to which files are retired. Files' records lie between each other, and
@@ -99,10 +99,10 @@ impl<M: Medium> Attachment<M> {
 
     fn reclaim_one(&self, place: Place, map: &ChunkMap, marks: &mut Marks<'_, M>) -> Result<bool> {
         // A record being written just now is not readable yet: it is not retired either.
-        let record = Record::decode(&self.pool.read_line(place)?);
-        if record.generation != map.generation()
-            || !record.is_valid(self.pool.uuid(), place.chunk, place.position)
-        {
+        let Some(record) = self.pool.read_record(place)? else {
+            return Ok(false);
+        };
+        if record.generation != map.generation() {
             return Ok(false);
         }
         let file = FileRef { id: record.file_id };

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use adit_pmem::Medium;
 
-use super::{Item, RecoveredFile, Recovery, Rejection, State, shares};
+use super::{AT_A_TIME, Item, RecoveredFile, Recovery, Rejection, State, shares};
 use crate::error::{Error, Result};
 use crate::files::FileRef;
 use crate::layout::{FileEntry, Record, RecordKind, checked_value};
@@ -184,6 +184,12 @@ impl<M: Medium> Pool<M> {
         let verdict = self.verdict(&records.sound, records.retired, found);
         found.counts.unclosed += verdict.unclosed;
         found.counts.uncommitted += verdict.uncommitted;
+        if !verdict.chains_broken.is_empty() {
+            // What counted until a record between was lost is kept.
+            for i in &records.sound {
+                found.items[*i].linked = true;
+            }
+        }
         for (offset, missing) in verdict.chains_broken {
             found.reject(offset, Rejection::BrokenChain { missing });
         }
@@ -245,7 +251,7 @@ impl<M: Medium> Pool<M> {
         let first = found.gone.len();
         for &i in relinks {
             let item = found.items[i];
-            let record = Record::decode(&self.read_line(item.place)?);
+            let record = self.found_record(item.place)?;
             let at = self
                 .geometry()
                 .record(item.place.chunk, item.place.position);
@@ -332,7 +338,7 @@ impl<M: Medium> Pool<M> {
         if state != State::Live || !item.kind.has_extent() {
             return Ok(Ok(()));
         }
-        let record = Record::decode(&self.read_line(item.place)?);
+        let record = self.found_record(item.place)?;
         if let Err(what) = self.sense_extent(record.pool_offset, u64::from(record.len))? {
             return Ok(Err(Rejection::Nonsense {
                 what: what.to_owned(),
@@ -472,9 +478,6 @@ fn standing(items: &[Item], retired: u64) -> Vec<bool> {
     }
     stands
 }
-
-/// Threads whose commits are under way at a time: a chain that is longer was durable at its beginning.
-const AT_A_TIME: usize = 64;
 
 /// Whether none of the records of the file behind this one says that it was durable. What commits says so of all before
 /// it, unless it is chained to the record before; but a record's own commit became durable with it.

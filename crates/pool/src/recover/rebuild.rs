@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use adit_pmem::Medium;
 
-use super::{Counts, Item, RecoveredFile, Recovery, Rejected, Rejection, State, shares};
+use super::{Counts, Item, RecoveredFile, Recovery, Rejected, State, shares};
 use crate::error::{Error, Result};
 use crate::files::{END_UNKNOWN, FileRef};
 use crate::layout::{
-    ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, RecordKind, SHARED, Shared, Slot, Superblock,
-    at, checked_value,
+    ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, Record, RecordKind, SHARED, Shared, Slot,
+    Superblock, at, checked_value,
 };
-use crate::log::{PUBLISHER, Place};
+use crate::log::PUBLISHER;
 use crate::parallel;
 use crate::pool::{Attachment, Pool};
 
@@ -22,7 +22,7 @@ pub struct Rebuilt {
     pub files: Vec<RecoveredFile>,
     /// What was seen.
     pub counts: Counts,
-    /// Lines that were not believed, the first thousand.
+    /// Lines that were not believed, or not as they are, the first thousand.
     pub rejected: Vec<Rejected>,
 }
 
@@ -150,7 +150,6 @@ impl<M: Medium> Pool<M> {
 
     /// Chunks that something which counts lies in.
     fn needed_chunks(&self, found: &Recovery) -> Result<BTreeMap<u32, Needed>> {
-        let geometry = *self.geometry();
         let mut needed = BTreeMap::new();
         let shares = shares(found.items.iter().map(|_| 0));
         let named = parallel::each(self.walkers(), shares.len(), |share| {
@@ -166,32 +165,7 @@ impl<M: Medium> Pool<M> {
                 }
             }
         }
-        // Records whose file entry is damaged are kept for a repair by hand.
-        for rejected in found
-            .rejected
-            .iter()
-            .filter(|r| r.reason == Rejection::Undecided)
-        {
-            let chunk = (rejected.offset >> geometry.chunk_shift) as u32;
-            let generation = self.chunk_word(chunk)?.map(|word| word.generation);
-            needed.insert(
-                chunk,
-                Needed {
-                    kind: ChunkKind::Log,
-                    generation,
-                },
-            );
-            let position = ((rejected.offset - geometry.chunk(chunk)) / 64) as u32;
-            if let Some(record) = self.read_record(Place { chunk, position })?
-                && RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent)
-            {
-                let chunk = (record.pool_offset >> geometry.chunk_shift) as u32;
-                needed.entry(chunk).or_insert(Needed {
-                    kind: ChunkKind::Data,
-                    generation: None,
-                });
-            }
-        }
+        self.need_what_is_lost(found, &mut needed)?;
         for chunk in self.chunks_of_names()? {
             let names = Needed {
                 kind: ChunkKind::Names,
@@ -200,6 +174,34 @@ impl<M: Medium> Pool<M> {
             needed.entry(chunk).or_insert(names);
         }
         Ok(needed)
+    }
+
+    /// Damaged lines are kept for a repair by hand, with the chunks that they name as they are.
+    fn need_what_is_lost(
+        &self,
+        found: &Recovery,
+        needed: &mut BTreeMap<u32, Needed>,
+    ) -> Result<()> {
+        for place in &found.lost {
+            let log = Needed {
+                kind: ChunkKind::Log,
+                generation: None,
+            };
+            needed.entry(place.chunk).or_insert(log);
+            let record = Record::decode(&self.read_line(*place)?);
+            let chunk = record.pool_offset >> self.geometry().chunk_shift;
+            if chunk < u64::from(self.chunk_count()?)
+                && let Some(word) = self.chunk_word(chunk as u32)?
+                && word.kind == ChunkKind::Data
+            {
+                let data = Needed {
+                    kind: ChunkKind::Data,
+                    generation: None,
+                };
+                needed.entry(chunk as u32).or_insert(data);
+            }
+        }
+        Ok(())
     }
 
     /// The chunks that the table of names names, and all that hold names where a word of it is damaged: which of them it

@@ -4,15 +4,13 @@ use std::collections::BTreeSet;
 
 use adit_pmem::Medium;
 
-use super::{Item, Recovery, Rejection, State};
+use super::{AT_A_TIME, Item, Recovery, Rejection, State};
 use crate::error::Result;
 use crate::files::FileRef;
 use crate::layout::{ChunkKind, ChunkWord, ORPHAN, Record, RecordKind, Slot, at};
 use crate::log::{Place, SEQ_MAX};
 use crate::pool::Pool;
 
-/// Bad lines for which a single flipped bit is looked for.
-const BIT_SEARCHES: u64 = 2000;
 /// Bytes read at once.
 const BLOCK: usize = 64 << 10;
 
@@ -23,8 +21,8 @@ impl<M: Medium> Pool<M> {
         for chunk in self.chunks_to_walk()? {
             for position in 0..self.geometry().records_per_chunk() {
                 let place = Place { chunk, position };
-                if wanted(&Record::decode(&self.read_line(place)?))
-                    && let Some(record) = self.read_record(place)?
+                if let Some(record) = self.read_record(place)?
+                    && wanted(&record)
                 {
                     self.write_record_back(place, &record)?;
                 }
@@ -108,14 +106,18 @@ impl<M: Medium> Pool<M> {
             Line::Empty => seen.counts.empty += 1,
             Line::Stale => seen.counts.stale += 1,
             // In a chunk whose word is damaged, lines that are no records are just data.
-            Line::Bad if word.is_some() => walk.bad.push((place, *bytes)),
+            Line::Bad if word.is_some() => walk.bad.push(place),
             Line::Bad => {}
             Line::Future => seen.reject(
                 self.geometry().record(place.chunk, place.position),
                 Rejection::Future,
             ),
-            Line::Whole(record) => {
+            Line::Whole(record, flipped) => {
                 walk.last_whole = Some(place.position);
+                if let Some(bit) = flipped {
+                    let offset = self.geometry().record(place.chunk, place.position);
+                    seen.note_mended(offset, bit);
+                }
                 self.remember(place, &record, seen);
             }
         }
@@ -127,8 +129,19 @@ impl<M: Medium> Pool<M> {
             orphans.insert(walk.chunk);
         }
         found.add(walk.seen);
-        for (place, bytes) in walk.bad {
-            let reason = self.diagnose(place, &bytes, walk.last_whole, found);
+        for place in walk.bad {
+            let behind = walk
+                .last_whole
+                .and_then(|last| last.checked_sub(place.position));
+            let reason = match behind {
+                None => Rejection::Torn,
+                Some(behind) => {
+                    if behind as usize >= AT_A_TIME {
+                        found.lost.push(place);
+                    }
+                    Rejection::Unreadable
+                }
+            };
             found.reject(self.geometry().record(place.chunk, place.position), reason);
         }
     }
@@ -137,41 +150,13 @@ impl<M: Medium> Pool<M> {
         if bytes == &[0; 64] {
             return Line::Empty;
         }
-        let record = Record::decode(bytes);
-        if !record.is_valid(self.uuid(), place.chunk, place.position) {
+        let Some((record, flipped)) = self.whole_record(place, bytes, word) else {
             return Line::Bad;
-        }
+        };
         match word.map(|word| record.generation.cmp(&word.generation)) {
             Some(std::cmp::Ordering::Less) => Line::Stale,
             Some(std::cmp::Ordering::Greater) => Line::Future,
-            _ => Line::Whole(record),
-        }
-    }
-
-    fn diagnose(
-        &self,
-        place: Place,
-        bytes: &[u8; 64],
-        last_whole: Option<u32>,
-        found: &mut Recovery,
-    ) -> Rejection {
-        if found.bit_searches < BIT_SEARCHES {
-            found.bit_searches += 1;
-            let mut flipped = *bytes;
-            for bit in 0..512_u32 {
-                let at = (bit / 8) as usize;
-                flipped[at] ^= 1 << (bit % 8);
-                let record = Record::decode(&flipped);
-                if record.is_valid(self.uuid(), place.chunk, place.position) {
-                    return Rejection::BitFlip { bit };
-                }
-                flipped[at] ^= 1 << (bit % 8);
-            }
-        }
-        if last_whole.is_none_or(|last| place.position > last) {
-            Rejection::Torn
-        } else {
-            Rejection::Unreadable
+            _ => Line::Whole(record, flipped),
         }
     }
 
@@ -277,7 +262,7 @@ pub(super) struct Walk {
     orphaned: bool,
     seen: Recovery,
     /// Lines that are neither empty nor whole.
-    bad: Vec<(Place, [u8; 64])>,
+    bad: Vec<Place>,
     last_whole: Option<u32>,
 }
 
@@ -286,5 +271,6 @@ enum Line {
     Stale,
     Bad,
     Future,
-    Whole(Record),
+    /// And the bit that has to be flipped for it.
+    Whole(Record, Option<u32>),
 }
