@@ -535,19 +535,60 @@ impl<M: Medium> Pool<M> {
             if !self.take_chunk(chunk, old, new)? {
                 continue;
             }
-            // Several may have counted before any of them took one.
-            if !self.are_free(count, purpose.leaves(usable, logs))? {
-                self.swap_chunk(chunk, new, freed(new))?;
-                return Ok(None);
+            let leaves = purpose.leaves(usable, logs);
+            let made = self.make_ready(chunk, new, kind, (count, leaves));
+            if matches!(made, Ok(true)) {
+                hint.store(chunk + 1, Ordering::Relaxed);
+                return Ok(Some(chunk));
             }
-            hint.store(chunk + 1, Ordering::Relaxed);
-            if kind == ChunkKind::Log {
-                self.zero_chunk(chunk)?;
-                self.change_chunk(chunk, new, ChunkWord { kind, ..new })?;
-            }
-            return Ok(Some(chunk));
+            self.untake(chunk, new)?;
+            return made.map(|_| None);
         }
         Err(Error::Full { chunks: count })
+    }
+
+    /// Makes of a chunk that was taken what it is to be; not where fewer of the first chunks are free than have to be left.
+    fn make_ready(
+        &self,
+        chunk: u32,
+        taken: ChunkWord,
+        kind: ChunkKind,
+        (count, leaves): (u32, u32),
+    ) -> Result<bool> {
+        // Several may have counted before any of them took one.
+        if !self.are_free(count, leaves)? {
+            return Ok(false);
+        }
+        if kind == ChunkKind::Log {
+            self.zero_chunk(chunk)?;
+            self.change_chunk(chunk, taken, ChunkWord { kind, ..taken })?;
+        }
+        Ok(true)
+    }
+
+    /// Gives up a chunk that was taken, and in which nothing is. Whoever recovers frees one that may be a log durably.
+    fn untake(&self, chunk: u32, taken: ChunkWord) -> Result<()> {
+        let log = ChunkWord {
+            kind: ChunkKind::Log,
+            ..taken
+        };
+        for (word, after) in [(taken, freed(taken)), (log, orphaned(log))] {
+            let offset = self.geometry().chunk_word(chunk);
+            if self.cas(offset, word.encode(), after.encode())?.is_ok() {
+                // Also where that is not durable: who attaches first after a crash derives all of it anew.
+                let _ = self.medium().flush(offset, 8);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up a chunk for names that the table of names does not name.
+    pub(crate) fn untake_names(&self, chunk: u32) -> Result<()> {
+        match self.chunk_word(chunk)? {
+            Some(word) if word.kind == ChunkKind::Names => self.untake(chunk, word),
+            _ => Ok(()),
+        }
     }
 
     fn zero_chunk(&self, chunk: u32) -> Result<()> {
@@ -874,8 +915,12 @@ impl<M: Medium> Attachment<M> {
             }
             Some(word) => {
                 let data = emptied(word);
-                Ok(self.pool.change_chunk(chunk, word, data)?
-                    && self.pool.swap_chunk(chunk, data, freed(data))?)
+                let is_none = self.pool.change_chunk(chunk, word, data);
+                if is_none.is_err() {
+                    // Nobody looks for it here any more. Whoever recovers makes it durable first.
+                    let _ = self.pool.orphan_chunk(chunk, data);
+                }
+                Ok(is_none? && self.pool.swap_chunk(chunk, data, freed(data))?)
             }
             None => Ok(false),
         }

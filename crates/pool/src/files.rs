@@ -458,7 +458,8 @@ impl<M: Medium> Attachment<M> {
         if acquired == Acquired::OwnerDied {
             // A half-written entry is not live, one that was being emptied is locked, and a chunk without a group
             // is found by the next rebuild; only the count may be off.
-            self.pool.recount_files()?;
+            let recounted = self.pool.recount_files();
+            recounted.inspect_err(|_| lock.leave_unrepaired())?;
         }
         Ok(lock)
     }
@@ -579,10 +580,29 @@ impl<M: Medium> Attachment<M> {
         }
         self.count_files(1)?;
         // That it lives has to be durable with the first record that counts, not sooner.
-        pool.store(offset + at!(FileEntry.state), entry.state)?;
+        let stored = pool.store(offset + at!(FileEntry.state), entry.state);
         let len = if waits { FileEntry::SIZE as u64 } else { 8 };
-        pool.make_ordered(offset, len)?;
-        Ok(FileRef { id: file_id })
+        let file = FileRef { id: file_id };
+        let lives = stored.and_then(|()| pool.make_ordered(offset, len));
+        lives.inspect_err(|_| self.unmake_entry(file))?;
+        Ok(file)
+    }
+
+    /// Empties an entry that was made just now, and of which nobody was told: the caller has the files lock.
+    fn unmake_entry(&self, file: FileRef) {
+        let guard = match self.try_lock_file(file) {
+            Ok(Some(guard)) => guard,
+            // It does not live even so.
+            Err(Error::Forgotten) => return drop(self.count_files(-1)),
+            // Somebody still waits for the file that the entry had before: it stays, for who tries again.
+            _ => return,
+        };
+        let emptied = self.empty(file.index());
+        let durable = emptied.and_then(|(entry, len)| self.pool.make_durable(entry, len));
+        if durable.is_err() {
+            // Who makes the next one here waits for that, or does it.
+            guard.lock.leave_unrepaired();
+        }
     }
 
     /// Writes back what another attachment wrote of a file's name and perhaps died over: records that
@@ -607,7 +627,12 @@ impl<M: Medium> Attachment<M> {
         let group = u64::from(index) / pool.geometry().names_per_chunk();
         let hint = AtomicU32::new(0);
         let chunk = pool.lease(Purpose::Names, 0, true, &hint)?;
-        pool.persist(NAMES + group * 8, checked_word(u64::from(chunk), group))?;
+        let named = pool.persist(NAMES + group * 8, checked_word(u64::from(chunk), group));
+        if named.is_err() && pool.load(NAMES + group * 8)? == 0 {
+            // Nobody would find it. One that is named, durably or not, is found by who tries again.
+            pool.untake_names(chunk)?;
+        }
+        named?;
         pool.name_place(index)?
             .ok_or(Error::Invalid("name chunk vanished"))
     }

@@ -743,7 +743,8 @@ impl<M: Medium> FileGuard<'_, M> {
     fn write(&self, record: &mut Record, prev: u64, durable: u64) -> Result<Place> {
         let for_commit = record.kind == RecordKind::Commit as u8;
         let place = self.attachment().take_place(for_commit)?;
-        record.seq = self.number(place)?;
+        let numbered = self.number(place);
+        record.seq = numbered.inspect_err(|_| self.attachment().settle_unwritten(place))?;
         record.prev = prev.min(record.seq - 1);
         record.file_id = self.file.id;
         record.flags |= self.chained(record.prev, durable);
@@ -751,11 +752,10 @@ impl<M: Medium> FileGuard<'_, M> {
         Ok(place)
     }
 
-    /// The next sequence number, for the record at a place, which is given up when there is none.
+    /// The next sequence number, for the record at a place, which the caller gives up when there is none.
     pub(crate) fn number(&self, place: Place) -> Result<u64> {
         let seq = self.next_seq()?;
         if seq == 0 || seq > SEQ_MAX {
-            self.attachment().settle_unwritten(place);
             return Err(Error::damaged(
                 "file entry",
                 self.entry(),

@@ -15,7 +15,7 @@ use adit_pmem::Medium;
 
 use crate::error::{Error, Result};
 use crate::layout::{Record, RecordKind, at, checked_value, checked_word};
-use crate::log::{EMPTY, FileGuard};
+use crate::log::{EMPTY, FileGuard, Place};
 use crate::recover::{Replay, ReplayOp};
 
 /// Staged bytes that are about to become the file's.
@@ -34,9 +34,29 @@ pub struct Intent {
 impl<M: Medium> FileGuard<'_, M> {
     /// Says what is about to be relinked, durably: when this returns, the ranges may change. They hold
     /// nothing but what durable records up to `seq` staged, and `seq` is to be retired next.
+    ///
+    /// Where it fails nothing may change, and no place of the log is lost.
     pub fn intend(&mut self, seq: u64, intents: &[Intent]) -> Result<()> {
         let attachment = self.attachment();
         attachment.ensure_current()?;
+        let mut places = Vec::with_capacity(intents.len());
+        // All of them first: a log that is full is what fails here, and nothing is written then.
+        let taken = intents.iter().try_for_each(|_| {
+            places.push(attachment.take_place(false)?);
+            Ok(())
+        });
+        let told = taken.and_then(|()| self.tell(seq, intents, &places));
+        told.inspect_err(|_| {
+            // What is written says nothing, as the ranges are what they were, and nobody waits for it.
+            for place in &places {
+                attachment.settle_unwritten(*place);
+            }
+        })
+    }
+
+    /// Writes what was said to places of the log.
+    fn tell(&self, seq: u64, intents: &[Intent], places: &[Place]) -> Result<()> {
+        let attachment = self.attachment();
         let id = self.file().id;
         let sealed = self.entry() + at!(FileEntry.sealed);
         let old = checked_value(self.pool().load(sealed)?, id)
@@ -46,8 +66,7 @@ impl<M: Medium> FileGuard<'_, M> {
         }
         // Also where it was raised by somebody who failed before it was durable.
         self.pool().medium().flush(sealed, 8)?;
-        for intent in intents {
-            let place = attachment.take_place(false)?;
+        for (intent, place) in intents.iter().zip(places) {
             let mut record = Record {
                 kind: RecordKind::Relink as u8,
                 flags: Record::COMMITTED | Record::DATA_CRC,
@@ -59,7 +78,7 @@ impl<M: Medium> FileGuard<'_, M> {
                 data_crc: intent.data_crc,
                 ..EMPTY
             };
-            attachment.write_record(place, &mut record)?;
+            attachment.write_record(*place, &mut record)?;
         }
         self.pool().fence()
     }

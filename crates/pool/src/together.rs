@@ -77,8 +77,12 @@ impl<M: Medium> Attachment<M> {
                 return Err(error);
             }
         };
-        for ((guard, place), record) in guards.iter().zip(&places).zip(&mut ring) {
-            guard.put(*place, record)?;
+        for (nth, (guard, record)) in guards.iter().zip(&mut ring).enumerate() {
+            if let Err(error) = guard.put(places[nth], record) {
+                // Those that are written commit nothing, and go with what their files retire next.
+                self.give_up(guards, &places[nth + 1..])?;
+                return Err(error);
+            }
         }
         self.pool.fence()?;
         for (guard, record) in guards.iter().zip(&ring) {

@@ -3,8 +3,8 @@
 
 mod common;
 
-use adit_pool::layout::{ChunkKind, FileEntry, NAMES, Name};
-use adit_pool::{Attachment, CreateOptions, LocalLocks, Pool, When};
+use adit_pool::layout::{ChunkKind, FileEntry, NAMES, Name, SHARED, Shared};
+use adit_pool::{Attachment, CreateOptions, Error, Intent, LocalLocks, Op, Pool, Result, When};
 use adit_sim::{Config, History, World, enumerate};
 use common::memory::Memory;
 use common::*;
@@ -390,4 +390,194 @@ fn what_hangs_on_an_unreadable_record_is_kept() {
     assert_eq!(a.release_orphans().unwrap().chunks, 0);
     assert_eq!(chunks_of(&pool, &kinds), before);
     assert!(!pool.check().unwrap().is_sound());
+}
+
+/// A pool with two attachments.
+fn two_of(medium: &Memory) -> (Arc<Pool<Memory>>, Attachment<Memory>, Attachment<Memory>) {
+    Pool::create(medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let (a, b) = (pool.attach().unwrap(), pool.attach().unwrap());
+    (pool, a, b)
+}
+
+/// Does something with a medium that fails at any instant, over and over; afterwards everything comes back without that
+/// anybody has to leave, but for what `undo` has to do about it.
+fn what_fails_takes_no_room<T>(
+    prepare: impl Fn(&Attachment<Memory>) -> T,
+    attempt: impl Fn(&Attachment<Memory>, &T) -> Result<()>,
+    undo: impl Fn(&Attachment<Memory>, &T),
+) {
+    for slow in [false, true] {
+        for instant in 0.. {
+            let blank = vec![0; tiny_size(30) as usize];
+            let medium = if slow {
+                Memory::slow(&blank)
+            } else {
+                Memory::new(&blank)
+            };
+            let (pool, a, other) = two_of(&medium);
+            let before = pool.free_chunks().unwrap();
+            let prepared = prepare(&a);
+            medium.refuse_after(instant);
+            let done = attempt(&a, &prepared).is_ok();
+            if !done {
+                let _ = attempt(&a, &prepared);
+            }
+            medium.refuse_after(u64::MAX);
+            undo(&a, &prepared);
+            a.detach().unwrap();
+            other.release_orphans().unwrap();
+            let names = chunks_of(&pool, &[ChunkKind::Names]).len() as u32;
+            let what = format!("slow: {slow}, at {instant}");
+            assert_eq!(pool.free_chunks().unwrap(), before - names, "{what}");
+            let problems = pool.check().unwrap().problems;
+            assert!(problems.is_empty(), "{what}: {problems:?}");
+            if done {
+                assert!(instant > 0);
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_log_that_cannot_be_begun_takes_no_room() {
+    what_fails_takes_no_room(
+        |a| a.enter_file(&name(1)).unwrap(),
+        |a, file| {
+            let op = Op::Truncate { size: 9 };
+            a.lock_file(*file)?.append(&op, When::Now).map(drop)
+        },
+        |a, file| a.forget_file(*file).unwrap(),
+    );
+}
+
+#[test]
+fn a_log_that_cannot_be_given_back_takes_no_room() {
+    what_fails_takes_no_room(
+        |a| {
+            a.limit_log(u32::MAX);
+            let file = a.enter_file(&name(1)).unwrap();
+            let mut guard = a.lock_file(file).unwrap();
+            let mut last = 0;
+            for size in 0..300 {
+                last = guard.append(&Op::Truncate { size }, When::Now).unwrap();
+            }
+            guard.retire(last).unwrap();
+            drop(guard);
+            file
+        },
+        |a, _| a.reclaim().map(drop),
+        |a, file| a.forget_file(*file).unwrap(),
+    );
+}
+
+/// A file that could not be entered is none, and what was taken for its name comes back.
+#[test]
+fn a_file_that_cannot_be_entered_leaves_no_entry() {
+    what_fails_takes_no_room(
+        |_| (),
+        |a, ()| {
+            let entered = a.enter_file(&name(1)).map(drop);
+            let files = a.pool().files().unwrap().len();
+            assert_eq!(files, usize::from(entered.is_ok()));
+            assert_eq!(a.pool().anything_staged(), entered.is_ok());
+            entered
+        },
+        |_, ()| (),
+    );
+}
+
+#[test]
+fn a_chunk_for_names_that_cannot_be_named_is_given_back() {
+    let medium = Memory::new(&vec![0; tiny_size(12) as usize]);
+    let (pool, a, _other) = two_of(&medium);
+    let before = pool.free_chunks().unwrap();
+    medium.break_word(Some(NAMES));
+    for _ in 0..3 {
+        a.enter_file(&name(1)).unwrap_err();
+    }
+    medium.break_word(None);
+    assert_eq!(pool.free_chunks().unwrap(), before);
+}
+
+/// What is to be relinked and finds no room in the log, or cannot be written there, leaves nothing there.
+#[test]
+fn an_intention_that_fails_is_none() {
+    let medium = Memory::new(&vec![0; tiny_size(30) as usize]);
+    let (pool, a, _other) = two_of(&medium);
+    let file = a.enter_file(&name(1)).unwrap();
+    let last = stage(&a, file, 0, &[1; 8192], When::Now).unwrap();
+    let Some(Op::Write { extent, .. }) = fill(&a, 0, &[1; 4096]).ok() else {
+        panic!("no extent");
+    };
+    let intent = Intent {
+        file_offset: 0,
+        pool_offset: extent.offset,
+        len: 4096,
+        data_crc: 0,
+    };
+    a.limit_log(1);
+    let counted = || {
+        let counts = pool.scan().unwrap().counts;
+        (counts.live, counts.retired, counts.rejected)
+    };
+    let before = counted();
+    let told = a.lock_file(file).unwrap().intend(last, &[intent; 200]);
+    assert!(matches!(told, Err(Error::LogFull { .. })), "{told:?}");
+    assert_eq!((counted(), a.waiting_records()), (before, 1));
+    a.limit_log(8);
+    for room in 0..4 {
+        medium.refuse_after(room);
+        let told = a.lock_file(file).unwrap().intend(last, &[intent; 3]);
+        medium.refuse_after(u64::MAX);
+        told.unwrap_err();
+        assert_eq!(a.waiting_records(), 1, "with room for {room}");
+    }
+}
+
+/// A commit of several files that fails takes no place of the log for good.
+#[test]
+fn a_common_commit_that_fails_leaves_no_place_waiting() {
+    for room in 0..3 {
+        let medium = Memory::new(&vec![0; tiny_size(30) as usize]);
+        let (_pool, a, _other) = two_of(&medium);
+        let files = [1, 2, 3].map(|n| a.enter_file(&name(n)).unwrap());
+        for file in files {
+            stage(&a, file, 0, &[1; 60], When::WithCommit).unwrap();
+        }
+        let mut guards = files.map(|file| a.lock_file(file).unwrap());
+        medium.refuse_after(room);
+        a.commit_together(&mut guards).unwrap_err();
+        medium.refuse_after(u64::MAX);
+        for guard in &mut guards {
+            let last = guard.next_seq().unwrap() - 1;
+            guard.retire(last).unwrap();
+        }
+        drop(guards);
+        a.reclaim().unwrap();
+        assert_eq!(a.waiting_records(), 0, "with room for {room}");
+    }
+}
+
+/// Who could not count the files after the death of another leaves that to the next one.
+#[test]
+fn a_count_that_fails_is_made_up_for() {
+    let medium = Memory::new(&vec![0; tiny_size(12) as usize]);
+    let (pool, a, other) = two_of(&medium);
+    let count = SHARED + std::mem::offset_of!(Shared, staged_files) as u64;
+    let lock = SHARED + std::mem::offset_of!(Shared, files_lock) as u64;
+    a.enter_file(&name(1)).unwrap();
+    adit_pmem::Medium::store(&medium, count, 7).unwrap();
+    // Of a slot that nobody has.
+    adit_pmem::Medium::store(&medium, lock, 3 | 1 << 32).unwrap();
+    medium.break_word(Some(count));
+    other.enter_file(&name(2)).unwrap_err();
+    medium.break_word(None);
+    let file = other.enter_file(&name(2)).unwrap();
+    assert_eq!(adit_pmem::Medium::load(&medium, count).unwrap(), 2);
+    for file in [file, a.enter_file(&name(1)).unwrap()] {
+        other.forget_file(file).unwrap();
+    }
+    assert!(!pool.anything_staged());
 }

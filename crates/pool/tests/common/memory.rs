@@ -15,6 +15,8 @@ pub struct Memory {
     /// Of a word that cannot be stored to, plus one.
     broken: Arc<AtomicU64>,
     full: Arc<AtomicBool>,
+    /// How many write-backs and streams succeed yet.
+    room: Arc<AtomicU64>,
     fences: Arc<AtomicU64>,
     held: Arc<Mutex<Option<HeldFence>>>,
     beside: Arc<Mutex<Option<(u64, Happens)>>>,
@@ -50,6 +52,23 @@ impl Memory {
         self.full.store(refuse, Ordering::SeqCst);
     }
 
+    /// So many write-backs and streams succeed yet, and none after them.
+    pub fn refuse_after(&self, room: u64) {
+        self.room.store(room, Ordering::SeqCst);
+    }
+
+    fn take_room(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
+        let less = |room: u64| match room {
+            u64::MAX => Some(room),
+            room => room.checked_sub(1),
+        };
+        let taken = self
+            .room
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+        taken.map_err(|_| OutOfRange::outside(offset, len, self.size()))?;
+        self.check(offset, len)
+    }
+
     /// From now on no store to the word at this offset succeeds.
     pub fn break_word(&self, offset: Option<u64>) {
         self.broken
@@ -75,6 +94,7 @@ impl Memory {
             slow: false,
             broken: Arc::default(),
             full: Arc::default(),
+            room: Arc::new(AtomicU64::new(u64::MAX)),
             fences: Arc::default(),
             held: Arc::default(),
             beside: Arc::default(),
@@ -162,7 +182,7 @@ impl Medium for Memory {
     }
 
     fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
-        self.check(offset, from.len() as u64)?;
+        self.take_room(offset, from.len() as u64)?;
         for (i, byte) in from.iter().enumerate() {
             let at = offset as usize + i;
             let mut word = self.words[at / 8].load(Ordering::Acquire).to_le_bytes();
@@ -176,7 +196,7 @@ impl Medium for Memory {
         if self.full.load(Ordering::SeqCst) {
             return Err(OutOfRange::outside(offset, len, self.size()));
         }
-        self.check(offset, len)
+        self.take_room(offset, len)
     }
 
     fn fence(&self) {
