@@ -40,6 +40,17 @@ pub(super) fn relinked(word: u64) -> u64 {
     word & (CLAIMS | SHARED) | count
 }
 
+/// The word when who has this seat publishes, whoever did before: the count tells him, should he live after all.
+pub(super) fn claimed(word: u64, slot: u32) -> u64 {
+    let count = word.wrapping_add(1 << 16) & CLAIMS;
+    word & (RELINKS | RELINKING | SHARED) | count | (u64::from(slot) + 1)
+}
+
+/// The word when nobody publishes any more, whatever has become of it.
+pub(super) fn unclaimed(word: u64) -> u64 {
+    word & !PUBLISHER
+}
+
 /// The right to publish a file, given up when dropped.
 pub(super) struct Claim<'a, M: Medium> {
     attachment: &'a Attachment<M>,
@@ -57,9 +68,7 @@ impl<'a, M: Medium> Claim<'a, M> {
         if let Some(slot) = living_holder(attachment, seen) {
             return Err(Error::Publishing { slot });
         }
-        let count = seen.wrapping_add(1 << 16) & CLAIMS;
-        let word =
-            seen & (RELINKS | RELINKING | SHARED) | count | (u64::from(attachment.slot()) + 1);
+        let word = claimed(seen, attachment.slot());
         guard.set_version(word)?;
         Ok(Claim {
             attachment,
@@ -103,14 +112,14 @@ impl<'a, M: Medium> Claim<'a, M> {
     fn release(&self) -> Result<()> {
         match self.attachment.lock_file(self.file) {
             Ok(guard) if self.stands(&guard)? => {
-                guard.set_version(guard.version()? & !PUBLISHER)?;
+                guard.set_version(unclaimed(guard.version()?))?;
             }
             Ok(_) => {}
             Err(error @ adit_pool::Error::NotAttached) => return Err(error.into()),
             // Whoever holds the lock was stopped over it, or it waits for a repair that fails here, where a sync
             // has failed. The claim has to go all the same: nobody could publish the file any more while we live.
             Err(_) => {
-                let ours = |word| self.is_of(word).then_some(word & !PUBLISHER);
+                let ours = |word| self.is_of(word).then_some(unclaimed(word));
                 self.attachment.pool().update_version(self.file, ours)?;
             }
         }
@@ -141,7 +150,7 @@ pub(super) fn bury_claims<M: Medium>(attachment: &Attachment<M>) -> Result<()> {
     let pool = attachment.pool();
     for file in pool.files()? {
         let dead = |word: u64| word & PUBLISHER != 0 && living_holder(attachment, word).is_none();
-        match pool.update_version(file, |word| dead(word).then_some(word & !PUBLISHER)) {
+        match pool.update_version(file, |word| dead(word).then_some(unclaimed(word))) {
             Err(adit_pool::Error::Forgotten) => {}
             buried => drop(buried?),
         }

@@ -26,7 +26,7 @@ use adit_pool::{FileGuard, FileMedium, Intent, PoolFile, SHARED};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 
-use super::claim::{Claim, relinked};
+use super::claim::{Claim, claimed, relinked, unclaimed};
 use super::error::{Error, Result, is_pressure};
 use super::file::{Stage, StagedFile};
 use super::fold::{Fold, end};
@@ -462,8 +462,23 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         }
     }
 
-    /// What a publisher began who died, or failed, while he relinked. The caller holds the file's lock.
+    /// What a publisher began who died, or failed, while he relinked. The caller holds the file's lock, and this may copy
+    /// for long: whoever wants the file waits for him as for any other publisher, and not for two seconds only.
     pub(super) fn finish_relink(&self, guard: &mut FileGuard<'_, M>) -> Result<()> {
+        let seat = self.stage.attachment().slot();
+        guard.set_version(claimed(guard.version()?, seat))?;
+        let published = self.publish_what_is_left(guard);
+        let word = guard.version()?;
+        guard.set_version(match published {
+            Ok(()) => relinked(word),
+            // The next one finishes it. This one lives, and nobody could publish the file until he ends.
+            Err(_) => unclaimed(word),
+        })?;
+        published
+    }
+
+    /// Publishes all that counts by what the log tells alone.
+    fn publish_what_is_left(&self, guard: &mut FileGuard<'_, M>) -> Result<()> {
         self.rebuild(guard, guard.next_seq()?)?;
         if let Some(target) = self.target()? {
             let mut done = Published::default();
@@ -471,7 +486,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             guard.retire(target.last)?;
             self.drop_up_to(target.last)?;
         }
-        Ok(guard.set_version(relinked(guard.version()?))?)
+        Ok(())
     }
 }
 

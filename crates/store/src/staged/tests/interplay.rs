@@ -213,6 +213,76 @@ fn a_failed_relink_lets_in_one_publisher() {
     assert_eq!(contents(&file).expect("read"), [9; 100]);
 }
 
+/// Who finishes a failed relink says that he publishes for as long as that takes, so that whoever wants the file waits for
+/// him; and no longer, when he fails as well.
+#[test]
+fn who_finishes_a_failed_relink_is_its_publisher_meanwhile() {
+    const RELINKING: u64 = 1 << 63;
+    let world = World::new(tiny_size(24));
+    create_pool(&world, boot(1));
+    let file = world.create("dir/file").expect("create");
+    let pool = open_pool(world.medium(), boot(1)).expect("open");
+    let stages = [(); 3].map(|()| Stage::new(pool.attach().expect("attach")));
+    let left = StagedFile::open(&stages[0], &name_of(&file), file.clone(), Mode::Strict);
+    let left = left.expect("stage");
+    let entry = left.file();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let base = |refuses: bool| {
+        let (pool, seen) = (Arc::clone(&pool), Arc::clone(&seen));
+        let look = move || {
+            let word = pool.version(entry).expect("word");
+            seen.lock().expect("lock").push(word);
+        };
+        Refusing {
+            file: meddled(&file, look),
+            refuses,
+        }
+    };
+    let open = |nth: usize, refuses| {
+        StagedFile::open_unread(&stages[nth], entry, base(refuses), Mode::Strict).expect("stage")
+    };
+    let (fails, finishes) = (open(1, true), open(2, false));
+    left.write_at(0, &[1; 100]).expect("write");
+    leave_relinking(&left);
+
+    let mut into = [0; 100];
+    let failed = fails.read_at(0, &mut into);
+    assert!(matches!(failed, Err(Error::Base(Errno::IO))), "{failed:?}");
+    let word = pool.version(entry).expect("word");
+    assert_eq!(word & (adit_pool::PUBLISHER | RELINKING), RELINKING);
+
+    assert_eq!(finishes.read_at(0, &mut into).expect("read"), 100);
+    assert_eq!(into, [1; 100]);
+    let word = pool.version(entry).expect("word");
+    assert_eq!(word & (adit_pool::PUBLISHER | RELINKING), 0);
+
+    let seen = seen.lock().expect("lock");
+    let publishers: Vec<u64> = seen
+        .iter()
+        .map(|word| word & adit_pool::PUBLISHER)
+        .collect();
+    let seats = [1, 2].map(|nth: usize| u64::from(stages[nth].attachment().slot()) + 1);
+    assert_eq!(publishers, seats);
+    assert_eq!(contents(&file).expect("read"), [1; 100]);
+}
+
+/// A base file that may refuse to be synced.
+struct Refusing {
+    file: Meddling,
+    refuses: bool,
+}
+
+impl BaseFile for Refusing {
+    base_of!(file: size read_at write_at);
+
+    fn sync(&self) -> Result<(), Errno> {
+        if self.refuses {
+            return Err(Errno::IO);
+        }
+        self.file.sync()
+    }
+}
+
 /// The recovery publishes for a dead one who relinked, while somebody alive has the file as well. What
 /// he writes meanwhile is not overtaken.
 #[test]
