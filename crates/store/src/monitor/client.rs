@@ -178,6 +178,15 @@ impl Lease {
     pub fn is_shared(&self) -> bool {
         self.shared
     }
+
+    /// That of a file of another file system which has the same inode number, for tests.
+    #[cfg(test)]
+    pub(super) fn of_a_namesake(&self) -> Self {
+        Self {
+            number: self.number + 1,
+            ..*self
+        }
+    }
 }
 
 /// The pool for the files of an open file's device. What the user asked for is taken when it fits, see

@@ -215,10 +215,10 @@ impl Leases {
     }
 
     /// Gives a lease of the asking program up; the answer comes when its duplicate is closed.
-    pub(in crate::monitor) fn release(&mut self, connection: Fd, number: u64, ino: u64) {
+    pub(in crate::monitor) fn release(&mut self, connection: Fd, asked: u64, ino: u64) {
         let owner = peer_of(&connection).unwrap_or(None);
         let its = |entry: &&Entry| entry.owner.pid == owner && entry.held.id.1 == ino;
-        let known = self.held.get(&number).filter(its).map(|_| number);
+        let known = self.held.get(&asked).filter(its).map(|_| asked);
         let number = known.or_else(|| self.over(owner, ino));
         if let Some(number) = number
             && self.is_last_of_shared(number)
@@ -234,7 +234,7 @@ impl Leases {
                 }
             }
             None => {
-                let answer = if self.give_up_postponed(owner, ino) {
+                let answer = if self.give_up_postponed(owner, (asked, ino)) {
                     Answer::yes()
                 } else {
                     Refused::NotUnderstood.answer()

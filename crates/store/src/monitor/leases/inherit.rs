@@ -250,9 +250,18 @@ impl Leases {
     }
 
     /// Gives up a lease whose pool cannot be opened yet, if there is one. Its program has published the file itself, so
-    /// nothing waits for the pool any more.
-    pub(super) fn give_up_postponed(&mut self, owner: Option<i32>, ino: u64) -> bool {
-        let its = |left: &Left| left.owner.pid == owner && left.id().is_some_and(|id| id.1 == ino);
+    /// nothing waits for the pool any more. It goes by the number that the dead monitor gave, which its successor keeps: two
+    /// files of one program may have the same inode number, on two file systems.
+    pub(super) fn give_up_postponed(
+        &mut self,
+        owner: Option<i32>,
+        (number, ino): (u64, u64),
+    ) -> bool {
+        let its = |left: &Left| {
+            left.record.number == number
+                && left.owner.pid == owner
+                && left.id().is_some_and(|id| id.1 == ino)
+        };
         let Some(nth) = self.postponed.iter().position(its) else {
             return false;
         };

@@ -1171,6 +1171,31 @@ fn a_standby_lets_in_openers_while_it_opens_another_pool() {
     slow.release(&lease);
 }
 
+/// Two files of a program may have the same inode number, on two file systems. What it gives back of one, while the pool of
+/// the other one cannot be opened, is not the other's.
+#[test]
+fn a_lease_that_waits_for_its_pool_is_not_given_up_for_a_namesake() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let mut first = monitor_with(&scratch, &[("T_STANDBY", Path::new("1"))]);
+    let pool = scratch.path("another pool");
+    PoolFile::create(&pool, 24 << 20, Geometry::default()).expect("create the pool");
+    let program = Program::at(&scratch, &pool);
+    let path = scratch.old_file("data");
+    let file = open_rw(&path);
+    let lease = program.acquire(&file, program.enter(&file), Mode::Sync);
+    let lease = lease.expect("lease");
+    let _ = both(&scratch);
+    // Whoever takes over cannot open it.
+    std::fs::rename(&pool, scratch.path("elsewhere")).expect("rename");
+    std::fs::write(&pool, "garbage").expect("write");
+    first.kill();
+    assert!(!program.release(&lease.of_a_namesake()));
+    assert!(is_leased(&path));
+    assert!(program.release(&lease), "its own");
+    assert!(!is_leased(&path));
+}
+
 /// A standby whose end nobody learns of would take over beside the living.
 #[test]
 fn a_standby_that_cannot_be_watched_is_none() {
