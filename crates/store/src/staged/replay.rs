@@ -139,7 +139,7 @@ fn publish_orphans<M: Medium, B: BaseFile>(
     let mut replayed = Vec::new();
     for file in found.files.iter().filter(|file| file.orphaned) {
         match replay(attachment, found, file, open, &mut report.done) {
-            Ok(one) => replayed.extend(one),
+            Ok(one) => replayed.push(one),
             Err(reason) => report.keep(file, reason),
         }
         if is_enough(&replayed) {
@@ -210,14 +210,14 @@ fn lock_claimed<'a, M: Medium>(
     }
 }
 
-/// Brings one file up to date; `None` when somebody else has published it since it was found.
+/// Brings one file up to date.
 fn replay<'a, M: Medium, B: BaseFile>(
     attachment: &'a Attachment<M>,
     found: &Recovery,
     file: &'a RecoveredFile,
     open: &impl Fn(&FileName) -> Result<B>,
     done: &mut Published,
-) -> Result<Option<Replayed<'a, M>>> {
+) -> Result<Replayed<'a, M>> {
     let pool = attachment.pool();
     let name = match &file.name {
         Some(name) => name,
@@ -232,10 +232,8 @@ fn replay<'a, M: Medium, B: BaseFile>(
     let last = prepare(attachment, file, &mut guard);
     // Whoever gets the lock of a file whose relink failed publishes it at once, whoever has claimed it.
     // Otherwise it goes, and before the claim, which takes it again when it is given up.
-    let guard = (relinking && matches!(last, Ok(Some(_)))).then_some(guard);
-    let Some(last) = last? else {
-        return Ok(None);
-    };
+    let guard = (relinking && last.is_ok()).then_some(guard);
+    let last = last?;
     let again = again.transpose()?;
     let found = again.as_ref().unwrap_or(found);
     let ops = found
@@ -256,26 +254,26 @@ fn replay<'a, M: Medium, B: BaseFile>(
         records: file.records,
         bytes: done.copied - before.copied,
     };
-    Ok(Some(Replayed {
+    Ok(Replayed {
         file,
         claim,
         last,
         shared: pool.version(file.file())? & SHARED != 0,
         restored,
-    }))
+    })
 }
 
-/// Commits what the dead left uncommitted in this boot. Returns up to which record to retire, or
-/// nothing when somebody else has published the file since it was found.
+/// Commits what the dead left uncommitted in this boot. Returns up to which record to retire; [`Error::Contended`] when
+/// somebody else has written or published any of it since it was found.
 fn prepare<M: Medium>(
     attachment: &Attachment<M>,
     file: &RecoveredFile,
     guard: &mut FileGuard<'_, M>,
-) -> Result<Option<u64>> {
+) -> Result<u64> {
     let pool = attachment.pool();
-    // Durable as well: who has raised it had the lock until then.
+    // Only another walk can tell whether anything is left: he may have published what was committed, and no more.
     if pool.seen_retired(file.file())? >= file.first_seq {
-        return Ok(None);
+        return Err(Error::Contended);
     }
     // What was written since the walk is not in it, and must not be retired with it. Numbers of records
     // that were never written leave a gap in front of the next one; only another walk, with the file
@@ -291,5 +289,5 @@ fn prepare<M: Medium>(
     if file.uncommitted > 0 {
         guard.commit()?;
     }
-    Ok(Some(guard.next_seq()?.saturating_sub(1)))
+    Ok(guard.next_seq()?.saturating_sub(1))
 }

@@ -344,6 +344,14 @@ type Plain = StagedFile<SimMedium, SimFile>;
 /// A dead process has left a record of a file that somebody alive has as well: the file, what the living one
 /// knows of it, and an attachment for the recovery.
 fn left_behind() -> (SimFile, Arc<Plain>, adit_pool::Attachment<SimMedium>) {
+    left_behind_by(Mode::Strict, &[Write(0, 100)])
+}
+
+/// The same when he has done these steps.
+fn left_behind_by(
+    mode: Mode,
+    steps: &[Step],
+) -> (SimFile, Arc<Plain>, adit_pool::Attachment<SimMedium>) {
     let world = World::new(tiny_size(24));
     create_pool(&world, boot(1));
     let file = world.create("dir/file").expect("create");
@@ -351,10 +359,12 @@ fn left_behind() -> (SimFile, Arc<Plain>, adit_pool::Attachment<SimMedium>) {
     let dead = Stage::new(pool.attach().expect("attach"));
     let alive = Stage::new(pool.attach().expect("attach"));
     let recoverer = pool.attach().expect("attach");
-    let left = StagedFile::open(&dead, &name_of(&file), file.clone(), Mode::Strict);
+    let left = StagedFile::open(&dead, &name_of(&file), file.clone(), mode);
     let left = left.expect("stage");
-    let staged = StagedFile::open_entry(&alive, left.file(), file.clone(), Mode::Strict);
-    left.write_at(0, &[1; 100]).expect("write");
+    let staged = StagedFile::open_entry(&alive, left.file(), file.clone(), mode);
+    for (nth, step) in steps.iter().enumerate() {
+        step.run(nth, &left).expect("step");
+    }
     drop(left);
     let dead = dead.into_attachment().expect("the last");
     dead.detach().expect("detach");
@@ -366,7 +376,7 @@ fn recover_beside(
     recoverer: &adit_pool::Attachment<SimMedium>,
     file: &SimFile,
     meanwhile: impl Fn() + Sync,
-) {
+) -> Recovered {
     let looked = AtomicU64::new(0);
     let open = |_: &FileName| {
         if looked.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -374,7 +384,24 @@ fn recover_beside(
         }
         Ok(file.clone())
     };
-    recover(recoverer, open).expect("recover");
+    recover(recoverer, open).expect("recover")
+}
+
+/// Between the walk and the lock of the file somebody publishes a part of what was found: the rest is not taken for
+/// published.
+#[test]
+fn a_recovery_publishes_the_rest_of_what_was_published_meanwhile() {
+    let steps = [Write(0, 100), Fsync, Write(100, 100)];
+    let (file, alive, recoverer) = left_behind_by(Mode::Atomic, &steps);
+    let report = recover_beside(&recoverer, &file, || {
+        let published = alive.publish(Scope::Committed).expect("publish");
+        assert_eq!(published.records, 1);
+    });
+    assert!(report.kept.is_empty(), "{report:?}");
+    let published: Vec<u64> = report.published.iter().map(|one| one.records).collect();
+    assert_eq!(published, [1]);
+    let wanted = [bytes_of(0, 100), bytes_of(2, 100)].concat();
+    assert!(contents(&file).expect("read") == wanted);
 }
 
 /// Between the walk and the lock of the file somebody publishes what was found, and writes over it.
