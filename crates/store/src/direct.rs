@@ -58,6 +58,9 @@ const MAPPED: u32 = u32::MAX;
 const MAPPING: u32 = u32::MAX - 1;
 /// The chunk cannot be mapped.
 const NEVER: u32 = u32::MAX - 2;
+/// Some thread is mapping the chunk, and may have looked for holes before there was one. Nobody else begins to map it until
+/// that thread is done: two at a time could take each other's state for their own.
+const STALE: u32 = u32::MAX - 3;
 
 /// The bytes served, or why the kernel must do it.
 pub type Served = Result<usize, Reason>;
@@ -371,7 +374,12 @@ impl DirectFile {
         // A file may be far longer than its window.
         for index in self.chunk_of(offset)..(self.chunk_of(end) + 1).min(self.chunks.count) {
             if let Some(chunk) = self.chunks.get(index) {
-                let _ = chunk.compare_exchange(MAPPED, 0, Ordering::AcqRel, Ordering::Relaxed);
+                let looks_anew = |state| match state {
+                    MAPPED => Some(0),
+                    MAPPING => Some(STALE),
+                    _ => None,
+                };
+                let _ = chunk.fetch_update(Ordering::AcqRel, Ordering::Relaxed, looks_anew);
             }
         }
     }
@@ -391,7 +399,7 @@ impl DirectFile {
     #[cold]
     fn pay(&self, fd: i32, index: u64, word: &AtomicU32, len: usize) {
         let paid = word.load(Ordering::Relaxed);
-        if paid >= NEVER {
+        if paid >= STALE {
             return;
         }
         let granule = self.adoption.granule;
@@ -405,18 +413,18 @@ impl DirectFile {
         // A call of a few bytes costs the kernel about as much as one of a page.
         let paying = u64::from(paid) + (len as u64).clamp(PAGE, granule) / 64;
         if paying < price {
-            // A lost race undercounts; the chunk is mapped a call later.
-            word.store(paying as u32, Ordering::Relaxed);
+            // A lost race undercounts; the chunk is mapped a call later. Whatever state it has by now, it keeps.
+            let _ = become_if(word, paid, paying as u32);
             return;
         }
-        if word
-            .compare_exchange(paid, MAPPING, Ordering::AcqRel, Ordering::Relaxed)
-            .is_err()
-        {
+        if !become_if(word, paid, MAPPING) {
             return;
         }
         let state = self.map_chunk(fd, start, bytes);
-        word.store(state, Ordering::Release);
+        if !become_if(word, MAPPING, state) {
+            // There may be a hole by now: it is looked at anew once its use has paid again.
+            word.store(0, Ordering::Release);
+        }
     }
 
     /// Maps one chunk if it can be; says what it is now.
@@ -431,6 +439,8 @@ impl DirectFile {
             // Nothing paid: the hole may be gone by the next time.
             return 0;
         }
+        #[cfg(test)]
+        planted::happens();
         let access = if self.writable {
             Access::ReadWrite
         } else {
@@ -459,11 +469,39 @@ impl DirectFile {
     }
 }
 
+/// Gives a chunk another state, if it has the one that it had.
+fn become_if(word: &AtomicU32, from: u32, to: u32) -> bool {
+    word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
+        .is_ok()
+}
+
+/// What others do at the worst instant.
+#[cfg(test)]
+mod planted {
+    use std::cell::RefCell;
+
+    type Event = Box<dyn FnOnce()>;
+
+    thread_local!(static MEANWHILE: RefCell<Option<Event>> = const { RefCell::new(None) });
+
+    /// What happens when this thread, which maps a chunk, has looked for holes and found none.
+    pub(super) fn meanwhile(event: impl FnOnce() + 'static) {
+        MEANWHILE.set(Some(Box::new(event)));
+    }
+
+    pub(super) fn happens() {
+        if let Some(event) = MEANWHILE.take() {
+            event();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use rustix::fd::{AsRawFd, OwnedFd};
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::sync::Arc;
 
     const SIZE: u64 = 3 << 20;
     const EAGER: Adoption = Adoption {
@@ -647,6 +685,33 @@ mod tests {
 
         // The longest file there can be is looked at in no time.
         file.wrote(i64::MAX as u64 - 9, i64::MAX as u64);
+    }
+
+    #[test]
+    fn holes_that_appear_while_a_chunk_is_mapped_are_not_filled() {
+        let (fd, file) = (Arc::new(file()), Arc::new(direct(EAGER)));
+        let blocks = || rustix::fs::fstat(&*fd).expect("stat").st_blocks;
+        planted::meanwhile({
+            let (fd, file) = (Arc::clone(&fd), Arc::clone(&file));
+            move || {
+                ftruncate(&*fd, 0).expect("truncate");
+                ftruncate(&*fd, SIZE).expect("extend");
+                file.holes_from(0);
+                // Others use the chunk meanwhile, and do not map it beside this thread.
+                assert_eq!(read(&file, &fd, 0, 8), Err(Reason::Unmapped));
+            }
+        });
+        for page in 0..64 {
+            assert_eq!(read(&file, &fd, page * 4096, 8), Err(Reason::Unmapped));
+        }
+        assert_eq!(blocks(), 0);
+        // When the hole is gone it is mapped.
+        assert_eq!(
+            rustix::io::pwrite(&*fd, &[1; SIZE as usize], 0),
+            Ok(SIZE as usize)
+        );
+        let _ = read(&file, &fd, 0, 8);
+        assert_eq!(read(&file, &fd, 0, 8), Ok(vec![1; 8]));
     }
 
     #[test]
