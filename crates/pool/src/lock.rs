@@ -19,6 +19,12 @@ use crate::pool::{Attachment, Pool};
 /// How long a lock held by somebody alive is waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Bit of a lock word, above the number of the thread: its holder works for longer than that, and said so.
+pub(crate) const LONG: u64 = 1 << 63;
+
+/// Bits of the number of a thread.
+const THREADS: u32 = u32::MAX >> 1;
+
 static LAST_THREAD: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
@@ -30,12 +36,8 @@ thread_local! {
 pub(crate) fn thread_token() -> u32 {
     THREAD.with(|token| {
         if token.get() == 0 {
-            token.set(
-                LAST_THREAD
-                    .fetch_add(1, Ordering::Relaxed)
-                    .wrapping_add(1)
-                    .max(1),
-            );
+            let next = LAST_THREAD.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+            token.set((next & THREADS).max(1));
         }
         token.get()
     })
@@ -71,7 +73,7 @@ impl Holder {
         Self {
             slot: u32::from(word as u16).wrapping_sub(1),
             incarnation: (word >> 16) as u16,
-            thread: (word >> 32) as u32,
+            thread: (word >> 32) as u32 & THREADS,
         }
     }
 }
@@ -112,7 +114,8 @@ impl<M: Medium> Pool<M> {
                 Ok(_) => return Ok(Acquired::Clean),
                 Err(seen) => seen,
             };
-            if seen == mine {
+            // What its former self said was of another work.
+            if seen & !LONG == mine && (seen == mine || self.cas(offset, seen, mine)?.is_ok()) {
                 return Ok(Acquired::OwnerDied);
             }
             spins += 1;
@@ -147,9 +150,14 @@ impl<M: Medium> Pool<M> {
     /// takes no locked instruction.
     pub(crate) fn unlock_word(&self, offset: u64, owner: Owner) {
         // An error means that the offset is outside the medium, and then it was never locked.
-        if self.load(offset).is_ok_and(|word| word == owner.word()) {
+        if self.is_held_by(offset, owner) {
             let _ = self.store(offset, 0);
         }
+    }
+
+    fn is_held_by(&self, offset: u64, owner: Owner) -> bool {
+        let held = self.load(offset);
+        held.is_ok_and(|word| word & !LONG == owner.word())
     }
 }
 
@@ -165,8 +173,18 @@ pub(crate) const NOBODY: u64 = 0xffff | 1 << 32;
 impl<M: Medium> Locked<'_, M> {
     /// Whoever takes the lock next is told again that its owner died: what he left could not be repaired.
     pub(crate) fn leave_unrepaired(&self) {
-        let own = self.attachment.owner.word();
-        let _ = self.attachment.pool.cas(self.offset, own, NOBODY);
+        let Attachment { pool, owner, .. } = self.attachment;
+        if pool.is_held_by(self.offset, *owner) {
+            let _ = pool.store(self.offset, NOBODY);
+        }
+    }
+
+    /// Who wants the lock waits from here on for as long as this thread's process lives.
+    pub(crate) fn takes_long(&self) {
+        let Attachment { pool, owner, .. } = self.attachment;
+        if pool.is_held_by(self.offset, *owner) {
+            let _ = pool.store(self.offset, owner.word() | LONG);
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::files::{END_UNKNOWN, FileRef};
 use crate::layout::{
     ChunkKind, ChunkWord, Record, RecordKind, at, checked_value, checked_word, crc_of_words,
 };
-use crate::lock::{Acquired, Locked, PATIENCE};
+use crate::lock::{Acquired, LONG, Locked, PATIENCE};
 use crate::pool::{Attachment, Pool};
 
 mod reclaim;
@@ -593,19 +593,23 @@ impl<M: Medium> Attachment<M> {
     }
 
     /// Takes the lock of a file. Who holds it while he publishes the file may take as long as the base
-    /// file system does: he is waited for while he lives.
+    /// file system does, and who looks through the logs as long as they are: he is waited for while he lives.
     fn wait_for_file(&self, entry: u64, offset: u64) -> Result<Acquired> {
         loop {
             match self
                 .pool
                 .lock_word("file lock", offset, self.owner, PATIENCE)
             {
-                Err(Error::Busy { slot, .. })
-                    if u64::from(slot) + 1
-                        == self.pool.load(entry + at!(FileEntry.version))? & PUBLISHER => {}
+                Err(Error::Busy { slot, .. }) if self.is_worth_waiting(entry, offset, slot)? => {}
                 result => return result,
             }
         }
+    }
+
+    /// Whether who has this slot holds the lock and has said that it takes long.
+    fn is_worth_waiting(&self, entry: u64, offset: u64, slot: u32) -> Result<bool> {
+        let publisher = self.pool.load(entry + at!(FileEntry.version))? & PUBLISHER;
+        Ok(publisher == u64::from(slot) + 1 || self.pool.load(offset)? & LONG != 0)
     }
 }
 
@@ -643,6 +647,12 @@ impl<M: Medium> FileGuard<'_, M> {
     #[must_use]
     pub fn file(&self) -> FileRef {
         self.file
+    }
+
+    /// Says that the lock will be held for longer than anybody waits otherwise. Who wants it is not told [`Error::Busy`]
+    /// any more, for as long as this process lives.
+    pub fn takes_long(&self) {
+        self.lock.takes_long();
     }
 
     /// End of the file with everything staged; `None` until [`FileGuard::set_end`] after the entry

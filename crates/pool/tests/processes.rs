@@ -568,6 +568,42 @@ fn a_stopped_holder_is_named_and_not_waited_for_for_ever() {
     drop(a.lock_file(file).unwrap());
 }
 
+/// A walk over long logs may last longer than anybody waits for a lock, and then it is over.
+#[test]
+fn a_holder_that_takes_long_is_waited_for() {
+    let place = Place::new("long");
+    let pool = place.create(16 * MB);
+    let a = pool.attach().unwrap();
+    let file = a.enter_file(&name(1)).unwrap();
+    let pool_of_other = PoolFile::open(pool.path()).unwrap();
+    let other = pool_of_other.attach().unwrap();
+    let locked = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let guard = other.lock_file(file).unwrap();
+            guard.takes_long();
+            locked.wait();
+            // Longer than the patience with a lock of the living, which is two seconds.
+            std::thread::sleep(std::time::Duration::from_millis(2500));
+        });
+        locked.wait();
+        // Who does not wait is told so at once all the same.
+        assert!(a.try_lock_file(file).unwrap().is_none());
+        drop(a.lock_file(file).unwrap());
+    });
+    // It is free, and the next holder has said nothing.
+    let guard = a.lock_file(file).unwrap();
+    let error = other.lock_file(file).map(|_| ()).expect_err("held");
+    assert!(matches!(error, Error::Busy { .. }), "{error}");
+    drop(guard);
+    // One that jumped out of it is its own dead predecessor, as without.
+    let guard = a.lock_file(file).unwrap();
+    guard.takes_long();
+    std::mem::forget(guard);
+    drop(a.lock_file(file).unwrap());
+    assert!(other.try_lock_file(file).unwrap().is_some());
+}
+
 /// One appended line: who, which, and enough bytes to see a torn one.
 fn line_of(id: u64, count: u64) -> Vec<u8> {
     let mut rng = Rng::at(&[id, count]);

@@ -589,6 +589,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     fn rebuild_by(&self, guard: &FileGuard<'_, M>, next_seq: u64, walk: &mut Walk) -> Result<()> {
         let pool = self.stage.attachment.pool();
         let retired = pool.seen_retired(self.file)?;
+        guard.takes_long();
         let found = walk.over(pool)?;
         let mut ops = VecDeque::new();
         let mut committed = 0;
@@ -710,7 +711,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 }
 
 /// A walk over the logs of a pool, made when the first file needs it. Of a file that was locked before, and is
-/// still, it has seen every record.
+/// still, it has seen every record. Who has several files locked says of all of them that he takes long.
 #[derive(Default)]
 pub(super) struct Walk {
     found: Option<Recovery>,
@@ -737,7 +738,7 @@ impl Walk {
             Some(found) => found,
             None => {
                 #[cfg(test)]
-                walks::count();
+                walks::begins();
                 let found = pool.scan()?;
                 // Others may have logged what they still wait for: from here on all of it is durable.
                 pool.settle()?;
@@ -748,15 +749,26 @@ impl Walk {
     }
 }
 
-/// How many walks a test has made.
+/// How many walks a test has made, and what happens in the next one.
 #[cfg(test)]
 pub(super) mod walks {
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
+
+    type Event = Box<dyn FnOnce()>;
 
     thread_local!(static WALKS: Cell<u32> = const { Cell::new(0) });
+    thread_local!(static MEANWHILE: RefCell<Option<Event>> = const { RefCell::new(None) });
 
-    pub(super) fn count() {
+    pub(super) fn begins() {
         WALKS.set(WALKS.get() + 1);
+        if let Some(event) = MEANWHILE.take() {
+            event();
+        }
+    }
+
+    /// What happens when this thread begins its next walk.
+    pub(in crate::staged) fn meanwhile(event: impl FnOnce() + 'static) {
+        MEANWHILE.set(Some(Box::new(event)));
     }
 
     pub(in crate::staged) fn so_far() -> u32 {

@@ -102,6 +102,9 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
                 Err(error) => done[nth] = Err(error.into()),
             }
         }
+        for (.., guard) in &guards {
+            guard.takes_long();
+        }
         for (nth, one, mut guard) in guards {
             let (file, scope) = files[nth];
             let begin = file.follow_by(&mut guard, &mut walk);

@@ -92,6 +92,10 @@ fn lock_together<'a, M: Medium, B: BaseFile>(
 }
 
 fn follow_locked<M: Medium, B: BaseFile>(locked: &mut Locked<'_, M, B>) -> Result<()> {
+    // Who waits for one of them waits for what any of them needs.
+    for (_, guard) in &*locked {
+        guard.takes_long();
+    }
     let mut walk = Walk::of(locked.len());
     let mut files = locked.iter_mut();
     files.try_for_each(|(file, guard)| file.follow_by(guard, &mut walk))
@@ -170,6 +174,9 @@ pub(super) fn commit_orphans<M: Medium>(
         again |= unclear(one)?;
     }
     if again {
+        for (_, guard) in &locked {
+            guard.takes_long();
+        }
         let now = attachment.pool().scan()?;
         locked.retain(|(file, _)| {
             now.files.iter().any(|now| {

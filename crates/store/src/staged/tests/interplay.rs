@@ -173,7 +173,7 @@ fn meddled(file: &SimFile, meddle: impl Fn() + Send + Sync + 'static) -> Meddlin
 }
 
 /// A publisher failed right after he had said that staged bytes are about to go.
-fn leave_relinking<M: Medium, B: BaseFile>(staged: &StagedFile<M, B>) {
+pub(super) fn leave_relinking<M: Medium, B: BaseFile>(staged: &StagedFile<M, B>) {
     let guard = staged.stage.attachment().lock_file(staged.file());
     let guard = guard.expect("lock");
     let version = guard.version().expect("version");

@@ -13,6 +13,7 @@ use adit_sim::Rng;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode as FileMode, OFlags};
 
+use super::interplay::leave_relinking;
 use super::reads::{Middle, SlowBase, is_whole};
 use super::*;
 use crate::staged::claim::Claim;
@@ -682,6 +683,54 @@ impl Watched {
         done.reverse();
         (done, walks::so_far() - before)
     }
+}
+
+/// Which of these files somebody has locked who has said that he takes long.
+fn take_long(stage: &Stage<SimMedium>, files: &[FileRef]) -> Vec<bool> {
+    let pool = stage.attachment().pool();
+    let takes_long = |file: &FileRef| {
+        let entry = pool.geometry().file_entry((file.id() & 0xff_ffff) as u32);
+        let lock = entry + std::mem::offset_of!(FileEntry, lock) as u64;
+        pool.medium().load(lock).expect("load") >> 63 == 1
+    };
+    files.iter().map(takes_long).collect()
+}
+
+/// A walk may last longer than anybody waits for a lock: who makes one says so of each file that he has locked.
+#[test]
+fn who_walks_over_the_logs_says_that_he_takes_long() {
+    let watched = Watched::of(3);
+    let entries: Vec<FileRef> = watched.own.iter().map(StagedFile::file).collect();
+    let seen: Arc<Mutex<Vec<Vec<bool>>>> = Arc::default();
+    let look = || {
+        let (stage, entries) = (Arc::clone(&watched.stage), entries.clone());
+        let seen = Arc::clone(&seen);
+        walks::meanwhile(move || {
+            seen.lock().expect("lock").push(take_long(&stage, &entries));
+        });
+    };
+    let write = || {
+        for file in &watched.own {
+            file.append(b"one").expect("append");
+        }
+    };
+    let others: Vec<_> = watched.other.iter().collect();
+    write();
+    look();
+    StagedFile::follow_together(&others).expect("follow");
+    write();
+    look();
+    watched.publish();
+    write();
+    // The ends of the logs do not tell what went to the file.
+    leave_relinking(&watched.own[1]);
+    look();
+    let third = Stage::new(watched.stage.attachment().pool().attach().expect("attach"));
+    let base = watched.bases[1].clone();
+    StagedFile::open_entry(&third, entries[1], base, Mode::Strict).expect("open");
+    let seen = seen.lock().expect("lock");
+    assert_eq!(*seen, [[true; 3], [true; 3], [false, true, false]]);
+    assert_eq!(take_long(&watched.stage, &entries), [false; 3]);
 }
 
 #[test]
