@@ -38,9 +38,9 @@ use std::time::Instant;
 /// How often a file is tried whose entry somebody takes away before it is opened.
 const ATTEMPTS: usize = 3;
 
-/// How long another publisher of the same file is waited for, in steps of a millisecond: it syncs the
-/// file.
-const PATIENCE: usize = 5000;
+/// How long somebody else who has the same file in hand is waited for, and how often is looked: he syncs it, perhaps.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// How many files are staged: while there are none, nothing has to be asked about sizes and times. One more where
 /// directories are declared, in which others may have staged some.
@@ -431,25 +431,22 @@ pub(crate) fn end_for_all(fd: i32) -> Result<(), i32> {
     let Some(entry) = Entry::of(fd) else {
         return Ok(());
     };
-    for _ in 0..PATIENCE {
+    let ended = patiently(|| {
         let Some((pool, file)) = entry.found(fd) else {
             return Ok(());
         };
-        let ended = with_base(fd, |base| {
+        with_base(fd, |base| {
             // What others may have staged in any mode is published whatever it waits for.
-            StagedFile::open_unread(&pool.stage, file, base, Mode::Sync)?.take_away(|| {})
-        });
-        match ended {
-            Ok(_) | Err(Error::Taken) => return Ok(()),
-            // Its program has it alone, by a lease: the kernel has whoever opens it wait.
-            Err(Error::Base(Errno::AGAIN)) => return Ok(()),
-            Err(Error::Publishing { .. } | Error::Contended) => {
-                adit_pmem::rest(Duration::from_millis(1));
-            }
-            Err(error) => return Err(error.errno().raw_os_error()),
-        }
+            let staged = StagedFile::open_unread(&pool.stage, file, base, Mode::Sync)?;
+            staged.take_away(|| {}).map(drop)
+        })
+    });
+    match ended {
+        Ok(()) | Err(Error::Taken) => Ok(()),
+        // Its program has it alone, by a lease: the kernel has whoever opens it wait.
+        Err(Error::Base(Errno::AGAIN)) => Ok(()),
+        Err(error) => Err(failure(&error)),
     }
-    Err(libc::EIO)
 }
 
 /// Does `work` with a description by which the file can be written where one says: the program's own, or one of our own
@@ -802,12 +799,12 @@ impl Staged {
                 // Of a monitor that was killed with its standby the next one has not learned who else has a seat, and
                 // nobody would end the staging when all have left: this one does, and the others begin anew.
                 let restore = || ofd.give_append_back(fd, self.appends);
-                match self.file.take_away(restore) {
+                match patiently(|| self.file.take_away(restore)) {
                     Ok(_) | Err(Error::Taken) => {
                         ofd.give_append_back(fd, self.appends);
                         Ok(())
                     }
-                    Err(error) => Err(error.errno().raw_os_error()),
+                    Err(error) => Err(failure(&error)),
                 }
             }
             Err(Error::Taken) => {
@@ -815,7 +812,7 @@ impl Staged {
                 Ok(())
             }
             Err(Error::Pool(adit_pool::Error::NotAttached)) => ofd.ask_the_parent(fd),
-            Err(error) => Err(error.errno().raw_os_error()),
+            Err(error) => Err(failure(&error)),
         }
     }
 
@@ -877,37 +874,33 @@ impl Staged {
             // has a descriptor of its own and publishes through that.
             return Ok(());
         }
-        for _ in 0..PATIENCE {
-            let restore = || ofd.give_append_back(fd, self.appends);
-            let taken = if self.declared {
+        let restore = || ofd.give_append_back(fd, self.appends);
+        let taken = patiently(|| {
+            if self.declared {
                 self.file.take_away_alone(restore)
             } else {
                 self.file.take_away(restore)
-            };
-            match taken {
-                Ok(_) => {
-                    release(fd, lease);
-                    return Ok(());
-                }
-                Err(Error::Shared) => return self.leave(ofd, fd),
-                Err(Error::Taken) => {
-                    self.was_taken(ofd, fd);
-                    return Ok(());
-                }
-                // It is the parent's.
-                Err(Error::Pool(adit_pool::Error::NotAttached)) => return ofd.ask_the_parent(fd),
-                Err(Error::Publishing { .. } | Error::Contended) => {
-                    adit_pmem::rest(std::time::Duration::from_millis(1));
-                }
-                Err(error) if !self.is_sound() && self.publishes_elsewhere() => {
-                    visit(fd).map_err(|_| error.errno().raw_os_error())?;
-                    self.was_taken(ofd, fd);
-                    return Ok(());
-                }
-                Err(error) => return Err(error.errno().raw_os_error()),
             }
+        });
+        match taken {
+            Ok(_) => {
+                release(fd, lease);
+                Ok(())
+            }
+            Err(Error::Shared) => self.leave(ofd, fd),
+            Err(Error::Taken) => {
+                self.was_taken(ofd, fd);
+                Ok(())
+            }
+            // It is the parent's.
+            Err(Error::Pool(adit_pool::Error::NotAttached)) => ofd.ask_the_parent(fd),
+            Err(error) if !self.is_sound() && self.publishes_elsewhere() => {
+                visit(fd).map_err(|_| failure(&error))?;
+                self.was_taken(ofd, fd);
+                Ok(())
+            }
+            Err(error) => Err(failure(&error)),
         }
-        Err(libc::EIO)
     }
 
     /// A sync of the pool has failed, and this process publishes nothing any more. The monitor may have opened it anew:
@@ -943,17 +936,36 @@ impl Staged {
     }
 }
 
-/// Publishes, with whoever else does so waited for.
-fn patiently(publish: impl Fn() -> Result<(), Error>) -> Result<(), Error> {
-    for _ in 0..PATIENCE {
-        match publish() {
-            Err(Error::Publishing { .. } | Error::Contended) => {
-                adit_pmem::rest(Duration::from_millis(1));
+/// Publishes, commits or takes away, with whoever else has the file in hand waited for.
+pub(crate) fn patiently<T>(work: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+    patiently_for(PATIENCE, work)
+}
+
+fn patiently_for<T>(patience: Duration, work: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+    let begun = Instant::now();
+    loop {
+        match work() {
+            Err(error) if is_in_hand(&error) && begun.elapsed() < patience => {
+                adit_pmem::rest(PAUSE);
             }
-            published => return published,
+            done => return done,
         }
     }
-    Err(Error::Contended)
+}
+
+/// Whether somebody else publishes the file, or has it locked, and nothing was done.
+fn is_in_hand(error: &Error) -> bool {
+    let busy = matches!(error, Error::Pool(adit_pool::Error::Busy { .. }));
+    busy || matches!(error, Error::Publishing { .. } | Error::Contended)
+}
+
+/// What a program is told that closes a file or goes on without staging. Of somebody else who has it in hand it knows
+/// nothing, and of `EAGAIN` in such a call neither.
+fn failure(error: &Error) -> i32 {
+    if is_in_hand(error) {
+        return libc::EIO;
+    }
+    error.errno().raw_os_error()
 }
 
 /// What recovery finds the file by.
@@ -968,4 +980,43 @@ fn name_of(fd: i32, stat: &Stat) -> Option<FileName> {
         path: path.into_bytes(),
         device: stat.st_dev,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::cell::Cell;
+
+    fn busy() -> Error {
+        Error::Pool(adit_pool::Error::Busy {
+            lock: "file lock",
+            slot: 1,
+            thread: 1,
+        })
+    }
+
+    /// Who has a file locked for longer than the pool waits may still be done with it soon.
+    #[test]
+    fn who_has_a_file_in_hand_is_waited_for() {
+        let tries = Cell::new(0);
+        let work = |error: fn() -> Error| {
+            let nth = tries.replace(tries.get() + 1);
+            if nth % 3 == 2 { Ok(nth) } else { Err(error()) }
+        };
+        assert!(matches!(patiently(|| work(busy)), Ok(2)));
+        assert!(matches!(patiently(|| work(|| Error::Contended)), Ok(5)));
+        let full = patiently(|| work(|| Error::NoSpace));
+        assert!(matches!(full, Err(Error::NoSpace)), "{full:?}");
+        assert_eq!(tries.get(), 7);
+    }
+
+    #[test]
+    fn who_has_a_file_in_hand_for_ever_is_told_as_an_error_of_the_disk() {
+        let locked = patiently_for(Duration::ZERO, || Err::<(), _>(busy()));
+        assert_eq!(locked.map_err(|error| failure(&error)), Err(libc::EIO));
+        let published = patiently_for(Duration::ZERO, || {
+            Err::<(), _>(Error::Publishing { slot: 1 })
+        });
+        assert_eq!(published.map_err(|error| failure(&error)), Err(libc::EIO));
+    }
 }

@@ -6,7 +6,7 @@
 
 use crate::ofd::{Ofd, Users};
 use crate::signal::engine;
-use crate::stage::Staged;
+use crate::stage::{self, Staged};
 use crate::writer::Held;
 use crate::{fds, init, sys};
 use adit_store::staged::{Error, StagedFile};
@@ -38,7 +38,8 @@ pub(crate) fn hold<'a>(used: &'a [Used<'_>]) -> Vec<Held<'a>> {
 /// Commits files at one instant.
 pub(crate) fn commit(files: &[&Staged]) -> Result<(), i32> {
     let files: Vec<_> = files.iter().map(|staged| staged.file()).collect();
-    StagedFile::commit_group(&files).map_err(|error| match error {
+    let committed = stage::patiently(|| StagedFile::commit_group(&files));
+    committed.map_err(|error| match error {
         // Whatever the pool met, the program cannot do anything about it but go by what was committed.
         Error::Pool(_) => libc::EIO,
         error => error.errno().raw_os_error(),
