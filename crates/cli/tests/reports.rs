@@ -208,6 +208,8 @@ fn flush_publishes_what_a_program_has_staged_and_leaves_it_the_file() {
     let with_places = |mut command: Command| {
         command
             .env_remove("ADIT_NO_MONITOR")
+            // Staged from the first write on.
+            .env("ADIT_KERNEL_BLOCKS", "0")
             .env("XDG_STATE_HOME", scratch.0.join("state"))
             .env("ADIT_RUNTIME_DIR", scratch.0.join("runtime"));
         command
@@ -256,11 +258,12 @@ fn stat_shows_which_files_have_a_weaker_promise() {
     let with_places = |mut command: Command| {
         command
             .env_remove("ADIT_NO_MONITOR")
+            // Staged from the first write on.
+            .env("ADIT_KERNEL_BLOCKS", "0")
             .env("XDG_STATE_HOME", name("state"))
             .env("ADIT_RUNTIME_DIR", name("runtime"));
         command
     };
-    // Not empty: the first blocks of a file are the kernel's for another reason.
     std::fs::write(name("shared"), [b'-'; 1000]).unwrap();
     let second_user = std::fs::File::open(name("shared")).unwrap();
     let program = "import os, sys\n\

@@ -11,7 +11,7 @@
 //! So a file's first blocks are the kernel's, and it is staged when a write is none, or when there are more of them
 //! than staging costs. In mode `sync` nothing has to be whole, and any write will do. In mode `atomic` it would be a
 //! promise broken, as what is not committed must not be in the file after a crash; but in memory, of which a crash leaves
-//! nothing.
+//! nothing, any write will do there, too: only commits are whole in that mode.
 
 use crate::{descriptors, init};
 use adit_pmem::MediumKind;
@@ -73,7 +73,7 @@ impl Blocks {
         };
         let size = if kind == MediumKind::Ram { LARGEST } else { 0 };
         let which = match (mode, kind) {
-            (Mode::Sync, _) => Which::All,
+            (Mode::Sync, _) | (Mode::Atomic, MediumKind::Ram) => Which::All,
             (_, MediumKind::Ram | MediumKind::Dax) => Which::Within,
             _ => Which::First,
         };
