@@ -57,6 +57,10 @@ const REACH: u64 = 3 * LINE as u64;
 /// after.
 const FAILED: u64 = 4 * LINE as u64;
 const HEALED: u64 = FAILED + 8;
+/// Beside them: how many syncs were asked for, and how many have returned and told what came of it. A process that is killed
+/// in between may be the only one whom the kernel has told of a failure.
+const ASKED: u64 = FAILED + 16;
+const TOLD: u64 = FAILED + 24;
 
 /// Bytes that a mirror has behind the tables, of which the medium uses the first half of a page.
 pub const MIRROR_TAIL: u64 = 4096;
@@ -77,6 +81,9 @@ const PAUSE: Duration = Duration::from_micros(250);
 
 /// Bytes of tables handled at once.
 const BLOCK: usize = 4096;
+
+/// Bytes of the file that are written again at once.
+const AT_ONCE: u64 = 8 << 20;
 
 /// Bytes of the tables that are compared at once while they are written back. They lie on the stack of whoever writes,
 /// which may be a small one of a handler of signals.
@@ -284,10 +291,10 @@ impl CachedMedium {
         }
         // What is synced is what is mapped, which is at least this much.
         let all = self.count(REACH)? <= self.file.size();
-        if !healed {
-            self.dirty()?;
-        }
-        self.file.sync().map_err(|error| self.unsynced(&error))?;
+        self.raise(ASKED, |count| count + 1)?;
+        let synced = self.ask(!healed);
+        self.raise(TOLD, |count| count + 1)?;
+        synced?;
         if self.count(FAILED)? != failed {
             return Ok(false);
         }
@@ -297,6 +304,13 @@ impl CachedMedium {
             self.raise(SYNCED, |count| count.max(ended))?;
         }
         Ok(true)
+    }
+
+    fn ask(&self, all_again: bool) -> Result<(), OutOfRange> {
+        if all_again {
+            self.write_again()?;
+        }
+        self.file.sync().map_err(|error| self.unsynced(&error))
     }
 
     /// Tells the others of a sync that failed.
@@ -311,14 +325,19 @@ impl CachedMedium {
         self.lost(0, self.size(), Errno::IO)
     }
 
-    /// Has the next sync write every page, whatever the kernel takes for written. The bytes stay as they are, as others
-    /// may be writing theirs.
-    fn dirty(&self) -> Result<(), OutOfRange> {
-        let pages = (0..self.file.size()).step_by(PAGE);
-        for at in pages {
-            let word = self.file.load(at)?;
-            // If it is another one by now, its page is dirty.
-            let _ = self.file.compare_exchange(at, word, word)?;
+    /// Has every page written, whatever the kernel takes for written. The bytes stay as they are, as others may be writing
+    /// theirs. Some at a time: where a file system writes elsewhere what changes (btrfs), there need not be room for all.
+    fn write_again(&self) -> Result<(), OutOfRange> {
+        let size = self.file.size();
+        for part in (0..size).step_by(AT_ONCE as usize) {
+            let end = size.min(part + AT_ONCE);
+            for at in (part..end).step_by(PAGE) {
+                let word = self.file.load(at)?;
+                // If it is another one by now, its page is dirty.
+                let _ = self.file.compare_exchange(at, word, word)?;
+            }
+            let synced = self.file.sync_part(part, end - part);
+            synced.map_err(|error| self.unsynced(&error))?;
         }
         Ok(())
     }
@@ -446,6 +465,11 @@ impl Medium for CachedMedium {
             self.file.read(at, &mut block[..part])?;
             self.mirror.write_streaming(at, &block[..part])?;
             at += part as u64;
+        }
+        let asked = self.count(ASKED)?;
+        if self.count(TOLD)? != asked {
+            self.raise(FAILED, |count| count + 1)?;
+            self.mirror.store(self.tables + TOLD, asked)?;
         }
         // Nothing is known to be durable: as if one write had ended and none were covered.
         self.mirror.store(self.tables + SYNCED, 0)?;

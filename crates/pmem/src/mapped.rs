@@ -270,8 +270,12 @@ impl MappedMedium {
 
     /// Asks the kernel to make the file durable, however it was changed. Needs no descriptor.
     pub fn sync(&self) -> Result<(), MediumError> {
-        let size = self.size.load(Ordering::Acquire) as usize;
-        Ok(self.window.sync(0, size)?)
+        self.sync_part(0, self.size.load(Ordering::Acquire))
+    }
+
+    /// The same of a part, that begins with a page.
+    pub(crate) fn sync_part(&self, offset: u64, len: u64) -> Result<(), MediumError> {
+        Ok(self.window.sync(offset as usize, len as usize)?)
     }
 
     /// Asks for huge pages. Best effort.

@@ -607,7 +607,7 @@ fn belongs<M: Medium>(fd: &OwnedFd, pool: &Pool<M>) -> Result<Belongs> {
         tables: pool.geometry().header_len(),
         pool: identity(fd)?,
         system: rustix::fs::fstatvfs(fd).map_err(kernel("fstatfs"))?.f_fsid,
-        doubt: pool.superblock()?.boot_id == pool.boot().0,
+        doubt: pool.superblock()?.boot_id == pool.boot().0 && !pool.is_surely_clean()?,
     })
 }
 

@@ -54,7 +54,8 @@ pub(crate) struct Belongs {
     pub(crate) pool: (u64, u64),
     /// The file system: of another one, mounted later, the numbers may be the same.
     pub(crate) system: u64,
-    /// Whether there was a mirror in this boot already, as the pool says. It is not compared.
+    /// Whether there was a mirror in this boot already, as the pool says, and the last one did not leave it clean. It is not
+    /// compared.
     pub(crate) doubt: bool,
 }
 

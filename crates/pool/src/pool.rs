@@ -394,6 +394,17 @@ impl<M: Medium> Pool<M> {
         })
     }
 
+    /// Whether all that was ever written is durable: who marks a pool clean writes the second copy of the superblock when
+    /// the sync of the first has not failed.
+    pub(crate) fn is_surely_clean(&self) -> Result<bool> {
+        let a = read_copy(&self.medium, SUPERBLOCK_A)?;
+        let b = read_copy(&self.medium, SUPERBLOCK_B)?;
+        let both = a.zip(b).is_some_and(|(a, b)| {
+            a.update == b.update && a.flags & b.flags & Superblock::CLEAN != 0
+        });
+        Ok(both)
+    }
+
     /// Rewrites the superblocks with other flags and this boot.
     pub(crate) fn mark(&self, old: &Superblock, flags: u32) -> Result<()> {
         let mut superblock = Superblock {

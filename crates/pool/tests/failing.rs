@@ -17,6 +17,7 @@ mod scratch;
 use std::fs::{self, File};
 use std::os::fd::AsRawFd as _;
 use std::os::linux::fs::MetadataExt as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -37,6 +38,10 @@ impl Disk {
     const CUT: &str = "cut";
 
     fn new() -> Option<Self> {
+        Self::of(&["mkfs.ext4", "-q"], 64 << 20)
+    }
+
+    fn of(make: &[&str], len: u64) -> Option<Self> {
         let place = scratch::disk(env!("CARGO_TARGET_TMPDIR"))?;
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -47,15 +52,15 @@ impl Disk {
         };
         fs::create_dir_all(&disk.mounted).unwrap();
         let image = disk.place.join(Self::IMAGE);
-        File::create(&image).unwrap().set_len(64 << 20).unwrap();
+        File::create(&image).unwrap().set_len(len).unwrap();
         // SAFETY: it changes what this thread sees of mounts, and nothing else.
         let alone = unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0;
         let ready = alone
             && runs("mount", &["--make-rprivate", "/"])
-            && runs("mkfs.ext4", &["-q", path(&image)])
+            && runs(make[0], &[&make[1..], &[path(&image)]].concat())
             && disk.mount(Self::IMAGE).is_some();
         if !ready {
-            println!("skipped: it takes root, loop devices and mkfs.ext4");
+            println!("skipped: it takes root, loop devices and {}", make[0]);
         }
         ready.then_some(disk)
     }
@@ -177,4 +182,82 @@ fn where_nobody_knows_whether_a_sync_failed_all_is_written_again() {
     assert_eq!(found, 2, "the kernel has it");
     later.pool().settle().unwrap();
     assert_eq!(disk.records_after_a_cut(), 2, "it was taken for durable");
+}
+
+/// The kernel tells a process that is killed while it waits for a sync, and it tells nobody else. Who opens the pool when
+/// all are gone finds what the process has written.
+#[test]
+fn a_sync_that_fails_while_its_process_is_killed_is_known() {
+    let Some(disk) = Disk::new() else { return };
+    let pool = disk.mounted.join("pool");
+    let file = PoolFile::create(&pool, 8 << 20, Geometry::default()).unwrap();
+    let first = file.attach().unwrap();
+    let staged = first.enter_file(&name(1)).unwrap();
+    stage(&first, staged, 0, &[1; 100], When::Now).unwrap();
+    disk.settle();
+
+    stage(&first, staged, 100, &[2; 100], When::WithCommit).unwrap();
+    disk.limit(1 << 20);
+    // What the kernel does for a process whose sync returns to a signal that kills it, and what that leaves.
+    let synced = File::open(&pool).unwrap().sync_all();
+    disk.limit(0);
+    assert!(synced.is_err(), "the disk has not failed");
+    drop((first, file));
+    let tables = disk.mounted.join("pool.tables");
+    let tables = File::options().read(true).write(true).open(tables).unwrap();
+    let asked = tables.metadata().unwrap().len() - adit_pmem::MIRROR_TAIL + 272;
+    let mut count = [0; 8];
+    tables.read_exact_at(&mut count, asked).unwrap();
+    let count = u64::from_le_bytes(count) + 1;
+    tables.write_all_at(&count.to_le_bytes(), asked).unwrap();
+
+    let later = PoolFile::open(&pool).unwrap().attach().unwrap();
+    let found: u64 = later.recovery().unwrap().files.iter().map(|file| file.records).sum();
+    assert_eq!(found, 2, "the kernel has it");
+    later.pool().settle().unwrap();
+    assert_eq!(disk.records_after_a_cut(), 2, "it was taken for durable");
+}
+
+/// Where a file system writes elsewhere what changes, all of a pool is written again although there is not room for it twice.
+/// What was left clean is not written again.
+#[test]
+fn all_is_written_again_on_a_disk_that_is_nearly_full() {
+    let Some(disk) = Disk::of(&["mkfs.btrfs", "-q", "-f"], 1200 << 20) else {
+        return;
+    };
+    adit_pmem::fault::install().unwrap();
+    let pool = disk.mounted.join("pool");
+    let size = 512 << 20;
+    let file = PoolFile::create(&pool, size, Geometry::default()).unwrap();
+    let forget = || {
+        let tables = disk.mounted.join("pool.tables");
+        fs::remove_file(fs::read_link(tables).unwrap()).unwrap();
+    };
+    file.detach(file.attach().unwrap()).unwrap();
+    drop(file);
+    forget();
+    let written = || {
+        let io = fs::read_to_string("/proc/thread-self/io").unwrap();
+        let line = io.lines().find_map(|line| line.strip_prefix("write_bytes: "));
+        line.unwrap().parse::<u64>().unwrap()
+    };
+    let before = written();
+    let file = PoolFile::open(&pool).unwrap();
+    let attachment = file.attach().unwrap();
+    let cost = written() - before;
+    assert!(cost < 200 << 20, "it was clean: {cost} bytes were written");
+    let staged = attachment.enter_file(&name(1)).unwrap();
+    stage(&attachment, staged, 0, &[1; 100], When::Now).unwrap();
+    drop((attachment, file));
+    // What it was made of are extents of hundreds of megabytes, of which each is kept as long as any part of it is.
+    forget();
+    drop(PoolFile::open(&pool).unwrap().attach().unwrap());
+    forget();
+    let left = "df --output=avail -B1M . | tail -1";
+    let fill = format!("fallocate -l $(($({left}) - 120))M fill && sync -f .");
+    let filled = Command::new("sh").args(["-c", &fill]).current_dir(&disk.mounted).status();
+    assert!(filled.unwrap().success());
+    let file = PoolFile::open(&pool).unwrap();
+    let attachment = file.attach().unwrap();
+    attachment.pool().settle().unwrap();
 }

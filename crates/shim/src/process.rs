@@ -61,33 +61,55 @@ impl Patience {
 /// How many threads are between marking everything shared and having created the sharer.
 static SHARING: AtomicU32 = AtomicU32::new(0);
 
-/// How many threads wait until no process is being made, to open or to stage what none of them may have.
-static WAITERS: AtomicU32 = AtomicU32::new(0);
+/// Until when threads wait until no process is being made, to open or to stage what none of them may have; zero is free,
+/// and so is what is over: who left a call by a jump out of a handler has not given it up.
+static WAITERS: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
 /// Who makes a process lets pass whoever has this, as threads that make them by turns would leave no time without one.
-pub(crate) struct RightOfWay(());
+pub(crate) struct RightOfWay(Option<(&'static AtomicU64, u64)>);
 
 impl RightOfWay {
     /// For how long at most: a handler over who has it makes processes, too. As long as the processes take that are being
     /// made already, on a machine with other work.
     pub(crate) const LASTS: Duration = Duration::from_secs(4);
 
+    /// Where many have it, more go without: those that have it keep the way free meanwhile.
     pub(crate) fn ask() -> Self {
-        WAITERS.fetch_add(1, Ordering::SeqCst);
-        Self(())
+        let now = Self::now();
+        let until = now + Self::LASTS.as_nanos() as u64;
+        let taken = WAITERS.iter().find(|waiter| {
+            let seen = waiter.load(Ordering::SeqCst);
+            let take = || waiter.compare_exchange(seen, until, Ordering::SeqCst, Ordering::SeqCst);
+            seen <= now && take().is_ok()
+        });
+        Self(taken.map(|waiter| (waiter, until)))
+    }
+
+    fn now() -> u64 {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    }
+
+    fn is_asked() -> bool {
+        let mut now = None;
+        WAITERS.iter().any(|waiter| {
+            let until = waiter.load(Ordering::SeqCst);
+            until != 0 && until > *now.get_or_insert_with(Self::now)
+        })
     }
 
     fn yield_to_others() {
         let mut patience = Patience::of(Self::LASTS);
-        while WAITERS.load(Ordering::SeqCst) != 0 && patience.waits() {}
+        while Self::is_asked() && patience.waits() {}
     }
 }
 
 impl Drop for RightOfWay {
     fn drop(&mut self) {
-        // In a child that a handler has forked meanwhile nobody waits.
-        let less = |count: u32| count.checked_sub(1);
-        let _ = WAITERS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+        if let Some((waiter, until)) = self.0 {
+            // In a child that a handler has forked meanwhile nobody waits.
+            let _ = waiter.compare_exchange(until, 0, Ordering::SeqCst, Ordering::SeqCst);
+        }
     }
 }
 
@@ -559,7 +581,9 @@ fn renew() {
     SHARING.store(u32::from(shares_for_good()), Ordering::SeqCst);
     COMMANDS.store(0, Ordering::SeqCst);
     VFORKING.store(0, Ordering::SeqCst);
-    WAITERS.store(0, Ordering::SeqCst);
+    for waiter in &WAITERS {
+        waiter.store(0, Ordering::SeqCst);
+    }
 }
 
 /// Before `clone(function, stack, flags, …)`. Threads share everything as before; a new process
