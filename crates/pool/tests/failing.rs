@@ -212,7 +212,13 @@ fn a_sync_that_fails_while_its_process_is_killed_is_known() {
     tables.write_all_at(&count.to_le_bytes(), asked).unwrap();
 
     let later = PoolFile::open(&pool).unwrap().attach().unwrap();
-    let found: u64 = later.recovery().unwrap().files.iter().map(|file| file.records).sum();
+    let found: u64 = later
+        .recovery()
+        .unwrap()
+        .files
+        .iter()
+        .map(|file| file.records)
+        .sum();
     assert_eq!(found, 2, "the kernel has it");
     later.pool().settle().unwrap();
     assert_eq!(disk.records_after_a_cut(), 2, "it was taken for durable");
@@ -238,7 +244,9 @@ fn all_is_written_again_on_a_disk_that_is_nearly_full() {
     forget();
     let written = || {
         let io = fs::read_to_string("/proc/thread-self/io").unwrap();
-        let line = io.lines().find_map(|line| line.strip_prefix("write_bytes: "));
+        let line = io
+            .lines()
+            .find_map(|line| line.strip_prefix("write_bytes: "));
         line.unwrap().parse::<u64>().unwrap()
     };
     let before = written();
@@ -255,7 +263,10 @@ fn all_is_written_again_on_a_disk_that_is_nearly_full() {
     forget();
     let left = "df --output=avail -B1M . | tail -1";
     let fill = format!("fallocate -l $(($({left}) - 120))M fill && sync -f .");
-    let filled = Command::new("sh").args(["-c", &fill]).current_dir(&disk.mounted).status();
+    let filled = Command::new("sh")
+        .args(["-c", &fill])
+        .current_dir(&disk.mounted)
+        .status();
     assert!(filled.unwrap().success());
     let file = PoolFile::open(&pool).unwrap();
     let attachment = file.attach().unwrap();

@@ -581,3 +581,38 @@ fn a_count_that_fails_is_made_up_for() {
     }
     assert!(!pool.anything_staged());
 }
+
+/// What is kept of an unreadable record goes when nobody can miss it any more, and holds up nothing else meanwhile.
+#[test]
+fn an_unreadable_record_is_not_kept_for_ever() {
+    let medium = Memory::new(&vec![0; tiny_size(60) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let a = pool.attach().unwrap();
+    let file = a.enter_file(&name(1)).unwrap();
+    for nth in 0..100 {
+        let len = if nth == 0 { 8192 } else { 60 };
+        stage(&a, file, nth * 60, &vec![7; len], When::WithCommit).unwrap();
+    }
+    a.lock_file(file).unwrap().commit().unwrap();
+    drop((a, pool));
+    let mut bytes = medium.bytes();
+    let pool = opened_with(&medium);
+    bytes[first_log(&pool) + 16] ^= 3;
+    let medium = Memory::new(&bytes);
+    for nth in 2..9 {
+        let pool = open(medium.clone(), &LocalLocks::default(), boot(nth)).unwrap();
+        let a = pool.attach().unwrap();
+        if nth == 2 {
+            // Published, as far as that can be.
+            a.forget_file(file).unwrap();
+        }
+        let other = a.enter_file(&name(nth as u8)).unwrap();
+        stage(&a, other, 0, &[1; 60], When::WithCommit).unwrap();
+    }
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(9)).unwrap();
+    let a = pool.attach().unwrap();
+    a.release_orphans().unwrap();
+    let kept = chunks_of(&pool, &[ChunkKind::Data, ChunkKind::Log]);
+    assert_eq!((kept.len(), pool.files().unwrap().len()), (0, 0));
+}

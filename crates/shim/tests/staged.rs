@@ -1771,6 +1771,18 @@ fn what_must_be_staged_waits_for_forks() {
     }
 }
 
+/// Who left an open that waited for a fork holds up no fork for good.
+#[test]
+fn an_open_that_was_left_by_a_jump_is_over() {
+    let Some(place) = Place::new("forsakes") else {
+        return;
+    };
+    let program = place.compile("forsakes");
+    let mut command = place.command(&program, Some("strict ADIT_REQUIRE=1"));
+    let output = run(command.arg(place.file()));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "at once\n");
+}
+
 #[test]
 fn an_impatient_outsider_is_told_to_come_again() {
     let Some(place) = Place::new("impatient") else {

@@ -176,6 +176,22 @@ impl<M: Medium> Pool<M> {
         Ok(needed)
     }
 
+    /// Whether a file that lives may lack this damaged record. The file that it names has gone on without it, or has gone,
+    /// most often; where none ever had that number, it may be any that lives.
+    fn may_be_missed(&self, record: &Record) -> Result<bool> {
+        let file = FileRef { id: record.file_id };
+        match self.seen_retired(file) {
+            Ok(u64::MAX) if file.index() < self.geometry().file_count => {
+                let entry = self.geometry().file_entry(file.index());
+                let had = record.file_id <= self.load(entry + at!(FileEntry.file_id))?;
+                Ok(!had && !self.files()?.is_empty())
+            }
+            Ok(u64::MAX) => Ok(!self.files()?.is_empty()),
+            Ok(retired) => Ok(record.seq > retired),
+            Err(_) => Ok(true),
+        }
+    }
+
     /// Damaged lines are kept for a repair by hand, with the chunks that they name as they are.
     fn need_what_is_lost(
         &self,
@@ -183,12 +199,15 @@ impl<M: Medium> Pool<M> {
         needed: &mut BTreeMap<u32, Needed>,
     ) -> Result<()> {
         for place in &found.lost {
+            let record = Record::decode(&self.read_line(*place)?);
+            if !self.may_be_missed(&record)? {
+                continue;
+            }
             let log = Needed {
                 kind: ChunkKind::Log,
                 generation: None,
             };
             needed.entry(place.chunk).or_insert(log);
-            let record = Record::decode(&self.read_line(*place)?);
             let chunk = record.pool_offset >> self.geometry().chunk_shift;
             if chunk < u64::from(self.chunk_count()?)
                 && let Some(word) = self.chunk_word(chunk as u32)?
