@@ -289,8 +289,12 @@ impl CachedMedium {
         if healed && asked && self.count(BEGUN)? == ended && self.count(SYNCED)? >= ended {
             return Ok(true);
         }
+        let reach = self.count(REACH)?;
+        if !healed {
+            self.file.reach(reach);
+        }
         // What is synced is what is mapped, which is at least this much.
-        let all = self.count(REACH)? <= self.file.size();
+        let all = reach <= self.file.size();
         self.raise(ASKED, |count| count + 1)?;
         let synced = self.ask(!healed);
         self.raise(TOLD, |count| count + 1)?;
@@ -316,9 +320,9 @@ impl CachedMedium {
     /// Tells the others of a sync that failed.
     fn unsynced(&self, error: &MediumError) -> OutOfRange {
         let about = match error {
-            // Of this process alone, whose mapping is gone. One more begun than will ever end: who syncs for himself covers
-            // what it has written.
-            MediumError::Map(MapError::Kernel(Errno::NOMEM)) => BEGUN,
+            // Of this process alone, whose mapping is gone; not where a device lacked memory. One more begun than will ever
+            // end: who syncs for himself covers what it has written.
+            MediumError::Map(MapError::Kernel(Errno::NOMEM)) if !self.file.is_whole() => BEGUN,
             _ => FAILED,
         };
         let _ = self.raise(about, |count| count + 1);

@@ -397,6 +397,15 @@ impl Window {
         Ok(())
     }
 
+    /// Whether there is something at all addresses of a part.
+    pub fn is_mapped(&self, offset: usize, len: usize) -> bool {
+        let looked = part(self.base, self.len, offset, len).is_ok_and(|at| {
+            // SAFETY: the range is ours; nothing is written, as the kernel writes what is asked for so when it likes.
+            unsafe { msync(at.cast(), len, MsyncFlags::ASYNC) }.is_ok()
+        });
+        len == 0 || looked
+    }
+
     /// Gives the addresses back and says whether the kernel took them. Nobody may be copying to or
     /// from the window any more: the addresses may soon mean something else.
     pub fn release(self) -> Result<(), MapError> {

@@ -278,6 +278,12 @@ impl MappedMedium {
         Ok(self.window.sync(offset as usize, len as usize)?)
     }
 
+    /// Whether everything is still mapped that was.
+    pub(crate) fn is_whole(&self) -> bool {
+        let size = self.size.load(Ordering::Acquire) as usize;
+        self.window.is_mapped(0, size)
+    }
+
     /// Asks for huge pages. Best effort.
     pub fn prefer_huge(&self) {
         let _ = self

@@ -177,16 +177,16 @@ impl<M: Medium> Pool<M> {
     }
 
     /// Whether a file that lives may lack this damaged record. The file that it names has gone on without it, or has gone,
-    /// most often; where none ever had that number, it may be any that lives.
-    fn may_be_missed(&self, record: &Record) -> Result<bool> {
+    /// most often; where none ever had that number, it may be any that lives, if there is one.
+    fn may_be_missed(&self, record: &Record, any_lives: bool) -> Result<bool> {
         let file = FileRef { id: record.file_id };
         match self.seen_retired(file) {
             Ok(u64::MAX) if file.index() < self.geometry().file_count => {
                 let entry = self.geometry().file_entry(file.index());
                 let had = record.file_id <= self.load(entry + at!(FileEntry.file_id))?;
-                Ok(!had && !self.files()?.is_empty())
+                Ok(!had && any_lives)
             }
-            Ok(u64::MAX) => Ok(!self.files()?.is_empty()),
+            Ok(u64::MAX) => Ok(any_lives),
             Ok(retired) => Ok(record.seq > retired),
             Err(_) => Ok(true),
         }
@@ -198,9 +198,10 @@ impl<M: Medium> Pool<M> {
         found: &Recovery,
         needed: &mut BTreeMap<u32, Needed>,
     ) -> Result<()> {
+        let any_lives = !found.lost.is_empty() && !self.files()?.is_empty();
         for place in &found.lost {
             let record = Record::decode(&self.read_line(*place)?);
-            if !self.may_be_missed(&record)? {
+            if !self.may_be_missed(&record, any_lives)? {
                 continue;
             }
             let log = Needed {
