@@ -673,6 +673,9 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
                 break;
             }
         }
+        // Where a sync has failed meanwhile, no room would have helped.
+        let sound = self.stage.attachment.pool().medium().sound();
+        sound.map_err(adit_pool::Error::from)?;
         Err(Error::NoSpace)
     }
 
