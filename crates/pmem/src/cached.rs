@@ -17,7 +17,7 @@
 //!   how far they have written: who has not mapped all of that, because the file has grown, syncs for himself alone.
 //! - **A sync that fails** leaves pages that the kernel takes for written, which no later sync writes. It tells those who
 //!   had the file mapped, once; so each of them syncs for himself. Before anybody's sync counts again, all of the file
-//!   is written once more. Two words in the mirror tell.
+//!   is written once more. Words in the mirror tell, also of who was killed before he could.
 //! - **An order** costs nothing: whoever relies on it has a CRC to tell what came too late.
 //!
 //! When no descriptor can be had (the program has used them up, or may write no file that long), chunks

@@ -23,7 +23,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use adit_pool::layout::Geometry;
-use adit_pool::{Error, PoolFile, When};
+use adit_pool::{Attachment, Error, FileMedium, FileRef, PoolFile, When};
 use common::{name, stage};
 
 /// A file system in an image, mounted for the thread that made it, for as long as that runs.
@@ -90,6 +90,20 @@ impl Disk {
         assert_eq!((got, set), (0, 0), "{}", std::io::Error::last_os_error());
     }
 
+    fn pool(&self) -> PathBuf {
+        self.mounted.join("pool")
+    }
+
+    /// A pool with one durable record, so that nothing which the next one needs is new.
+    fn with_a_record(&self) -> (Attachment<FileMedium>, FileRef) {
+        let file = PoolFile::create(&self.pool(), 8 << 20, Geometry::default()).unwrap();
+        let attachment = file.attach().unwrap();
+        let staged = attachment.enter_file(&name(1)).unwrap();
+        stage(&attachment, staged, 0, &[1; 100], When::Now).unwrap();
+        self.settle();
+        (attachment, staged)
+    }
+
     fn settle(&self) {
         assert!(runs("sync", &["-f", path(&self.mounted)]));
     }
@@ -122,18 +136,23 @@ fn runs(program: &str, args: &[&str]) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
+/// Who opens a pool in which the kernel has two records acknowledges what builds on both.
+fn who_opens_it_believes_no_more_than_the_disk_has(disk: &Disk) {
+    let later = PoolFile::open(&disk.pool()).unwrap().attach().unwrap();
+    let found = &later.recovery().unwrap().files;
+    let records: u64 = found.iter().map(|file| file.records).sum();
+    assert_eq!(records, 2, "the kernel has it");
+    later.pool().settle().unwrap();
+    assert_eq!(disk.records_after_a_cut(), 2, "it was taken for durable");
+}
+
 /// A file is forgotten, and the sync of that fails. Who comes later finds it forgotten, and says so to a program that
 /// goes on without the pool; were its records still on the disk, they would be replayed over what that has written.
 #[test]
 fn what_a_failed_sync_left_is_written_again_before_it_is_believed() {
     let Some(disk) = Disk::new() else { return };
-    let pool = disk.mounted.join("pool");
-    let file = PoolFile::create(&pool, 8 << 20, Geometry::default()).unwrap();
-    let (first, bystander) = (file.attach().unwrap(), PoolFile::open(&pool).unwrap());
-    let bystander = bystander.attach().unwrap();
-    let staged = first.enter_file(&name(1)).unwrap();
-    stage(&first, staged, 0, &[1; 100], When::Now).unwrap();
-    disk.settle();
+    let (first, staged) = disk.with_a_record();
+    let bystander = PoolFile::open(&disk.pool()).unwrap().attach().unwrap();
 
     disk.limit(1 << 20);
     let forgotten = first.forget_file(staged);
@@ -142,8 +161,7 @@ fn what_a_failed_sync_left_is_written_again_before_it_is_believed() {
     let told = bystander.pool().settle();
     assert!(told.is_err(), "it was spared a sync");
 
-    let later = PoolFile::open(&pool).unwrap();
-    let later = later.attach().unwrap();
+    let later = PoolFile::open(&disk.pool()).unwrap().attach().unwrap();
     let found = later.pool().ensure_not_forgotten(staged);
     assert!(matches!(found, Err(Error::Forgotten)), "{found:?}");
     later.pool().settle().unwrap();
@@ -155,33 +173,16 @@ fn what_a_failed_sync_left_is_written_again_before_it_is_believed() {
 #[test]
 fn where_nobody_knows_whether_a_sync_failed_all_is_written_again() {
     let Some(disk) = Disk::new() else { return };
-    let pool = disk.mounted.join("pool");
-    let file = PoolFile::create(&pool, 8 << 20, Geometry::default()).unwrap();
-    let first = file.attach().unwrap();
-    let staged = first.enter_file(&name(1)).unwrap();
-    // Nothing that the next one needs is new then.
-    stage(&first, staged, 0, &[1; 100], When::Now).unwrap();
-    disk.settle();
+    let (first, staged) = disk.with_a_record();
 
     disk.limit(1 << 20);
     stage(&first, staged, 100, &[2; 100], When::WithCommit).unwrap();
     let synced = first.pool().settle();
     disk.limit(0);
     assert!(synced.is_err(), "the disk has not failed");
-    drop((first, file));
+    drop(first);
     fs::remove_file(disk.mounted.join("pool.tables")).unwrap();
-
-    let later = PoolFile::open(&pool).unwrap().attach().unwrap();
-    let found: u64 = later
-        .recovery()
-        .unwrap()
-        .files
-        .iter()
-        .map(|file| file.records)
-        .sum();
-    assert_eq!(found, 2, "the kernel has it");
-    later.pool().settle().unwrap();
-    assert_eq!(disk.records_after_a_cut(), 2, "it was taken for durable");
+    who_opens_it_believes_no_more_than_the_disk_has(&disk);
 }
 
 /// The kernel tells a process that is killed while it waits for a sync, and it tells nobody else. Who opens the pool when
@@ -189,20 +190,15 @@ fn where_nobody_knows_whether_a_sync_failed_all_is_written_again() {
 #[test]
 fn a_sync_that_fails_while_its_process_is_killed_is_known() {
     let Some(disk) = Disk::new() else { return };
-    let pool = disk.mounted.join("pool");
-    let file = PoolFile::create(&pool, 8 << 20, Geometry::default()).unwrap();
-    let first = file.attach().unwrap();
-    let staged = first.enter_file(&name(1)).unwrap();
-    stage(&first, staged, 0, &[1; 100], When::Now).unwrap();
-    disk.settle();
+    let (first, staged) = disk.with_a_record();
 
     stage(&first, staged, 100, &[2; 100], When::WithCommit).unwrap();
     disk.limit(1 << 20);
     // What the kernel does for a process whose sync returns to a signal that kills it, and what that leaves.
-    let synced = File::open(&pool).unwrap().sync_all();
+    let synced = File::open(disk.pool()).unwrap().sync_all();
     disk.limit(0);
     assert!(synced.is_err(), "the disk has not failed");
-    drop((first, file));
+    drop(first);
     let tables = disk.mounted.join("pool.tables");
     let tables = File::options().read(true).write(true).open(tables).unwrap();
     let asked = tables.metadata().unwrap().len() - adit_pmem::MIRROR_TAIL + 272;
@@ -210,18 +206,7 @@ fn a_sync_that_fails_while_its_process_is_killed_is_known() {
     tables.read_exact_at(&mut count, asked).unwrap();
     let count = u64::from_le_bytes(count) + 1;
     tables.write_all_at(&count.to_le_bytes(), asked).unwrap();
-
-    let later = PoolFile::open(&pool).unwrap().attach().unwrap();
-    let found: u64 = later
-        .recovery()
-        .unwrap()
-        .files
-        .iter()
-        .map(|file| file.records)
-        .sum();
-    assert_eq!(found, 2, "the kernel has it");
-    later.pool().settle().unwrap();
-    assert_eq!(disk.records_after_a_cut(), 2, "it was taken for durable");
+    who_opens_it_believes_no_more_than_the_disk_has(&disk);
 }
 
 /// Where a file system writes elsewhere what changes, all of a pool is written again although there is not room for it twice.
@@ -232,9 +217,8 @@ fn all_is_written_again_on_a_disk_that_is_nearly_full() {
         return;
     };
     adit_pmem::fault::install().unwrap();
-    let pool = disk.mounted.join("pool");
-    let size = 512 << 20;
-    let file = PoolFile::create(&pool, size, Geometry::default()).unwrap();
+    let pool = disk.pool();
+    let file = PoolFile::create(&pool, 512 << 20, Geometry::default()).unwrap();
     let forget = || {
         let tables = disk.mounted.join("pool.tables");
         fs::remove_file(fs::read_link(tables).unwrap()).unwrap();

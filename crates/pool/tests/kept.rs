@@ -4,7 +4,9 @@
 mod common;
 
 use adit_pool::layout::{ChunkKind, FileEntry, NAMES, Name, SHARED, Shared};
-use adit_pool::{Attachment, CreateOptions, Error, Intent, LocalLocks, Op, Pool, Result, When};
+use adit_pool::{
+    Attachment, CreateOptions, Error, FileRef, Intent, LocalLocks, Op, Pool, Result, When,
+};
 use adit_sim::{Config, History, World, enumerate};
 use common::memory::Memory;
 use common::*;
@@ -367,9 +369,9 @@ fn a_record_with_a_flipped_bit_is_reclaimed() {
     assert_eq!(a.reclaim().unwrap(), 1);
 }
 
-/// Of a record that nobody can read, the chunks that it names are kept, and so is what was committed by a chain through it.
-#[test]
-fn what_hangs_on_an_unreadable_record_is_kept() {
+/// A pool of somebody who has gone: a file with a hundred records and a commit, of which nobody can read the first, which
+/// alone names its chunk.
+fn with_an_unreadable_record() -> (Memory, FileRef) {
     let medium = Memory::new(&vec![0; tiny_size(60) as usize]);
     Pool::create(&medium, &options(TINY)).unwrap();
     let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
@@ -381,11 +383,18 @@ fn what_hangs_on_an_unreadable_record_is_kept() {
     }
     a.lock_file(file).unwrap().commit().unwrap();
     drop(a);
-    let kinds = [ChunkKind::Data, ChunkKind::Log];
-    let before = chunks_of(&pool, &kinds);
     let mut bytes = medium.bytes();
     bytes[first_log(&pool) + 16] ^= 3;
-    let pool = opened_with(&Memory::new(&bytes));
+    (Memory::new(&bytes), file)
+}
+
+/// Of a record that nobody can read, the chunks that it names are kept, and so is what was committed by a chain through it.
+#[test]
+fn what_hangs_on_an_unreadable_record_is_kept() {
+    let (damaged, _) = with_an_unreadable_record();
+    let pool = opened_with(&damaged);
+    let kinds = [ChunkKind::Data, ChunkKind::Log];
+    let before = chunks_of(&pool, &kinds);
     let a = pool.attach().unwrap();
     assert_eq!(a.release_orphans().unwrap().chunks, 0);
     assert_eq!(chunks_of(&pool, &kinds), before);
@@ -585,21 +594,7 @@ fn a_count_that_fails_is_made_up_for() {
 /// What is kept of an unreadable record goes when nobody can miss it any more, and holds up nothing else meanwhile.
 #[test]
 fn an_unreadable_record_is_not_kept_for_ever() {
-    let medium = Memory::new(&vec![0; tiny_size(60) as usize]);
-    Pool::create(&medium, &options(TINY)).unwrap();
-    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
-    let a = pool.attach().unwrap();
-    let file = a.enter_file(&name(1)).unwrap();
-    for nth in 0..100 {
-        let len = if nth == 0 { 8192 } else { 60 };
-        stage(&a, file, nth * 60, &vec![7; len], When::WithCommit).unwrap();
-    }
-    a.lock_file(file).unwrap().commit().unwrap();
-    drop((a, pool));
-    let mut bytes = medium.bytes();
-    let pool = opened_with(&medium);
-    bytes[first_log(&pool) + 16] ^= 3;
-    let medium = Memory::new(&bytes);
+    let (medium, file) = with_an_unreadable_record();
     for nth in 2..9 {
         let pool = open(medium.clone(), &LocalLocks::default(), boot(nth)).unwrap();
         let a = pool.attach().unwrap();

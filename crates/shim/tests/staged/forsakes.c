@@ -13,10 +13,12 @@
 #include <unistd.h>
 
 static sigjmp_buf back;
-static volatile int slow;
+static volatile int slow, prepares;
 
 static void prepare(void) {
-    if (slow) usleep(600000);
+    if (!slow) return;
+    prepares = 1;
+    sleep(2);
 }
 
 static void leaves(int signal) {
@@ -48,7 +50,7 @@ int main(int count, char **args) {
     signal(SIGALRM, leaves);
     pthread_t thread;
     pthread_create(&thread, NULL, makes, NULL);
-    usleep(150000);
+    while (!prepares) usleep(1000);
     if (!sigsetjmp(back, 1)) {
         struct itimerval soon = {.it_value.tv_usec = 150000};
         setitimer(ITIMER_REAL, &soon, NULL);
