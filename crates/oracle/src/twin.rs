@@ -7,7 +7,7 @@ use crate::way::{Meta, Ret, Way, leased, raw_size};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Deliberate damage to twin A's answers, to show that each comparison can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -29,7 +29,8 @@ pub(crate) enum Plant {
 const A: usize = 0;
 const B: usize = 1;
 
-/// Times of twins that differ by less may be the same instant seen by a clock that ticks.
+/// Times of twins that differ by less may be the same instant seen by a clock that ticks: two ticks of the slowest clock,
+/// and what lies between the two calls of a step.
 const TICKS: Duration = Duration::from_millis(24);
 
 /// How far apart two times (seconds, nanoseconds) are.
@@ -38,6 +39,14 @@ fn apart(one: (i64, i64), other: (i64, i64)) -> Duration {
         |(seconds, rest): (i64, i64)| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
     let gap = nanoseconds(one).abs_diff(nanoseconds(other));
     Duration::from_nanos(u64::try_from(gap).unwrap_or(u64::MAX))
+}
+
+/// What a look at a file's times has found.
+#[derive(Clone, Copy)]
+struct Times {
+    modified: [(i64, i64); 2],
+    /// How many steps there had been.
+    step: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -131,7 +140,9 @@ pub(crate) struct Twins {
     sides: [Side; 2],
     helper: Helper,
     /// The last seen mtimes of both twins, by twin B's inode and birth.
-    times: HashMap<FileKey, [(i64, i64); 2]>,
+    times: HashMap<FileKey, Times>,
+    /// How long each step took on both twins, which is as far apart as their clocks may have been.
+    lasted: Vec<Duration>,
     /// Whether every change gets a time of its own (multigrain timestamps).
     fine_times: bool,
     tmpfs: bool,
@@ -205,6 +216,7 @@ impl Twins {
             sides,
             helper: Helper::start()?,
             times: HashMap::new(),
+            lasted: Vec::new(),
             plant: options.plant,
             warmed: 0,
             mapped: 0,
@@ -241,6 +253,18 @@ impl Twins {
 
     /// Runs one step on both twins. `Err` tells what differs.
     pub(crate) fn step(&mut self, s: &Step, plant_now: bool) -> Result<String, String> {
+        let begun = Instant::now();
+        let result = self.do_step(s, plant_now);
+        let changes = !matches!(s.op, Op::Settle);
+        self.lasted.push(if changes {
+            begun.elapsed()
+        } else {
+            Duration::ZERO
+        });
+        result
+    }
+
+    fn do_step(&mut self, s: &Step, plant_now: bool) -> Result<String, String> {
         match &s.op {
             Op::Make { name, size, own } => self.make(*name, *size, *own, s.bytes)?,
             Op::Warm {
@@ -372,8 +396,12 @@ impl Twins {
         let Some(before) = self.key_of_fd(judge).and_then(|k| self.times.get(&k)) else {
             return false;
         };
-        let stood = Way::Raw.stat(judge, c"", 0).1.mtime == before[B];
-        let (tv_sec, tv_nsec) = if stood { (12345, 0) } else { before[A] };
+        let stood = Way::Raw.stat(judge, c"", 0).1.mtime == before.modified[B];
+        let (tv_sec, tv_nsec) = if stood {
+            (12345, 0)
+        } else {
+            before.modified[A]
+        };
         let at = libc::timespec { tv_sec, tv_nsec };
         Way::Raw.utimens(fd, None, &[at, at]) == 0
     }
@@ -612,12 +640,20 @@ impl Twins {
         what: &str,
     ) -> Result<(), String> {
         let Some(key) = key else { return Ok(()) };
-        let before = self.times.insert(key, now);
-        let Some(before) = before else { return Ok(()) };
+        let seen = Times {
+            modified: now,
+            step: self.lasted.len(),
+        };
+        let Some(last) = self.times.insert(key, seen) else {
+            return Ok(());
+        };
+        let before = last.modified;
         let moved = [A, B].map(|i| now[i] != before[i]);
         // On kernels whose times have the grain of the clock's tick, one change may fall into the
-        // tick of the look before and its twin into the next.
-        let same_tick = !self.fine_times && apart(now[A], now[B]) < TICKS;
+        // tick of the look before and its twin into the next. A machine may stand still between the two.
+        let steps = self.lasted.get(last.step..).unwrap_or_default();
+        let longest = steps.iter().max().copied().unwrap_or_default();
+        let same_tick = !self.fine_times && apart(now[A], now[B]) < TICKS + longest;
         if moved[A] == moved[B] || same_tick {
             return Ok(());
         }
