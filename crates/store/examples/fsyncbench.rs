@@ -3,13 +3,14 @@
 //! `cargo run --release -p adit-store --example fsyncbench -- DIR [ROUNDS]`; DIR lies on the file system to
 //! measure. Medians of alternating rounds, in microseconds per append, and medians of each round's ratios to
 //! the kernel's ways: a disk that others use as well changes its pace between rounds.
-//! `plain` rows end without a sync: what a write costs that the next `fsync` makes durable.
+//! `plain` rows end without a sync: what a write costs that the next `fsync` makes durable. `raw` rows are what a commit
+//! has to write, into blocks that were written before: the bytes and a record, apart as they lie in a pool, or side by side.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Runs without the preload.
 
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,6 +23,8 @@ use rustix::fs::{Mode as FileMode, OFlags};
 
 const APPENDS: usize = 64;
 const LEN: usize = 4096;
+/// From one page of a raw row to the next, which are two runs.
+const APART: u64 = 16 << 10;
 const O_DSYNC: i32 = 0o10000;
 
 type Staged = StagedFile<FileMedium, KernelFile<OwnedFd>>;
@@ -62,6 +65,25 @@ impl Bench {
         timed(|| {
             file.write_all(&self.bytes).expect("write");
             sync(&file);
+        })
+    }
+
+    /// A page and a record go to where pages were: where the record of the nth page lies, in bytes, `record` says.
+    fn raw(&self, record: fn(u64) -> u64) -> f64 {
+        let file = File::create(self.dir.join("raw")).expect("file");
+        let zeros = vec![0; APART as usize];
+        for nth in 0..2 * APPENDS as u64 {
+            file.write_all_at(&zeros, nth * APART).expect("zeros");
+        }
+        file.sync_all().expect("sync");
+        let mut nth = 0;
+        timed(|| {
+            let page = nth * APART;
+            file.write_all_at(&self.bytes, page).expect("bytes");
+            file.write_all_at(&self.bytes[..64], record(nth))
+                .expect("record");
+            file.sync_data().expect("fdatasync");
+            nth += 1;
         })
     }
 
@@ -120,7 +142,7 @@ fn main() {
     let rounds = arguments.next().and_then(|n| n.to_str()?.parse().ok());
     let rounds: usize = rounds.unwrap_or(25);
     let bench = Bench::new(Path::new(&parent));
-    let cases: [Case; 7] = [
+    let cases: [Case; 9] = [
         ("kernel: append, fsync", |b| {
             b.kernel(0, |file| file.sync_all().expect("fsync"))
         }),
@@ -132,6 +154,12 @@ fn main() {
             b.adit(Mode::Atomic, |file| file.fsync().expect("fsync"))
         }),
         ("adit strict: append", |b| b.adit(Mode::Strict, |_| ())),
+        ("raw: record apart, fdatasync", |b| {
+            b.raw(|nth| APPENDS as u64 * APART + nth * 64)
+        }),
+        ("raw: record beside, fdatasync", |b| {
+            b.raw(|nth| nth * APART + LEN as u64)
+        }),
         ("kernel: plain append", |b| b.kernel(0, |_| ())),
         ("adit atomic: plain append", |b| {
             b.adit(Mode::Atomic, |_| ())
