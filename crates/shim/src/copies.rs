@@ -123,47 +123,39 @@ pub(crate) unsafe extern "C" fn after(call: *mut Call, result: i64) -> i64 {
     }
 }
 
-/// The same for a call by its number; `None` if it is no copy. libc's function hands no sixth argument on, so what
-/// has one is libc's to make, and what it uses is the kernel's for good.
+/// The same for a call by its number; `None` if it is no copy.
 pub(crate) fn by_number(
     number: c_long,
     arguments: [usize; 5],
+    sixth: usize,
 ) -> Option<Result<Option<c_int>, c_int>> {
     let [first, second, third, fourth, fifth] = arguments;
     let mut call = Call {
         lent: [core::ptr::null(); 2],
         to: 0,
-        sixth: 0,
+        sixth,
         fifth,
         fourth,
         third,
         second,
         first,
     };
-    let (fate, whole) = match number {
-        libc::SYS_sendfile => (call.send(), true),
-        libc::SYS_ioctl => (call.ioctl(), true),
-        libc::SYS_copy_file_range => (call.range(), false),
-        libc::SYS_splice => (call.splice(), false),
+    let fate = match number {
+        libc::SYS_sendfile => call.send(),
+        libc::SYS_ioctl => call.ioctl(),
+        libc::SYS_copy_file_range => call.range(),
+        libc::SYS_splice => call.splice(),
         _ => return None,
-    };
-    let made = || {
-        let args = [first, second, third, fourth, fifth, 0];
-        // SAFETY: the program's own call.
-        unsafe { sys::call(number, args) }
     };
     Some(match fate {
         // What has nothing to take back is libc's to make.
-        Ok(None) if call.lent.iter().all(|ofd| ofd.is_null()) && whole => Ok(None),
-        Ok(None) if whole => {
-            let result = made();
+        Ok(None) if call.lent.iter().all(|ofd| ofd.is_null()) => Ok(None),
+        Ok(None) => {
+            let args = [first, second, third, fourth, fifth, sixth];
+            // SAFETY: the program's own call.
+            let result = unsafe { sys::call(number, args) };
             let ended = call.end(result.map(drop));
             result.and_then(|done| ended.map(|()| Some(done as c_int)))
-        }
-        Ok(None) => {
-            let _ = call.end(Err(libc::EINVAL));
-            let ends = [first, third].map(|fd| descriptors::hand_over(fd as c_int));
-            ends.into_iter().collect::<Result<(), _>>().map(|()| None)
         }
         Ok(Some(answer)) => Ok(Some(answer as c_int)),
         Err(errno) => Err(errno),

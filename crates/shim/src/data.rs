@@ -439,6 +439,14 @@ fn hand_over_for_v2(fd: i32, at: i64) -> Result<i32, i32> {
     Ok(ofd.writer().map_or(0, Writer::kernel_flags))
 }
 
+/// Whether a call with flags may not write: only the kernel can do it, and what it writes is not what the mode promises.
+fn is_refused(fd: i32, at: i64) -> bool {
+    let ofd = fds::promoted(fd);
+    let writer = ofd.as_ref().and_then(|ofd| ofd.writer());
+    // Of other positions, and of what was not opened for it, the kernel says what is wrong.
+    at >= -1 && writer.is_some_and(|writer| writer.is_writable() && writer.refuses_copies(fd))
+}
+
 pub(crate) extern "C" fn preadv2(
     fd: i32,
     iov: *const libc::iovec,
@@ -466,6 +474,7 @@ pub(crate) extern "C" fn pwritev2(
     match (at, flags) {
         (-1, 0) => writev(fd, iov, count),
         (0.., 0) => pwritev(fd, iov, count, at),
+        _ if is_refused(fd, at) => sys::to_libc(Err(libc::EOPNOTSUPP)),
         _ => {
             let ready = hand_over_for_v2(fd, at);
             sys::to_libc(ready.and_then(|own| kernel_pwritev(fd, iov, count, at, flags | own)))

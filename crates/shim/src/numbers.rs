@@ -31,9 +31,10 @@ pub(crate) extern "C" fn before(
     third: c_ulong,
     fourth: c_ulong,
     fifth: c_ulong,
+    sixth: c_ulong,
 ) -> c_int {
     let arguments = [first, second, third, fourth, fifth].map(|word| word as usize);
-    match fate(number, arguments) {
+    match fate(number, arguments, sixth as usize) {
         Ok(None) => 0,
         Ok(Some(answer)) => -answer - 1,
         Err(errno) => errno,
@@ -48,13 +49,13 @@ pub(crate) extern "C" fn answer(code: c_int) -> i64 {
     }
 }
 
-fn fate(number: c_long, arguments: [usize; 5]) -> Fate {
+fn fate(number: c_long, arguments: [usize; 5], sixth: usize) -> Fate {
     look(number, arguments)
-        .or_else(|| serve(number, arguments))
+        .or_else(|| serve(number, arguments, sixth))
         .or_else(|| alias(number, arguments))
         .or_else(|| change_name(number, arguments))
         .or_else(|| open(number, arguments))
-        .or_else(|| copies::by_number(number, arguments))
+        .or_else(|| copies::by_number(number, arguments, sixth))
         .unwrap_or_else(|| prepare(number, arguments).map(|()| None))
 }
 
@@ -101,9 +102,9 @@ fn look(number: c_long, arguments: [usize; 5]) -> Option<Fate> {
     Some(told(looked))
 }
 
-/// What is done to a file of ours through a descriptor. The offset is told in 64 bits, and flags come as a sixth
-/// argument, which this shape has no room for: such calls are the kernel's.
-fn serve(number: c_long, [fd, second, third, fourth, _]: [usize; 5]) -> Option<Fate> {
+/// What is done to a file of ours through a descriptor; but for `lseek`, whose answer has more bits than this shape has room
+/// for. Of a position that is told in two words the first has all of it here.
+fn serve(number: c_long, [fd, second, third, fourth, _]: [usize; 5], sixth: usize) -> Option<Fate> {
     use core::ffi::c_void;
     let fd = fd as c_int;
     let answer = match number {
@@ -126,6 +127,10 @@ fn serve(number: c_long, [fd, second, third, fourth, _]: [usize; 5]) -> Option<F
                 libc::SYS_writev => data::writev(fd, vector, count),
                 libc::SYS_preadv => data::preadv(fd, vector, count, fourth as i64),
                 libc::SYS_pwritev => data::pwritev(fd, vector, count, fourth as i64),
+                libc::SYS_preadv2 => data::preadv2(fd, vector, count, fourth as i64, sixth as i32),
+                libc::SYS_pwritev2 => {
+                    data::pwritev2(fd, vector, count, fourth as i64, sixth as i32)
+                }
                 _ => return None,
             };
             moved as i64

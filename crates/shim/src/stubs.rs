@@ -9,6 +9,7 @@
 //! | `before_served` | as `before`, but only for a promoted descriptor |
 //! | `before_live` | as `before`, but only for a descriptor with any entry |
 //! | `asks` | as `before`, but the hook may refuse: of an error the second function makes the answer |
+//! | `asks_seven` | as `asks`, for a hook that is given the first argument on the stack as well |
 //! | `asks_served`, `asks_live`, `asks_mapped` | as `asks`, but only for a promoted descriptor, one with any entry, or a promoted one in the fifth argument |
 //! | `offered` | for a promoted descriptor, or while stores await their times: the hook's answer or, if it has none, libc's |
 //! | `answered` | as `offered`, of what is no cancellation point |
@@ -246,6 +247,13 @@ macro_rules! stub {
     (asks $name:ident $hook:path, $refused:path) => {
         stub!(@before $name $hook, "", $crate::times::PENDING, "test eax, eax\njne 4f", $refused);
     };
+    // Above the frame lie the return address and what the program has passed on its stack; the hook's own argument there
+    // is a copy, below.
+    (asks_seven $name:ident $hook:path, $refused:path) => {
+        stub!(@calling $name $hook, "", $crate::times::PENDING,
+            "sub rsp, 8\npush qword ptr [rsp + 200]\n.cfi_adjust_cfa_offset 16",
+            "add rsp, 16\n.cfi_adjust_cfa_offset -16\ntest eax, eax\njne 4f", $refused);
+    };
     (before_watched $name:ident $hook:path) => {
         stub!(@before $name $hook,
             "mov r11d, dword ptr [rip + {gate}]\nor r11d, dword ptr [rip + {staged}]\nje 2f",
@@ -268,6 +276,9 @@ macro_rules! stub {
             $crate::fds::TABLE, "test eax, eax\njne 4f", $refused);
     };
     (@before $name:ident $hook:path, $check:literal, $gate:path, $verdict:literal, $refused:path) => {
+        stub!(@calling $name $hook, $check, $gate, "", $verdict, $refused);
+    };
+    (@calling $name:ident $hook:path, $check:literal, $gate:path, $more:literal, $verdict:literal, $refused:path) => {
         stub!(@common $name);
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
@@ -293,6 +304,7 @@ macro_rules! stub {
                 "movups [rsp + 80], xmm5",
                 "movups [rsp + 96], xmm6",
                 "movups [rsp + 112], xmm7",
+                $more,
                 "call {hook}",
                 $verdict,
                 "movups xmm0, [rsp]",

@@ -361,5 +361,5 @@ interpose! {
     before setrlimit64 (process::before_setrlimit);
     before prlimit (process::before_prlimit);
     before prlimit64 (process::before_prlimit);
-    asks syscall (numbers::before, numbers::answer);
+    asks_seven syscall (numbers::before, numbers::answer);
 }

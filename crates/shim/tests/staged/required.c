@@ -17,7 +17,8 @@
 //   VN HOW     has the kernel copy it to FILE.copy: r, s, p at its offset, R, S at another one, c (FICLONE)
 //   pN HOW     makes room in it: k (FALLOC_FL_KEEP_SIZE), l (posix_fallocate, to 20 bytes), n (to 24, by number), or
 //              none: h (punches a hole over its first line)
-//   nN TEXT    writes a line through it by the call's number; NN in a vector
+//   nN TEXT    writes a line through it by the call's number; NN in a vector, xN in one with flags that say nothing, XN
+//              in one with RWF_APPEND, and YN by that call's name
 //   BN         lets a thread wait in splice into it, writes a line behind, and lets that thread go on
 //   m COUNT    opens so many files beside it, FILE.0 and so on, and writes to each; says how many were opened
 #define _GNU_SOURCE
@@ -152,10 +153,17 @@ static int open_cutting(const char *path, char how) {
     return stream ? fileno(stream) : -1;
 }
 
-static long write_by_number(int fd, char *text, int vector) {
+static long write_by_number(int fd, char *text, char how) {
     size_t len = strlen(text);
     struct iovec parts[] = {{text, 1}, {text + 1, len - 1}};
-    long written = vector ? syscall(SYS_writev, fd, parts, 2) : syscall(SYS_write, fd, text, len);
+    long written = -1;
+    switch (how) {
+    case 'n': written = syscall(SYS_write, fd, text, len); break;
+    case 'N': written = syscall(SYS_writev, fd, parts, 2); break;
+    case 'x': written = syscall(SYS_pwritev2, fd, parts, 2, -1L, 0L, 0); break;
+    case 'X': written = syscall(SYS_pwritev2, fd, parts, 2, -1L, 0L, RWF_APPEND); break;
+    case 'Y': written = pwritev2(fd, parts, 2, -1, RWF_APPEND); break;
+    }
     return written == (long)len ? 0 : -1;
 }
 
@@ -203,8 +211,11 @@ int main(int count, char **args) {
             break;
         case 'n':
         case 'N':
+        case 'x':
+        case 'X':
+        case 'Y':
             strcat(line, "\n");
-            result = write_by_number(*fd, line + 3, line[0] == 'N');
+            result = write_by_number(*fd, line + 3, line[0]);
             break;
         case 'p': result = make_room(*fd, line[3]); break;
         case 'd': result = close(dup(*fd)); break;

@@ -357,14 +357,18 @@ fn room_and_numbers_are_served() {
         ("n0 two", "done"),
         ("N0 six", "done"),
         ("p0 n", "done"),
+        ("x0 ten", "done"),
     ];
     for mode in ATOMIC {
         let _ = fs::remove_file(&file);
         let mut program = Told::start(&place, mode, &file);
         program.answers(&all);
         // Of bytes that the kernel takes out nothing is promised.
-        program.answers(&[("p0 h", "EOPNOTSUPP"), ("w0 end", "done"), ("c0", "done")]);
-        let whole = "one\ntwo\nsix\nend\n\0\0\0\0\0\0\0\0";
+        program.answers(&[("p0 h", "EOPNOTSUPP")]);
+        // Nor of what is written with flags.
+        program.answers(&[("X0 no", "EOPNOTSUPP"), ("Y0 no", "EOPNOTSUPP")]);
+        program.answers(&[("w0 end", "done"), ("c0", "done")]);
+        let whole = "one\ntwo\nsix\nten\nend\n\0\0\0\0";
         assert_eq!(place.content(), whole, "mode {mode}");
     }
     for mode in MODES {
@@ -372,8 +376,43 @@ fn room_and_numbers_are_served() {
         let mut program = Told::willing(&place, mode, &file);
         program.answers(&all);
         program.answers(&[("p0 h", "done"), ("w0 end", "done"), ("c0", "done")]);
-        let whole = "\0\0\0\0two\nsix\nend\n\0\0\0\0\0\0\0\0";
+        let whole = "\0\0\0\0two\nsix\nten\nend\n\0\0\0\0";
         assert_eq!(place.content(), whole, "mode {mode}");
+    }
+}
+
+/// What the kernel writes in a call of six arguments that was asked for by its number is durable when the call returns, as
+/// under its name; and what it was asked for is what it does. Each of these left both files to the kernel, and the write
+/// or copy in its page cache.
+#[test]
+fn numbers_of_six_arguments_are_durable() {
+    let Some(place) = Place::new("six") else {
+        return;
+    };
+    let program = place.compile("six");
+    if !has_strace() {
+        return;
+    }
+    for mode in MODES {
+        let calls = "pwritev2,copy_file_range,splice,fdatasync";
+        let said = run(place.tracing(&program, mode, calls).arg(place.file()));
+        let trace = place.trace();
+        let durable = ["sync", "strict"].contains(&mode);
+        let is_of = |line: &str, call, path| line.contains(call) && line.contains(path);
+        for (call, path) in [
+            ("pwritev2", "file>"),
+            ("copy_file_range", "file.copy>"),
+            ("splice", "file.spliced>"),
+        ] {
+            let mut lines = trace.lines();
+            let made = lines.find(|line| is_of(line, call, path));
+            let made = made.unwrap_or_else(|| panic!("{mode}, {call}: {trace}"));
+            let next = lines.next().unwrap_or_default();
+            let waits = made.contains("RWF_DSYNC") || is_of(next, "fdatasync", path);
+            assert_eq!(waits, durable, "{mode}, {call}: {trace}");
+        }
+        let said = String::from_utf8_lossy(&said.stdout);
+        assert_eq!(said, "flags EINVAL, leased 1, behind end\n", "mode {mode}");
     }
 }
 
