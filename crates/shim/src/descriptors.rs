@@ -630,6 +630,19 @@ pub(crate) extern "C" fn before_offset(fd: c_int) -> c_int {
     refusal(hand_over(fd))
 }
 
+/// After `dprintf(fd, …)`, which has written so many bytes: they are durable where writes are. libc has written them itself,
+/// in some versions through a slot of a stream that is not served.
+pub(crate) extern "C" fn formatted(fd: c_int, _b: usize, _c: usize, written: c_int) -> c_int {
+    let durable = |ofd: Users| ofd.writer().is_some_and(|own| own.kernel_flags() != 0);
+    if vfork::in_child() || !fds::promoted(fd).is_some_and(durable) {
+        return written;
+    }
+    match sys::fdatasync(fd as usize) {
+        Ok(_) => written,
+        Err(errno) => minus_one(errno) as c_int,
+    }
+}
+
 pub(crate) extern "C" fn close(fd: c_int) -> c_int {
     let mut published = Ok(());
     if vfork::in_child() {

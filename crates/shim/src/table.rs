@@ -68,10 +68,10 @@ interpose! {
     // The kernel uses the description's offset.
     asks_served lockf (descriptors::before_offset, descriptors::minus_one);
     asks_served lockf64 (descriptors::before_offset, descriptors::minus_one);
-    asks_served dprintf (descriptors::before_offset, descriptors::minus_one);
-    asks_served vdprintf (descriptors::before_offset, descriptors::minus_one);
-    asks_served __dprintf_chk (descriptors::before_offset, descriptors::minus_one);
-    asks_served __vdprintf_chk (descriptors::before_offset, descriptors::minus_one);
+    formats dprintf (super::vdprintf::REAL, "rdx", "2", descriptors::before_offset, descriptors::formatted);
+    around vdprintf (descriptors::before_offset, descriptors::formatted);
+    formats __dprintf_chk (super::__vdprintf_chk::REAL, "rcx", "3", descriptors::before_offset, descriptors::formatted);
+    around __vdprintf_chk (descriptors::before_offset, descriptors::formatted);
     before backtrace_symbols_fd (descriptors::before_third);
     before __backtrace_symbols_fd (descriptors::before_third);
 

@@ -416,6 +416,37 @@ fn numbers_of_six_arguments_are_durable() {
     }
 }
 
+/// libc writes formatted text by itself, without a slot of a served stream or with one, and what it has written is durable
+/// when it returns.
+#[test]
+fn formatted_text_is_durable() {
+    let Some(place) = Place::new("formats") else {
+        return;
+    };
+    let program = place.compile("formats");
+    let plain = run(place.command(&program, None).arg(place.file()));
+    let whole = place.content();
+    if !has_strace() {
+        return;
+    }
+    for mode in ALL {
+        let calls = "write,pwritev2,fdatasync";
+        let said = run(place.tracing(&program, mode, calls).arg(place.file()));
+        assert_eq!(said.stdout, plain.stdout, "mode {mode}");
+        assert_eq!(place.content(), whole, "mode {mode}");
+        let trace = place.trace();
+        let durable = ["sync", "strict"].contains(&mode);
+        for name in ["dprintf ", "dprintf_chk ", "vdprintf ", "vdprintf_chk "] {
+            let mut lines = trace.lines().filter(|line| line.contains("file>"));
+            let made = lines.find(|line| line.contains(&format!("\"{name}")));
+            let made = made.unwrap_or_else(|| panic!("{mode}, {name}: {trace}"));
+            let waits = made.contains("RWF_DSYNC")
+                || lines.next().is_some_and(|line| line.contains("fdatasync"));
+            assert_eq!(waits, durable, "{mode}, {name}: {trace}");
+        }
+    }
+}
+
 /// A file whose rights or times the program sets is staged again: SQLite and git do that to files that they are about
 /// to write.
 #[test]
