@@ -26,7 +26,7 @@
 
 use crate::real::{self, call_real};
 use crate::stubs::stub;
-use crate::{data, descriptors, fds, init, names, sys, table, vfork};
+use crate::{data, declared, descriptors, fds, init, names, sys, table, vfork};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -178,9 +178,9 @@ pub(crate) extern "C" fn before_temporary() -> isize {
 pub(crate) extern "C" fn before_open(path: *const c_char, mode: *const c_char) -> isize {
     names::lend(libc::AT_FDCWD, path);
     // SAFETY: libc reads the same string next.
-    match cutting(unsafe { CStr::from_ptr(mode) })
-        .and_then(|flags| names::open_for_stream(path, flags))
-    {
+    let letters = unsafe { CStr::from_ptr(mode) };
+    bar_before_a_cut(path, letters);
+    match cutting(letters).and_then(|flags| names::open_for_stream(path, flags)) {
         None => GO_ON,
         Some(opened) => opened
             .and_then(|(fd, made)| cut_stream(fd, mode, made))
@@ -209,6 +209,14 @@ fn cutting(mode: &CStr) -> Option<c_int> {
         return None;
     }
     letters.iter().take(LETTERS).try_fold(flags, add)
+}
+
+/// Before libc opens a stream itself and cuts the file by that: what is staged of a declared one goes to the file before, or
+/// it would be published over the cut.
+fn bar_before_a_cut(path: *const c_char, mode: &CStr) {
+    if mode.to_bytes().starts_with(b"w") && cutting(mode).is_none() {
+        declared::bar_name(libc::AT_FDCWD, path, 0);
+    }
 }
 
 /// A stream on a file that was opened to be cut, and may be `made` by that.
@@ -242,6 +250,9 @@ pub(crate) extern "C" fn before_reopen(
     hand_over_before_reopen(path, file);
     // SAFETY: libc reads the same string next.
     let mode = unsafe { CStr::from_ptr(mode) };
+    if !path.is_null() {
+        bar_before_a_cut(path, mode);
+    }
     let cuts = |flags| names::cuts_for_stream(path, flags);
     let cuts = cutting(mode).filter(|_| !path.is_null()).and_then(cuts);
     let Some(made) = cuts.filter(|_| ready()) else {
@@ -360,6 +371,9 @@ fn note(file: *mut FILE) -> bool {
         return true;
     }
     let Some(flags) = flags_worth_serving(fd) else {
+        if fd <= fds::LAST_STANDARD && init::credit().is_some() {
+            declared::is_the_kernels(fd);
+        }
         return true;
     };
     if flags & libc::O_ACCMODE != libc::O_RDONLY
@@ -373,6 +387,7 @@ fn note(file: *mut FILE) -> bool {
             sys::set_errno(libc::EOPNOTSUPP);
             return false;
         }
+        declared::is_the_kernels(fd);
         return true;
     }
     // libc has moved it where a stream appends.

@@ -199,6 +199,50 @@ fn a_standard_descriptor_is_the_kernels() {
     }
 }
 
+/// So is a stream that libc reads and writes by itself: one that is never cancelled, as all are that have a character set,
+/// or one with such a number. What libc cuts by opening it nobody publishes afterwards.
+#[test]
+fn a_stream_that_is_not_served_is_the_kernels() {
+    let streams = [
+        ("O", "ac", "one two "),
+        ("O", "a+,ccs=UTF-8", "one "),
+        ("O", "r+c", "two "),
+        ("O", "rc", "one "),
+        ("O", "wc", "two "),
+        ("Z", "a", "one two "),
+        ("Z", "w", "two "),
+    ];
+    for (mode, (call, letters, begin)) in MODES
+        .into_iter()
+        .chain(["posix"])
+        .flat_map(|mode| streams.map(|stream| (mode, stream)))
+    {
+        let Some((place, program)) = place("streams") else {
+            return;
+        };
+        let what = format!("{mode}: {call} {letters}");
+        let file = place.file();
+        let named = file.display();
+        let mut one = sharer(&place, &program, "strict");
+        let mut other = sharer(&place, &program, mode);
+        one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
+        other.all_well(&[&format!("{call} {letters} {named}")]);
+        if begin.contains("two") {
+            other.all_well(&["P two "]);
+        }
+        one.sees(&file, begin);
+        one.all_well(&["w0 three "]);
+        let whole = format!("{begin}three ");
+        if letters.starts_with('r') {
+            assert_eq!(other.tell("G"), format!("0 {whole}"), "{what}");
+        }
+        one.sees(&file, &whole);
+        one.end();
+        other.end();
+        assert_eq!(place.content(), whole, "{what}");
+    }
+}
+
 /// A program that has opened nothing sees how long a file is that others have staged, and when it was changed.
 #[test]
 fn who_only_looks_sees_what_is_staged() {

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 static int fds[10];
+static FILE *kept;
 
 static void say(long result, const char *text)
 {
@@ -70,6 +71,23 @@ int main(void)
 			say(stream ? 0 : -1, "-");
 			break;
 		}
+		case 'Z': /* open a stream to be kept, on the number of the standard error: its mode, path */
+			close(STDERR_FILENO);
+			/* fall through */
+		case 'O': /* the same on any: its mode, path */
+			rest[strcspn(rest, " ")] = 0;
+			kept = fopen(rest + strlen(rest) + 1, rest);
+			say(kept && (call == 'O' || fileno(kept) == STDERR_FILENO) ? 0 : -1, "-");
+			break;
+		case 'P': /* write through it */
+			say(fputs(rest, kept) < 0 ? -1 : fflush(kept), "-");
+			break;
+		case 'G': /* what it reads from the start */
+			rewind(kept);
+			fflush(kept);
+			fread(text, 1, sizeof text - 1, kept);
+			say(0, text);
+			break;
 		case 'w': /* write */
 			say(write(*fd, rest, strlen(rest)), "-");
 			break;
