@@ -46,14 +46,10 @@ struct Thread {
     /// Whether a signal was put off, and `mask` is the thread's own.
     deferred: AtomicU32,
     mask: AtomicU64,
-    /// State and kind of cancellation to go back to, if they were changed.
+    /// The kind of cancellation to go back to.
     cancel: AtomicI32,
     /// Signals of faults that somebody has sent meanwhile.
     sent: AtomicU64,
-}
-
-impl Thread {
-    const CHANGED: c_int = 4;
 }
 
 thread_object!("adit_thread_engine", Thread);
@@ -79,7 +75,7 @@ pub(crate) fn enter() -> Inside {
     let errno = sys::errno();
     // Inside already, so that no handler leaves by a jump between this and its undoing.
     if depth == 0 && !init::single_threaded() {
-        disable_cancellation(thread);
+        defer_cancellation(thread);
     }
     Inside {
         errno,
@@ -96,7 +92,7 @@ impl Drop for Inside {
         if depth > 1 {
             return thread.depth.store(depth - 1, Ordering::Relaxed);
         }
-        if thread.cancel.load(Ordering::Relaxed) != 0 {
+        if thread.cancel.load(Ordering::Relaxed) != CANCEL_DEFERRED {
             restore_cancellation(thread);
         }
         sys::set_errno(self.errno);
@@ -140,39 +136,27 @@ pub(super) fn abandon() {
 }
 
 unsafe extern "C" {
-    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
     fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
 }
 const CANCEL_DEFERRED: c_int = 0;
 const CANCEL_ASYNCHRONOUS: c_int = 1;
-const CANCEL_DISABLE: c_int = 1;
 
-/// A thread of the asynchronous kind could otherwise be cancelled with the engine's locks held; for
-/// the usual kind this makes the sleeps inside no cancellation points. Disabling alone is not enough:
-/// the handler of a request that is under way looks at the kind only.
+/// A thread of the asynchronous kind, or one whose handler has interrupted a call that libc has made it so for, could be
+/// cancelled with the engine's locks held. One of the usual kind cannot: nothing inside is a cancellation point.
 #[cold]
-fn disable_cancellation(thread: &Thread) {
-    let (mut state, mut kind) = (0, 0);
-    // SAFETY: the pointers are to live locals.
-    unsafe {
-        pthread_setcanceltype(CANCEL_DEFERRED, &raw mut kind);
-        pthread_setcancelstate(CANCEL_DISABLE, &raw mut state);
-    }
-    let before = Thread::CHANGED | state | (kind << 1);
-    thread.cancel.store(before, Ordering::Relaxed);
+fn defer_cancellation(thread: &Thread) {
+    let mut kind = CANCEL_DEFERRED;
+    // SAFETY: the pointer is to a live local.
+    unsafe { pthread_setcanceltype(CANCEL_DEFERRED, &raw mut kind) };
+    thread.cancel.store(kind, Ordering::Relaxed);
 }
 
 /// A thread that was cancelled meanwhile, and wants to be at any time, ends here.
 #[cold]
 fn restore_cancellation(thread: &Thread) {
-    let before = thread.cancel.swap(0, Ordering::Relaxed);
-    // SAFETY: null pointers say that nobody wants to know.
-    unsafe {
-        pthread_setcancelstate(before & 1, core::ptr::null_mut());
-        if before & 2 != 0 {
-            pthread_setcanceltype(CANCEL_ASYNCHRONOUS, core::ptr::null_mut());
-        }
-    }
+    thread.cancel.store(CANCEL_DEFERRED, Ordering::Relaxed);
+    // SAFETY: the null pointer says that nobody wants to know.
+    unsafe { pthread_setcanceltype(CANCEL_ASYNCHRONOUS, core::ptr::null_mut()) };
 }
 
 /// Signals that are never put off, nor blocked meanwhile: those of faults, because blocked ones kill,
