@@ -4,9 +4,11 @@
 //! libc makes those copies inside itself, where nobody sees them. The calls that prepare them are seen. A number that an
 //! action has named counts as named until no actions are left that could hand it on, whichever they were: programs copy
 //! what libc gives them, and use it as often as they like.
+//!
+//! What actions open libc opens in the child as well.
 
-use crate::{children, fds, sys, vfork};
-use core::ffi::c_int;
+use crate::{children, declared, fds, stack, sys, vfork};
+use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 /// Numbers, a bit each. Zero pages as long as none is named.
@@ -65,6 +67,20 @@ pub(crate) extern "C" fn before_dup(_actions: usize, fd: c_int, _new: c_int) {
             HIGH.fetch_max(word as u32 + 1, Ordering::SeqCst);
             NAMED[word].fetch_or(bit, Ordering::SeqCst);
         });
+    }
+}
+
+/// Before `posix_spawn_file_actions_addopen(actions, fd, path, flags, mode)`. libc opens the file in the child, where nobody
+/// sees it. What that cuts nobody may publish afterwards; the rest is for the program to find, which is started with the
+/// descriptor.
+pub(crate) extern "C" fn before_open(
+    _actions: usize,
+    _fd: c_int,
+    path: *const c_char,
+    flags: c_int,
+) {
+    if flags & libc::O_TRUNC != 0 {
+        stack::with_room(|| declared::bar_name(libc::AT_FDCWD, path, 0));
     }
 }
 

@@ -13,10 +13,9 @@
 //! passed on to the kernel, or read through guarded copies.
 #![allow(unsafe_code)]
 
-use crate::fds;
 use crate::ofd::{Ofd, Users};
 use crate::writer::Writer;
-use crate::{descriptors, signal, sys};
+use crate::{declared, descriptors, fds, signal, sys};
 use adit_pmem::copy::guarded_copy;
 use core::ffi::{c_int, c_long};
 use core::mem::MaybeUninit;
@@ -258,8 +257,12 @@ impl Call {
             return Ok(());
         };
         match ofd.writer() {
-            // What is written meanwhile may be read or not, as ever.
-            Some(writer) if somewhere => writer.put_down(&ofd, fd),
+            // What is written meanwhile may be read or not, as ever. What others have staged of a declared file goes to
+            // the file as well.
+            Some(writer) if somewhere => {
+                writer.put_down(&ofd, fd)?;
+                declared::take_away(fd)
+            }
             Some(writer) => {
                 writer.lend_for_a_call(&ofd, fd)?;
                 self.lent[1] = ofd.stay();

@@ -14,7 +14,7 @@
 use crate::signal::engine;
 use crate::stat::Logical;
 use crate::sys::{self, ProcPath};
-use crate::{descriptors, init, stage, vfork};
+use crate::{descriptors, fds, init, stage, vfork};
 use adit_store::monitor::client::{self, Refused};
 use core::ffi::{c_char, c_int};
 use rustix::fd::BorrowedFd;
@@ -181,17 +181,24 @@ pub(crate) fn bar_below(dir: c_int, path: *const c_char) {
 /// Before times or rights of a file change: what others have staged of it goes to the file, or it would be published later
 /// with an older time, and recovery might not get in. What cannot be published stays staged. They may stage it again.
 pub(crate) fn put_down(fd: c_int) {
-    if !init::declared().is_empty()
-        && !vfork::in_child()
-        && is_declared(fd)
-        && is_staged(fd)
-        && let Some(dir) = init::runtime_dir()
-    {
-        // SAFETY: a number of the program's, borrowed for the call.
-        let file = unsafe { BorrowedFd::borrow_raw(fd) };
-        if let Err(Refused::NoMonitor(_)) = client::take_away(dir, file) {
-            let _ = stage::end_for_all(fd);
-        }
+    let _ = take_away(fd);
+}
+
+/// What others have staged of a declared file goes to the file; they may stage it again. After an error some of it is
+/// staged as before.
+pub(crate) fn take_away(fd: c_int) -> Result<(), c_int> {
+    if init::declared().is_empty() || vfork::in_child() || !is_declared(fd) || !is_staged(fd) {
+        return Ok(());
+    }
+    let Some(dir) = init::runtime_dir() else {
+        return Ok(());
+    };
+    // SAFETY: a number of the program's, borrowed for the call.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    match client::take_away(dir, file) {
+        Err(Refused::NoMonitor(_)) => stage::end_for_all(fd),
+        Err(Refused::Pool(errno)) => Err(errno.raw_os_error()),
+        _ => Ok(()),
     }
 }
 
@@ -274,16 +281,51 @@ fn has_locks(fd: c_int) -> bool {
 }
 
 /// For the library's constructor: descriptions that this program was started with may write to declared files behind
-/// everybody's back. (Of more descriptors than these nobody is started with as a rule.)
+/// everybody's back, and read past what others stage. Who opened them may have been nobody of ours, or libc in a child
+/// that is being spawned. (Of more descriptors than these nobody is started with as a rule.)
 pub(crate) fn bar_inherited() {
     const MOST: c_int = 64;
     for fd in (0..MOST).filter(|_| !init::declared().is_empty()) {
         let flags = sys::fcntl(fd as usize, libc::F_GETFL as usize, 0);
-        let writes = |flags: usize| flags as c_int & libc::O_ACCMODE != libc::O_RDONLY;
-        if flags.is_ok_and(writes) && descriptors::regular_file(fd).is_some() && is_declared(fd) {
-            let _ = bar(fd);
+        if flags.is_ok_and(|flags| flags as c_int & libc::O_PATH == 0) {
+            is_the_kernels(fd);
         }
     }
+}
+
+/// Whether each of some names leads to a declared file, before a call changes them.
+pub(crate) fn which<const N: usize>(names: [(c_int, *const c_char, c_int); N]) -> [bool; N] {
+    if init::declared().is_empty() || vfork::in_child() {
+        return [false; N];
+    }
+    let is_one = |fd| is_declared(fd) && descriptors::regular_file(fd).is_some();
+    names.map(|(dir, path, flags)| with_named(dir, path, flags, is_one) == Some(true))
+}
+
+/// After a file has got a name, by which it may be a declared one that it was not before. Who has it open does not follow
+/// what others stage from now on: so it is the kernel's for all. Descriptions of this process stay the kernel's; those of
+/// others ask for their path before they stage the file ([`crate::writer`]).
+pub(crate) fn has_come(dir: c_int, path: *const c_char) {
+    if init::declared().is_empty() || vfork::in_child() {
+        return;
+    }
+    with_named(dir, path, libc::AT_SYMLINK_NOFOLLOW, |file| {
+        if !is_declared(file) {
+            return;
+        }
+        let Some(this) = descriptors::regular_file(file) else {
+            return;
+        };
+        let is_it = |fd| {
+            let stat = descriptors::regular_file(fd);
+            stat.is_some_and(|stat| (stat.st_dev, stat.st_ino) == (this.st_dev, this.st_ino))
+        };
+        for (fd, _) in fds::each_promoted().filter(|&(fd, _)| is_it(fd)) {
+            // What cannot be published now stays staged, and nobody else stages the file beside it.
+            let _ = descriptors::unstage(fd);
+        }
+        let _ = bar(file);
+    });
 }
 
 /// What anybody has staged of a file that `stat` and its kind are about to ask the kernel about, and which file that is.

@@ -154,10 +154,20 @@ fn moving_here(names: [Name; 2], call: impl FnOnce() -> c_int) -> c_int {
             declared::bar_below(dir, path);
         }
     }
+    let were_declared =
+        declared::which(names.map(|Name(dir, path)| (dir, path, libc::AT_SYMLINK_NOFOLLOW)));
     let result = change(names, call);
-    // Somebody may have staged the file meanwhile, by the name that it had.
-    let there = names.iter().filter(|_| result == 0);
-    there.for_each(|Name(dir, path)| declared::bar_name(*dir, *path, libc::AT_SYMLINK_NOFOLLOW));
+    if result == 0 {
+        let [from, to] = were_declared;
+        for (Name(dir, path), other_was) in names.into_iter().zip([to, from]) {
+            if other_was {
+                // Somebody may have staged the file meanwhile, by the name that it had.
+                declared::bar_name(dir, path, libc::AT_SYMLINK_NOFOLLOW);
+            } else {
+                declared::has_come(dir, path);
+            }
+        }
+    }
     result
 }
 
@@ -722,8 +732,8 @@ changes! {
 /// `link`.
 pub(crate) extern "C" fn link(old: Path, new: Path) -> c_int {
     type Function = unsafe extern "C" fn(Path, Path) -> c_int;
-    release(libc::AT_FDCWD, old, libc::AT_SYMLINK_NOFOLLOW);
-    change([Name::here(new)], || {
+    let old_name = (Name::here(old), libc::AT_SYMLINK_NOFOLLOW);
+    linking(old_name, Name::here(new), || {
         // SAFETY: libc's own function with the program's own arguments.
         unsafe { call_real!(table::link, Function)(old, new) }
     })
@@ -737,11 +747,35 @@ pub(crate) extern "C" fn linkat(od: c_int, old: Path, nd: c_int, new: Path, flag
     } else {
         libc::AT_SYMLINK_NOFOLLOW
     };
-    release(od, old, follow | flags & libc::AT_EMPTY_PATH);
-    change([Name(nd, new)], || {
+    let old_name = (Name(od, old), follow | flags & libc::AT_EMPTY_PATH);
+    linking(old_name, Name(nd, new), || {
         // SAFETY: libc's own function with the program's own arguments.
         unsafe { call_real!(table::linkat, Function)(od, old, nd, new, flags) }
     })
+}
+
+/// Does a call that gives the file of the `old` name, which is looked for with these flags, a `new` one as well.
+fn linking((old, flags): (Name, c_int), new: Name, call: impl FnOnce() -> c_int) -> c_int {
+    let Name(dir, path) = old;
+    release(dir, path, flags);
+    let [was_declared] = declared::which([(dir, path, flags)]);
+    let result = change([new], call);
+    if result == 0 && !was_declared {
+        declared::has_come(new.0, new.1);
+    }
+    result
+}
+
+/// Before `dlopen(path, flags)`, which opens and maps the file inside itself. What is found without a path is not looked for.
+pub(crate) extern "C" fn before_library(path: Path) {
+    if init::declared().is_empty() || path.is_null() {
+        return;
+    }
+    // SAFETY: libc reads the same string next.
+    let path = unsafe { CStr::from_ptr(path) };
+    if path.to_bytes().contains(&b'/') {
+        stack::with_room(|| declared::bar_name(libc::AT_FDCWD, path.as_ptr(), 0));
+    }
 }
 
 /// `mkdtemp`: the name is in the template once there is a directory.

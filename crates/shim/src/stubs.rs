@@ -203,18 +203,30 @@ macro_rules! stub {
 
     // A library that looks for its names in itself and what it needs first would find libc's own, and never call us. The
     // caller is still who called: where libraries are looked for depends on that.
-    (shallow $name:ident) => {
+    (shallow $name:ident $hook:path) => {
         stub!(@common $name);
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name() {
             core::arch::naked_asm!(
+                ".cfi_startproc",
                 "cmp byte ptr [rip + {asked}], 0",
                 "je 2f",
                 "and esi, {shallow}",
+                "push rdi",
+                "push rsi",
+                "sub rsp, 8",
+                ".cfi_adjust_cfa_offset 24",
+                "call {hook}",
+                "add rsp, 8",
+                "pop rsi",
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -24",
                 "2:",
                 "jmp qword ptr [rip + {real}]",
+                ".cfi_endproc",
                 asked = sym $crate::init::ASKED,
+                hook = sym $hook,
                 shallow = const !libc::RTLD_DEEPBIND,
                 real = sym REAL,
             )

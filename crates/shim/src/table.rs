@@ -268,6 +268,7 @@ interpose! {
     before posix_spawn_file_actions_init (actions::before_init);
     before posix_spawn_file_actions_destroy (actions::before_destroy);
     before posix_spawn_file_actions_adddup2 (actions::before_dup);
+    before posix_spawn_file_actions_addopen (actions::before_open);
     asks system (process::before_command, descriptors::minus_one);
     replace popen (process::popen);
     alias _IO_popen (process::popen);
@@ -307,7 +308,7 @@ interpose! {
     after siginterrupt (signals::actions::interrupts);
     after sigaltstack (stack::alternate);
     before __register_atfork (process::before_registering);
-    shallow dlopen ();
+    shallow dlopen (names::before_library);
     by_handle dlsym (handles::dlsym);
 
     // The calling thread's signal mask: the register of the new mask, where null leaves it alone, and

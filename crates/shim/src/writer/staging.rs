@@ -58,7 +58,7 @@ pub(super) enum Unstaged {
 impl Writer {
     /// Before the kernel may write to a declared file, or read it for others: all of it is published, for everybody.
     pub(super) fn bar(&self, fd: i32) -> Result<(), i32> {
-        if self.declared {
+        if self.declared || declared::is_declared(fd) {
             declared::bar(fd)
         } else {
             Ok(())
@@ -297,6 +297,10 @@ impl Writer {
 
     fn take(&self, ofd: &Ofd, fd: i32) -> Result<Staged, Refusal> {
         if self.trial.is_some() && !(appends::asked().is_some() && ofd.take_offset(fd)) {
+            return Err(libc::EOPNOTSUPP);
+        }
+        if !self.declared && declared::is_declared(fd) {
+            // It got there by another name than it was opened by, and this description follows nobody.
             return Err(libc::EOPNOTSUPP);
         }
         let named = self.named.load(Ordering::Relaxed);

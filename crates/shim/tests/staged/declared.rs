@@ -437,6 +437,114 @@ fn what_the_kernel_needs_is_taken_from_all() {
     }
 }
 
+/// What the kernel copies from a place that it is told is the file, with what others have staged of it.
+#[test]
+fn what_the_kernel_copies_is_what_others_have_staged() {
+    for mode in MODES.into_iter().chain(["posix"]) {
+        let Some((place, program)) = place("copied") else {
+            return;
+        };
+        let named = place.file().display().to_string();
+        let [mut one, mut other] = two_sharers(&place, &program, "atomic");
+        let mut reader = sharer(&place, &program, mode);
+        one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
+        other.all_well(&[&format!("o0 rwa {named}"), "w0 two "]);
+        reader.all_well(&[&format!("o0 r {named}")]);
+        assert_eq!(reader.tell("x0"), "0 one two ", "{mode}");
+        one.all_well(&["w0 three "]);
+        assert_eq!(reader.tell("r0"), "0 one two three ", "{mode}");
+        other.all_well(&["w0 four"]);
+        assert_eq!(reader.tell("x0"), "0 one two three four", "{mode}");
+        assert_eq!(other.tell("x0"), "0 one two three four", "{mode}");
+        for sharer in [one, other, reader] {
+            sharer.end();
+        }
+        assert_eq!(place.content(), "one two three four", "{mode}");
+    }
+}
+
+/// Who is started with a descriptor that nobody saw being opened reads and writes with the others; and what libc cuts for
+/// him, or maps, has nothing published over it.
+#[test]
+fn what_libc_opens_inside_itself_is_the_kernels() {
+    for mode in MODES.into_iter().chain(["posix"]) {
+        for (act, whole) in [("i", "one two "), ("I three", "three"), ("D", "one two ")] {
+            let Some((place, program)) = place("spawned") else {
+                return;
+            };
+            let what = format!("{mode}: {act}");
+            let file = place.file();
+            let named = file.display();
+            let [mut one, mut other] = two_sharers(&place, &program, "atomic");
+            let mut third = sharer(&place, &program, mode);
+            one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
+            other.all_well(&[&format!("o0 rwa {named}"), "w0 two "]);
+            let said = third.tell(&format!("{act} {named}"));
+            assert_eq!(
+                said,
+                if act == "i" { "0 one two " } else { "0 -" },
+                "{what}"
+            );
+            one.sees(&file, whole);
+            assert_eq!(place.content(), whole, "{what}");
+            other.all_well(&["w0 four"]);
+            one.sees(&file, &format!("{whole}four"));
+            for sharer in [one, other, third] {
+                sharer.end();
+            }
+            assert_eq!(place.content(), format!("{whole}four"), "{what}");
+        }
+    }
+}
+
+/// A file that is open already when it comes into the directory is the kernel's for those who find it there.
+#[test]
+fn a_file_that_comes_while_it_is_open_is_the_kernels() {
+    for (mode, act) in MODES
+        .into_iter()
+        .chain(["posix"])
+        .flat_map(|mode| [(mode, "R"), (mode, "H")])
+    {
+        let Some((place, program)) = place("came") else {
+            return;
+        };
+        let what = format!("{mode}: {act}");
+        let outside = place.file();
+        let dir = outside.with_file_name("declared");
+        fs::create_dir(&dir).expect("a directory");
+        let inside = dir.join("came");
+        let sharer = |mode: &str| {
+            let mode = format!("{mode} ADIT_PATH={}", dir.display());
+            Told::of(&mut place.command(&program, Some(&mode)))
+        };
+        let (mut one, mut other, mut third) = (sharer(mode), sharer("strict"), sharer("atomic"));
+        one.all_well(&[
+            &format!("o0 rw {}", outside.display()),
+            "w0 one ",
+            &format!("o1 r {}", outside.display()),
+            &format!("{act} {} {}", outside.display(), inside.display()),
+            "w0 two ",
+        ]);
+        for sharer in [&mut other, &mut third] {
+            sharer.all_well(&[&format!("o0 rw {}", inside.display())]);
+            assert_eq!(sharer.tell("r0"), "0 one two ", "{what}");
+        }
+        other.all_well(&["p0 0 O"]);
+        one.all_well(&["p0 4 T"]);
+        third.all_well(&["p0 8 three"]);
+        one.all_well(&["p0 0 o"]);
+        for sharer in [&mut one, &mut other, &mut third] {
+            assert_eq!(sharer.tell("r0"), "0 one Two three", "{what}");
+        }
+        assert_eq!(one.tell("r1"), "0 one Two three", "{what}");
+        for sharer in [one, other, third] {
+            sharer.end();
+        }
+        let content = fs::read_to_string(&inside).expect("the file");
+        assert_eq!(content, "one Two three", "{what}");
+    }
+}
+
 /// A child uses what its parent has staged under a declaration, and nobody else: it asks for it as everywhere.
 #[test]
 fn a_child_asks_its_parent_for_a_declared_file() {

@@ -1,12 +1,15 @@
 /* Does to files what it is told, line by line, and says what came of it: an errno, and what was read.
  * The first character is the call, the second the place of a descriptor. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -44,6 +47,17 @@ static int flags_of(const char *letters)
 		flags |= *letters == 'a' ? O_APPEND : *letters == 't' ? O_TRUNC : *letters == 'c' ? O_CREAT : 0;
 	}
 	return flags | (writes ? reads ? O_RDWR : O_WRONLY : O_RDONLY);
+}
+
+/* Starts a program and waits for its end. */
+static long spawn(posix_spawn_file_actions_t *actions, char *const arguments[])
+{
+	pid_t child;
+	int error = posix_spawnp(&child, arguments[0], actions, NULL, arguments, environ), status = 1;
+	posix_spawn_file_actions_destroy(actions);
+	if (error == 0)
+		waitpid(child, &status, 0);
+	return status == 0 ? 0 : -1;
 }
 
 int main(void)
@@ -154,6 +168,54 @@ int main(void)
 				munmap(map, 4096);
 			}
 			say(map == MAP_FAILED ? -1 : 0, text);
+			break;
+		}
+		case 'x': { /* what the kernel copies from the start, which is said */
+			off_t at = 0;
+			int ends[2];
+			long sent = pipe(ends);
+			if (sent == 0)
+				sent = sendfile(ends[1], *fd, &at, sizeof text - 1);
+			if (sent > 0 && read(ends[0], text, sizeof text - 1) != sent)
+				sent = -1;
+			close(ends[0]);
+			close(ends[1]);
+			say(sent, text);
+			break;
+		}
+		case 'i': { /* what a program reads for whom libc opens the file in the child: path */
+			char *const cat[] = {"cat", NULL};
+			int ends[2];
+			posix_spawn_file_actions_t actions;
+			posix_spawn_file_actions_init(&actions);
+			posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, rest, O_RDONLY, 0);
+			if (pipe(ends) == 0)
+				posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+			long spawned = spawn(&actions, cat);
+			close(ends[1]);
+			if (spawned == 0)
+				spawned = read(ends[0], text, sizeof text - 1);
+			close(ends[0]);
+			say(spawned, text);
+			break;
+		}
+		case 'I': { /* the same for one that writes, from the start: text, path */
+			char *path = after(rest);
+			path[-1] = 0;
+			char *const echo[] = {"printf", "%s", rest, NULL};
+			posix_spawn_file_actions_t actions;
+			posix_spawn_file_actions_init(&actions);
+			posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, path, O_WRONLY | O_TRUNC, 0);
+			say(spawn(&actions, echo), "-");
+			break;
+		}
+		case 'D': /* load what is no library: path */
+			say(dlopen(rest, RTLD_NOW) ? -1 : 0, "-");
+			break;
+		case 'H': { /* link: path, path */
+			char *to = after(rest);
+			to[-1] = 0;
+			say(link(rest, to), "-");
 			break;
 		}
 		case 'k': { /* what a child reads and appends: text */
