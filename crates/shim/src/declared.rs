@@ -38,6 +38,24 @@ pub(crate) fn is_declared(fd: c_int) -> bool {
     dirs.iter().any(|dir| lies_in(path, dir))
 }
 
+/// Whether several programs may have such a file staged at once. By another of its names, which may lead anywhere, it would
+/// be opened by somebody who follows nobody: so one with several is staged as any other, by who is alone with it.
+pub(crate) fn is_shareable(fd: c_int) -> bool {
+    is_declared(fd) && !has_names(fd)
+}
+
+fn has_names(fd: c_int) -> bool {
+    descriptors::regular_file(fd).is_some_and(|stat| stat.st_nlink > 1)
+}
+
+/// A description was just opened that does not follow what others stage. Of a file that got a second name behind
+/// everybody's back they may have done so: then it is the kernel's from here on.
+pub(crate) fn follows_nobody(fd: c_int) {
+    if !init::declared().is_empty() && has_names(fd) && is_staged(fd) {
+        let _ = bar(fd);
+    }
+}
+
 /// The path by which the kernel knows the file of a descriptor; empty where it does not say.
 fn path_of(fd: c_int, into: &mut [u8; LONGEST]) -> &[u8] {
     let link = ProcPath::of_file(fd);

@@ -115,7 +115,10 @@ fn note_here(fd: c_int, flags: c_int) -> c_int {
         declared::is_the_kernels(fd);
         return fd;
     }
-    let declared = init::declared_mode().filter(|_| declared::is_declared(fd));
+    let declared = init::declared_mode().filter(|_| declared::is_shareable(fd));
+    if declared.is_none() {
+        declared::follows_nobody(fd);
+    }
     let staging = declared.or(init::mode().filter(|_| mode != libc::O_RDONLY));
     if let Some(staging) = staging
         && let Some(fd) = note_writer(fd, flags, staging, declared.is_some())

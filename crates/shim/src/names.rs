@@ -760,7 +760,10 @@ fn linking((old, flags): (Name, c_int), new: Name, call: impl FnOnce() -> c_int)
     release(dir, path, flags);
     let [was_declared] = declared::which([(dir, path, flags)]);
     let result = change([new], call);
-    if result == 0 && !was_declared {
+    if result == 0 && was_declared {
+        // Somebody may have staged it meanwhile, who would share it.
+        declared::bar_name(dir, path, flags);
+    } else if result == 0 {
         declared::has_come(new.0, new.1);
     }
     result

@@ -299,13 +299,14 @@ impl Writer {
         if self.trial.is_some() && !(appends::asked().is_some() && ofd.take_offset(fd)) {
             return Err(libc::EOPNOTSUPP);
         }
-        if !self.declared && declared::is_declared(fd) {
+        let is_shareable = declared::is_shareable(fd);
+        if !self.declared && is_shareable {
             // It got there by another name than it was opened by, and this description follows nobody.
             return Err(libc::EOPNOTSUPP);
         }
         let named = self.named.load(Ordering::Relaxed);
         // A child that has the description, too, asks for the file as an opener does, who must not find it shared.
-        let declared = self.declared && ofd.common().is_none();
+        let declared = self.declared && is_shareable && ofd.common().is_none();
         let take = || stage::take(ofd, fd, self.mode, self.appends, (named, declared));
         let mut taken = take();
         // Who has just let go of the file, or only looks at it, is waited for before the program gets an error.

@@ -545,6 +545,62 @@ fn a_file_that_comes_while_it_is_open_is_the_kernels() {
     }
 }
 
+/// A file that has another name somewhere else is shared by nobody: who opens it by that follows nobody.
+#[test]
+fn a_file_of_several_names_is_staged_by_one_alone() {
+    for (mode, act) in MODES
+        .into_iter()
+        .flat_map(|mode| [(mode, "before"), (mode, "by one"), (mode, "behind them")])
+    {
+        let Some((place, program)) = place("names") else {
+            return;
+        };
+        let what = format!("{mode}: {act}");
+        let outside = place.file();
+        let dir = outside.with_file_name("declared");
+        fs::create_dir(&dir).expect("a directory");
+        let inside = dir.join("named");
+        fs::rename(&outside, &inside).expect("the file");
+        let link = || fs::hard_link(&inside, &outside).expect("a link");
+        if act == "before" {
+            link();
+        }
+        let sharer = |mode: &str| {
+            let mode = format!("{mode} ADIT_PATH={}", dir.display());
+            Told::of(&mut place.command(&program, Some(&mode)))
+        };
+        let (mut one, mut other, mut third) = (sharer("atomic"), sharer(mode), sharer(mode));
+        one.all_well(&[&format!("o0 rw {}", inside.display()), "w0 one "]);
+        other.all_well(&[&format!("o0 rw {}", inside.display())]);
+        other.all_well(&["p0 4 two "]);
+        match act {
+            "by one" => one.all_well(&[&format!("H {} {}", inside.display(), outside.display())]),
+            "behind them" => link(),
+            _ => {}
+        }
+        third.all_well(&[&format!("o0 rw {}", outside.display())]);
+        assert_eq!(third.tell("r0"), "0 one two ", "{what}");
+        third.all_well(&["p0 0 O"]);
+        one.all_well(&["p0 4 T", "p0 8 three"]);
+        other.all_well(&["p0 1 N"]);
+        for sharer in [&mut one, &mut other, &mut third] {
+            assert_eq!(sharer.tell("r0"), "0 ONe Two three", "{what}");
+        }
+        // Whoever is left may stage it, and gives way to who opens it.
+        one.end();
+        other.end();
+        third.all_well(&["p0 0 o"]);
+        let mut last = sharer(mode);
+        last.all_well(&[&format!("o0 rw {}", inside.display()), "p0 1 n"]);
+        assert_eq!(third.tell("r0"), "0 one Two three", "{what}");
+        third.all_well(&["p0 4 t"]);
+        assert_eq!(last.tell("r0"), "0 one two three", "{what}");
+        last.end();
+        third.end();
+        assert_eq!(place.content(), "one two three", "{what}");
+    }
+}
+
 /// A child uses what its parent has staged under a declaration, and nobody else: it asks for it as everywhere.
 #[test]
 fn a_child_asks_its_parent_for_a_declared_file() {
