@@ -9,7 +9,7 @@ use crate::ofd::{Ofd, Offset};
 use crate::signal::engine;
 use crate::stage::Staged;
 use crate::stat::Logical;
-use crate::{copies, data, stack, sys, together};
+use crate::{copies, data, declared, stack, sys, together};
 use adit_store::staged::{AppendsOnly, Error, Place, Where};
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
@@ -233,7 +233,9 @@ impl Writer {
                         None => continue,
                     }
                 }
+                // A file that has come into a declared directory others stage by now, who would not know of it.
                 if self.blocks.are_left()
+                    && !declared::is_shareable(fd)
                     && let Some(written) = self.write_block(ofd, fd, from, at, claimed)
                 {
                     return written;

@@ -503,16 +503,30 @@ fn a_file_that_comes_while_it_is_open_is_the_kernels() {
     for (mode, act) in MODES
         .into_iter()
         .chain(["posix"])
-        .flat_map(|mode| [(mode, "R"), (mode, "H")])
+        .flat_map(|mode| [(mode, "R"), (mode, "H"), (mode, "its directory")])
     {
+        if (mode, act) == ("posix", "its directory") {
+            // That mode does not look at a file again that it opened elsewhere.
+            continue;
+        }
         let Some((place, program)) = place("came") else {
             return;
         };
         let what = format!("{mode}: {act}");
-        let outside = place.file();
-        let dir = outside.with_file_name("declared");
-        fs::create_dir(&dir).expect("a directory");
-        let inside = dir.join("came");
+        let dir = place.file().with_file_name("declared");
+        let [from, to] = [place.file().with_file_name("outside"), dir.join("inside")];
+        for made in [&dir, &from] {
+            fs::create_dir(made).expect("a directory");
+        }
+        let (outside, inside) = (from.join("came"), to.join("came"));
+        fs::write(&outside, "").expect("the file");
+        let comes = match act {
+            "its directory" => format!("R {} {}", from.display(), to.display()),
+            _ => {
+                fs::create_dir(&to).expect("a directory");
+                format!("{act} {} {}", outside.display(), inside.display())
+            }
+        };
         let sharer = |mode: &str| {
             let mode = format!("{mode} ADIT_PATH={}", dir.display());
             Told::of(&mut place.command(&program, Some(&mode)))
@@ -522,9 +536,9 @@ fn a_file_that_comes_while_it_is_open_is_the_kernels() {
             &format!("o0 rw {}", outside.display()),
             "w0 one ",
             &format!("o1 r {}", outside.display()),
-            &format!("{act} {} {}", outside.display(), inside.display()),
-            "w0 two ",
         ]);
+        third.all_well(&[&comes]);
+        one.all_well(&["w0 two "]);
         for sharer in [&mut other, &mut third] {
             sharer.all_well(&[&format!("o0 rw {}", inside.display())]);
             assert_eq!(sharer.tell("r0"), "0 one two ", "{what}");
