@@ -275,10 +275,6 @@ pub(crate) fn take(
     (named, declared): (bool, bool),
 ) -> Result<Staged, Refusal> {
     may_stage(fd)?;
-    // In mode `posix` what is declared is read with what others have staged of it, and written by the kernel.
-    if declared && mode == Mode::Posix {
-        return Err(libc::EOPNOTSUPP);
-    }
     let stat = eligible(fd)?;
     let pool = pool_of(borrow(fd), stat.st_dev)?;
     // Where a fence is a kernel sync, a commit costs what the kernel's `fsync` does.

@@ -299,6 +299,11 @@ impl Writer {
         if self.trial.is_some() && !(appends::asked().is_some() && ofd.take_offset(fd)) {
             return Err(libc::EOPNOTSUPP);
         }
+        // In mode `posix` what is declared is read with what others have staged of it, and written by the kernel: it would
+        // be staged alone where it has several names, and again and again for a write that only the kernel does.
+        if self.declared && self.mode == Mode::Posix {
+            return Err(libc::EOPNOTSUPP);
+        }
         let is_shareable = declared::is_shareable(fd);
         if !self.declared && is_shareable {
             // It got there by another name than it was opened by, and this description follows nobody.

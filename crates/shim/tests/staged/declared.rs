@@ -566,6 +566,7 @@ fn a_file_that_comes_while_it_is_open_is_the_kernels() {
 fn a_file_of_several_names_is_staged_by_one_alone() {
     for (mode, act) in MODES
         .into_iter()
+        .chain(["posix"])
         .flat_map(|mode| [(mode, "before"), (mode, "by one"), (mode, "behind them")])
     {
         let Some((place, program)) = place("names") else {
