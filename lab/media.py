@@ -157,15 +157,16 @@ def tool(command):
 
 
 def holders(where):
-    """Processes that keep something below `where` open or mapped, for the message about a busy mount."""
+    """Processes that keep something below `where` open or mapped, and what, for the message about a busy mount."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             links = [os.readlink(f"/proc/{pid}/{n}") for n in ("cwd", "root")]
             links += [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
-            maps = Path(f"/proc/{pid}/maps").read_text()
-            if any(link.startswith(str(where)) for link in links) or f" {where}/" in maps:
-                found.append(f"{pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})")
+            maps = [line.split(maxsplit=5)[5:] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+            here = {name for name in links + sum(maps, []) if f"{name}/".startswith(f"{where}/")}
+            if here:
+                found.append(f"{pid} ({Path(f'/proc/{pid}/comm').read_text().strip()}: {' '.join(sorted(here))})")
         except OSError:
             continue
     return ", ".join(found) or "nobody visible"

@@ -1,18 +1,25 @@
 //! `adit flush PATH`: bytes, size and times of a file visible to everyone and durable.
 //!
 //! What a program has staged is published by the monitor, which keeps its lease, so the program goes
-//! on as before; in mode atomic that is what was committed. Of other files the bytes are visible at all
-//! times, because they lie in the file's own pages, and the kernel syncs them here. What may lag behind
-//! in either case is the modification time of a file that is changed by stores, for up to a second: so
-//! this waits until no attached program has such a change left.
+//! on as before; in mode atomic that is what was committed. Without a monitor, what dead programs have
+//! staged is recovered here, and a file of which something stays in a pool is not said to be durable.
+//! Of other files the bytes are visible at all times, because they lie in the file's own pages, and the
+//! kernel syncs them here. What may lag behind in either case is the modification time of a file that is
+//! changed by stores, for up to a second: so this waits until no attached program has such a change left.
 
 use std::fs::OpenOptions;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use adit_pool::{FileName, PoolFile};
 use adit_store::monitor::client::{self, Refused};
+use adit_store::pools::Places;
+use adit_store::recovery::recover_all;
 use adit_store::registry::RuntimeDir;
+use adit_store::staged::handle_of;
+use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
 
 use crate::args::FlushArgs;
@@ -38,6 +45,9 @@ struct Flushed {
     users: Vec<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
+    /// What to do about that.
+    #[serde(skip)]
+    next: String,
 }
 
 /// Flushes each path.
@@ -70,6 +80,7 @@ fn flush_one(dir: &RuntimeDir, path: &Path) -> Result<Flushed, Failure> {
         times_current: false,
         users: Vec::new(),
         error: None,
+        next: "check the path and its permissions".to_owned(),
     };
     // Asking for the file's identity does not open it: that would end the staging.
     let id = match path.metadata() {
@@ -84,13 +95,58 @@ fn flush_one(dir: &RuntimeDir, path: &Path) -> Result<Flushed, Failure> {
     match published {
         Ok(true) => flushed.durable = true,
         // Nothing of it is staged, as far as anybody knows who could say.
-        Ok(false) | Err(Refused::NoMonitor(_)) => match sync(path) {
-            Ok(()) => flushed.durable = true,
-            Err(e) => flushed.error = Some(plain(&e)),
-        },
+        Ok(false) => flushed.synced(sync(path)),
+        Err(Refused::NoMonitor(_)) => {
+            let places = runtime::places(dir);
+            // What becomes of this file is looked at afterwards.
+            drop(recover_all(&places));
+            flushed.synced(sync(path));
+            if let Some(pool) = left_in(&places, path) {
+                let pool = pool.display();
+                flushed.durable = false;
+                flushed.error = Some(format!(
+                    "its newest bytes are in the pool {pool}, and no monitor answers that brings them here"
+                ));
+                flushed.next = format!("adit pool recover {pool}");
+            }
+        }
         Err(refused) => flushed.error = Some(refused.to_string()),
     }
     Ok(flushed)
+}
+
+impl Flushed {
+    fn synced(&mut self, done: std::io::Result<()>) {
+        self.durable = done.is_ok();
+        self.error = done.err().as_ref().map(plain);
+    }
+}
+
+/// The pool in which there is more of a file than what waits for its program's commit. One that has the file and cannot
+/// be read may have anything of it.
+fn left_in(places: &Places, path: &Path) -> Option<PathBuf> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path.as_os_str().as_bytes(), flags, Mode::empty()).ok()?;
+    // What has no handle is not staged.
+    let (handle_type, handle) = handle_of(&file).ok()?;
+    let name = FileName {
+        handle_type,
+        handle,
+        path: Vec::new(),
+        device: rustix::fs::fstat(&file).ok()?.st_dev,
+    };
+    let pool = places.pool_with(&name, None)?;
+    is_left(&pool, &name).unwrap_or(true).then_some(pool)
+}
+
+fn is_left(pool: &Path, name: &FileName) -> adit_pool::Result<bool> {
+    let pool = PoolFile::open_read_only(pool)?;
+    let Some(file) = pool.find_file(name)? else {
+        return Ok(false);
+    };
+    let found = pool.scan()?;
+    let mut its = found.files.iter().filter(|each| each.file() == file);
+    Ok(its.any(|each| each.records > each.uncommitted))
 }
 
 fn sync(path: &Path) -> std::io::Result<()> {
@@ -133,7 +189,7 @@ fn print(flushed: &Flushed) {
     let path = flushed.path.display();
     match &flushed.error {
         Some(error) => {
-            eprintln!("adit: {path}: {error}\n  next: check the path and its permissions")
+            eprintln!("adit: {path}: {error}\n  next: {}", flushed.next)
         }
         None if !flushed.times_current => eprintln!(
             "adit: {path}: durable, but its times do not yet show the last changes\n  \

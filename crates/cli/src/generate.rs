@@ -19,6 +19,9 @@ pub(crate) fn man(dir: &Path) -> Outcome {
 
 /// Prints the completions for a shell.
 pub(crate) fn completions(shell: clap_complete::Shell) -> Outcome {
-    clap_complete::generate(shell, &mut Cli::command(), "adit", &mut std::io::stdout());
+    // It panics where it cannot write.
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "adit", &mut text);
+    print!("{}", String::from_utf8_lossy(&text));
     Ok(0)
 }

@@ -14,6 +14,10 @@
     reason = "this command is a program of its own, not code that runs inside others"
 )]
 
+// Its macros take the place of the standard library's in all that follow.
+#[macro_use]
+mod output;
+
 mod args;
 mod bench;
 mod demo;
@@ -22,16 +26,19 @@ mod failure;
 mod flush;
 mod generate;
 mod monitor;
-mod output;
 mod pool;
 mod run;
 mod runtime;
 mod stat;
 
 use std::io::Write;
+use std::mem;
 
+use clap::builder::Resettable;
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
+use clap::{Arg, CommandFactory, FromArgMatches};
+use rustix::fd::AsRawFd as _;
+use rustix::fs::{Mode, OFlags};
 
 use args::{Cli, Command};
 use failure::{Outcome, RUN_FAILED, USAGE};
@@ -44,12 +51,39 @@ extern "C" fn main_c(_count: libc::c_int, _arguments: *const *const libc::c_char
     // A pool that is cut short, or finds no space, under its mapping is an error here, not the end. What `adit run`
     // becomes has what was there before.
     let _ = adit_pmem::fault::install();
-    let status = match Cli::try_parse().and_then(refuse_unknown_options) {
+    fill_standard_descriptors();
+    let status = match understood().and_then(refuse_unknown_options) {
         Ok(cli) => report(dispatch(cli.command)),
         Err(error) => usage(&error),
     };
-    let _ = std::io::stdout().flush();
+    output::is_written(std::io::stdout().flush());
     libc::c_int::from(status)
+}
+
+/// Where a standard descriptor is closed its number would be that of the next file, and what is said would be written into
+/// a pool. What `adit run` becomes has it closed again.
+fn fill_standard_descriptors() {
+    let highest = libc::STDERR_FILENO;
+    loop {
+        match rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(fd) if fd.as_raw_fd() <= highest => mem::forget(fd),
+            _ => return,
+        }
+    }
+}
+
+/// What the command line and the environment say. A variable that is set to nothing says nothing, here as in the library:
+/// the parser would ask for the value of an option that nobody gave.
+fn understood() -> Result<Cli, clap::Error> {
+    let unless_empty = |arg: Arg| {
+        let value = arg.get_env().and_then(std::env::var_os);
+        match value.is_some_and(|value| value.is_empty()) {
+            true => arg.env(Resettable::Reset),
+            false => arg,
+        }
+    };
+    let command = Cli::command().mut_subcommands(|command| command.mut_args(unless_empty));
+    Cli::from_arg_matches(&command.try_get_matches()?)
 }
 
 /// Everything after the program's name is the program's, so the parser takes an unknown option for
@@ -107,9 +141,12 @@ fn report(outcome: Outcome) -> u8 {
 /// A command line that cannot be understood. With `adit run` that is a failure of adit's own, which
 /// must not be mistaken for the program's status.
 fn usage(error: &clap::Error) -> u8 {
-    let _ = error.print();
+    let printed = error.print();
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => 0,
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            output::is_written(printed);
+            0
+        }
         _ if std::env::args_os()
             .nth(1)
             .is_some_and(|command| command == "run") =>

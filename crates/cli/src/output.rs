@@ -1,8 +1,44 @@
-//! Reports: JSON for programs, aligned tables for people.
+//! Reports: JSON for programs, aligned tables for people; and how all commands print.
 
+use std::fmt::Arguments;
 use std::io::{IsTerminal, Write};
 
-use crate::failure::Failure;
+use crate::failure::{FAILED, Failure, said};
+
+/// As the standard library's, which panics where nothing can be written. That is no defect of this program.
+macro_rules! print {
+    ($($text:tt)*) => { $crate::output::report(format_args!($($text)*)) };
+}
+
+/// As [`print`], with the end of a line.
+macro_rules! println {
+    () => { print!("\n") };
+    ($($text:tt)*) => { print!("{}\n", format_args!($($text)*)) };
+}
+
+/// As the standard library's, which panics as well. Who cannot be told is not told: above all, `adit run` starts the
+/// program all the same.
+macro_rules! eprintln {
+    ($($text:tt)*) => { $crate::output::remark(format_args!($($text)*)) };
+}
+
+/// Writes to standard output.
+pub(crate) fn report(text: Arguments<'_>) {
+    is_written(std::io::stdout().write_fmt(text));
+}
+
+/// Where something could not be written to standard output nothing else that would be said could be, so this is the end.
+pub(crate) fn is_written(done: std::io::Result<()>) {
+    if let Err(error) = done {
+        eprintln!("adit: standard output: {}", said(&error));
+        std::process::exit(FAILED.into());
+    }
+}
+
+/// Writes a line to standard error.
+pub(crate) fn remark(text: Arguments<'_>) {
+    let _ = std::io::stderr().write_fmt(format_args!("{text}\n"));
+}
 
 /// Prints a report as indented JSON.
 pub(crate) fn json(report: &impl serde::Serialize) -> Result<(), Failure> {

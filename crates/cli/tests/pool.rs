@@ -309,6 +309,21 @@ fn recovery_waits_for_the_lease_of_who_is_about_to_end() {
 }
 
 #[test]
+fn a_pool_is_not_removed_by_a_link_to_it() {
+    let scratch = Scratch::new();
+    let pool = new_pool(&scratch);
+    let link = scratch.0.join("link");
+    std::os::unix::fs::symlink(&pool, &link).unwrap();
+    for arguments in [vec!["pool", "rm"], vec!["pool", "rm", "--force"]] {
+        let done = finish(adit([]).args(arguments).arg(&link));
+        assert_eq!(done.code(), Some(3), "{done:?}");
+        assert!(done.err.contains(pool.to_str().unwrap()), "{done:?}");
+        assert!(link.is_symlink() && pool.exists());
+    }
+    assert_eq!(on(["pool", "check"], &link).code(), Some(0));
+}
+
+#[test]
 fn a_removed_file_can_be_given_up_by_force_only() {
     let scratch = Scratch::new();
     let pool = new_pool(&scratch);

@@ -7,9 +7,13 @@
 
 mod common;
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use adit_pool::PoolFile;
+use adit_store::pools::PoolList;
+use common::dead::{expected, new_pool, stage, stage_and_die};
 use common::{Finished, Scratch, adit, finish, library, limit};
 use serde_json::Value;
 
@@ -246,6 +250,36 @@ fn flush_publishes_what_a_program_has_staged_and_leaves_it_the_file() {
     });
 }
 
+/// Nobody else does it then: neither what dead programs have left is in the file, nor what one writes that lives.
+#[test]
+fn flush_without_a_monitor_says_durable_of_nothing_that_is_in_a_pool() {
+    let scratch = Scratch::new();
+    let pool = new_pool(&scratch);
+    let list = PoolList::at(&scratch.0.join("state/adit"));
+    let uuid = *PoolFile::open(&pool).unwrap().pool().uuid();
+    list.add(&uuid, &pool).unwrap();
+    let [left, in_use] = ["left", "in use"].map(|name| scratch.file(name, b"base file", 0o600));
+    let flush = |file| {
+        let mut command = adit(["flush"]);
+        command.env("XDG_STATE_HOME", scratch.0.join("state"));
+        command.env("ADIT_RUNTIME_DIR", scratch.0.join("runtime"));
+        finish(command.arg(file))
+    };
+    stage_and_die(&pool, &left);
+    let done = flush(&left);
+    assert_eq!(done.code(), Some(0), "{done:?}");
+    assert!(std::fs::read(&left).unwrap() == expected(), "{done:?}");
+
+    let living = stage(&pool, &in_use);
+    let done = flush(&in_use);
+    assert_eq!(done.code(), Some(3), "{done:?}");
+    assert!(done.err.contains("adit pool recover"), "{done:?}");
+    assert_eq!(flush(&left).code(), Some(0), "another file's");
+    drop(living);
+    assert_eq!(flush(&in_use).code(), Some(0));
+    assert!(std::fs::read(&in_use).unwrap() == expected());
+}
+
 /// Of two files in one program, one has a second user and cannot be staged: only that one has less than
 /// its mode promises, and loses the mark when it is closed.
 #[test]
@@ -329,6 +363,66 @@ fn stat_of_nothing_and_of_somebody_elses_directory() {
     let done = finish(adit(["stat", "--runtime-dir"]).arg("/tmp"));
     assert_eq!(done.code(), Some(3), "{done:?}");
     assert!(done.err.contains("next:"), "{done:?}");
+}
+
+/// A full disk, or a reader that has gone, is told and is no crash; and it keeps no program from running.
+#[test]
+fn an_output_that_takes_nothing_is_an_error() {
+    let scratch = Scratch::new();
+    let full = || std::fs::File::options().write(true).open("/dev/full");
+    let plain = scratch.file("plain", b"bytes", 0o600);
+    let pool = new_pool(&scratch);
+    let [plain, pool] = [&plain, &pool].map(|path| path.to_str().unwrap());
+    for arguments in [
+        vec!["pool", "dump", pool],
+        vec!["pool", "check", "--json", pool],
+        vec!["flush", plain],
+        vec!["completions", "bash"],
+        vec!["--help"],
+        vec!["--version"],
+    ] {
+        let mut command = adit([]);
+        command.args(&arguments).stdout(full().unwrap());
+        let done = command.stderr(Stdio::piped()).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(3), "{arguments:?}: {said}");
+        assert_eq!(said, "adit: standard output: No space left on device\n");
+        // Neither is what cannot be said.
+        command.stderr(full().unwrap());
+        assert_eq!(command.status().unwrap().code(), Some(3), "{arguments:?}");
+    }
+    let mut command = adit(["run", "--verbose", "sh", "-c", "exit 7"]);
+    assert_eq!(
+        command.stderr(full().unwrap()).status().unwrap().code(),
+        Some(7)
+    );
+}
+
+/// A file that got the number of a closed standard output would be written into. What is run has it closed.
+#[test]
+fn a_closed_standard_descriptor_becomes_no_files() {
+    let scratch = Scratch::new();
+    let closed = |command: Command| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", r#"exec "$@" <&- >&- 2>&-"#, "sh"]);
+        shell.arg(command.get_program()).args(command.get_args());
+        let set = |(name, value): (_, Option<_>)| Some((name, value?));
+        shell.envs(command.get_envs().filter_map(set));
+        shell
+    };
+    let mut watch = adit(["stat", "--watch", "--runtime-dir"]);
+    watch.arg(&scratch.0);
+    std::fs::set_permissions(&scratch.0, PermissionsExt::from_mode(0o700)).unwrap();
+    let child = Ended(closed(watch).spawn().unwrap());
+    eventually("nothing is behind the three numbers", || {
+        let fds = format!("/proc/{}/fd", child.0.id());
+        let behind = |fd: &str| std::fs::read_link(format!("{fds}/{fd}"));
+        let null = |fd: &str| behind(fd).is_ok_and(|is| is.as_os_str() == "/dev/null");
+        ["0", "1", "2"].into_iter().all(null).then_some(())
+    });
+    let is_closed = "for fd in 0 1 2; do test ! -e /proc/$$/fd/$fd || exit 7; done";
+    let run = adit(["run", "sh", "-c", is_closed]);
+    assert_eq!(closed(run).status().unwrap().code(), Some(0));
 }
 
 #[test]

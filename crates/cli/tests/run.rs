@@ -84,6 +84,30 @@ fn nothing_to_run_and_unknown_options() {
 }
 
 #[test]
+fn a_variable_that_is_set_to_nothing_says_nothing() {
+    for name in [
+        "ADIT_MODE",
+        "ADIT_COMMIT",
+        "ADIT_APPENDS",
+        "ADIT_REQUIRE",
+        "ADIT_POOL",
+        "ADIT_POOL_SIZE",
+        "ADIT_LOG_SIZE",
+        "ADIT_MAP_SIZE",
+        "ADIT_PUBLISH_AFTER",
+        "ADIT_PATH",
+        "ADIT_RUNTIME_DIR",
+        "ADIT_VERBOSE",
+    ] {
+        let done = finish(adit(["run", "sh", "-c", "exit 7"]).env(name, ""));
+        assert_eq!((done.code(), &*done.err), (Some(7), ""), "{name}");
+    }
+    // What somebody gives must be something.
+    let done = finish(&mut adit(["run", "--pool", "", "true"]));
+    assert_eq!(done.code(), Some(125), "{done:?}");
+}
+
+#[test]
 fn the_programs_options_are_not_ours() {
     let done = finish(&mut adit(["run", "echo", "--mode", "x", "--help"]));
     assert_eq!(
@@ -286,6 +310,7 @@ fn the_monitor_is_not_held_to_the_limits_of_a_program() {
         ("-n 20", "ulimit -n"),
         // Shells do not agree on the letter.
         ("-u 100 2>/dev/null || ulimit -p 100", "ulimit -u"),
+        ("-t 5", "ulimit -t"),
     ] {
         let done = under(limit);
         assert_eq!(done.out, "", "{limit}: {done:?}");
@@ -293,7 +318,7 @@ fn the_monitor_is_not_held_to_the_limits_of_a_program() {
         assert!(done.err.contains("not atomic"), "{limit}: {done:?}");
     }
     // A limit that may be lifted is none, and one that leaves enough is no obstacle.
-    for limit in ["-S -v 9000000", "-S -n 20", "-n 1024"] {
+    for limit in ["-S -v 9000000", "-S -n 20", "-n 1024", "-S -t 5", "-t 600"] {
         let done = under(limit);
         assert_eq!(done.out, "answers\n", "{limit}: {done:?}");
     }
@@ -787,6 +812,57 @@ fn a_pool_that_is_cut_short_does_not_kill_its_monitor() {
     child.wait().unwrap();
 }
 
+/// It serves programs that are in more of a hurry than the one that came first.
+#[test]
+fn the_monitor_has_its_turn_as_usual() {
+    let scratch = Scratch::new();
+    let turn = |pid: u32| {
+        let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap();
+        let (stat, status) = (read("stat"), read("status"));
+        let processors = status
+            .lines()
+            .find(|line| line.starts_with("Cpus_allowed_list"));
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split(' ').collect();
+        let disk = finish(Command::new("ionice").args(["-p", &pid.to_string()])).out;
+        // After the name the third field is number 1.
+        let (nice, policy) = (fields[17].to_owned(), fields[39].to_owned());
+        (processors.unwrap().to_owned(), disk, nice, policy)
+    };
+    let idle = [
+        "-c", "0", "ionice", "-c", "3", "chrt", "-i", "0", "nice", "-n", "5",
+    ];
+    let run = adit(["run", "--mode", "strict", "cat"]);
+    let mut command = Command::new("taskset");
+    command
+        .args(idle)
+        .arg(run.get_program())
+        .args(run.get_args());
+    command
+        .env("ADIT_LIB", library())
+        .env("XDG_STATE_HOME", &scratch.0);
+    command.env("ADIT_RUNTIME_DIR", scratch.0.join("runtime"));
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+    let mut child = child.expect("util-linux is there");
+    let begun = Instant::now();
+    let monitor = loop {
+        match monitor_of(&scratch.0.join("runtime")) {
+            Some(monitor) => break monitor,
+            None => assert!(begun.elapsed() < common::limit()),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let (processors, disk, nice, policy) = turn(monitor);
+    assert_eq!(processors, turn(1).0);
+    assert!(!disk.contains("idle"), "{disk}");
+    if rustix::process::geteuid().is_root() {
+        assert_eq!((nice.as_str(), policy.as_str()), ("0", "0"));
+    } else {
+        println!("skipped: only root may be less nice again");
+    }
+    drop(child.stdin.take());
+    child.wait().unwrap();
+}
+
 /// Reads one page of a file many times, and says what of the file is mapped.
 const READS_ONE_PAGE: &str = "
 import os, sys
@@ -837,6 +913,61 @@ pool = re.search('[^\\n]*rw-s[^\\n]*' + sys.argv[1] + '/pool\\n(.*?VmFlags)', op
 size = lambda name: int(re.search('^' + name + ': +([0-9]+)', pool[1], re.M)[1])
 print(size('Rss') >= 8192, size('Rss') == size('ShmemPmdMapped'))
 ";
+
+/// Stages in memory while the runtime directory has no room for a pool.
+const IN_A_SMALL_DIRECTORY: &str = r#"
+mount -t tmpfs -o size=4m none "$1" || exit
+{ echo staged; sleep 2; } | "$2" run --mode strict tee "$3" >"$3.told" &
+until [ -s "$3.told" ]; do sleep 0.1; done
+sleep 0.5
+"$2" stat --json
+wait
+"#;
+
+/// Runtime directories are small in many places; the pool for files in memory is made in another one then.
+#[test]
+fn a_small_runtime_directory_is_no_obstacle() {
+    let memory = Path::new("/dev/shm");
+    if !rustix::process::geteuid().is_root() || !memory.is_dir() {
+        println!("skipped: only root mounts what is to be small");
+        return;
+    }
+    let scratch = Scratch::beside(memory);
+    let (small, file) = (scratch.0.join("small"), scratch.0.join("file"));
+    std::fs::create_dir(&small).unwrap();
+    let mut inner = adit([]);
+    inner.env_remove("ADIT_NO_MONITOR");
+    inner.env("XDG_STATE_HOME", scratch.0.join("state"));
+    inner.env("ADIT_RUNTIME_DIR", small.join("runtime"));
+    inner.env("ADIT_KERNEL_BLOCKS", "0");
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", IN_A_SMALL_DIRECTORY, "sh"]);
+    command
+        .arg(&small)
+        .arg(inner.get_program())
+        .arg(file.as_os_str());
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let done = finish(&mut command);
+    if done.out.is_empty() {
+        println!("skipped: nothing is mounted here: {}", done.err);
+        return;
+    }
+    let seen: serde_json::Value = serde_json::from_str(&done.out).unwrap();
+    let all = seen["staged"].as_array().unwrap();
+    let its = all
+        .iter()
+        .find(|staged| staged["path"] == file.to_str().unwrap());
+    let pool = its.unwrap_or_else(|| panic!("it is not staged: {done:?}"))["pool"].as_str();
+    assert!(
+        !pool.unwrap().starts_with(small.to_str().unwrap()),
+        "{seen}"
+    );
+}
 
 /// A pool on a tmpfs with huge pages is mapped with them alone.
 #[test]

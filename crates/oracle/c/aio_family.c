@@ -8,6 +8,11 @@ static long done(struct aiocb *c) {
   errno = aio_error(c) > 0 ? aio_error(c) : 0;
   return aio_return(c);
 }
+static long done64(struct aiocb64 *c) {
+  const struct aiocb64 *l[] = {c};
+  while (aio_error64(c) == EINPROGRESS) aio_suspend64(l, 1, NULL);
+  return aio_return64(c);
+}
 // Each by itself, on a file that nobody else has open: what the program wrote just before is what it finds, it stays,
 // and others see at once where the file ends.
 static void alone(int how) {
@@ -31,7 +36,7 @@ static void alone(int how) {
   if (how == 5) R(aio_fsync64(O_DSYNC, &d));
   if (how == 6) R(lio_listio(LIO_WAIT, list, 1, NULL));
   if (how == 7) R(lio_listio64(LIO_WAIT, list64, 1, NULL));
-  R(how % 2 ? done((struct aiocb *)&d) : done(&c));
+  R(how % 2 ? done64(&d) : done(&c));
   printf("%.10s\n", buf);
   struct statx x;
   raw6(SYS_statx, AT_FDCWD, (long)name, 0, STATX_ALL, (long)&x, 0);
@@ -57,9 +62,9 @@ int main(void) {
   printf("%.5s\n", buf);
   struct aiocb64 d = {.aio_fildes = a, .aio_buf = buf, .aio_nbytes = 100, .aio_offset = SIZE - 50};
   R(aio_read64(&d));
-  R(done((struct aiocb *)&d));
+  R(done64(&d));
   R(aio_write64(&d));
-  R(done((struct aiocb *)&d));
+  R(done64(&d));
   struct aiocb e[3] = {
       {.aio_fildes = a, .aio_buf = buf, .aio_nbytes = 10, .aio_offset = 0, .aio_lio_opcode = LIO_READ},
       {.aio_fildes = a, .aio_buf = "lio", .aio_nbytes = 3, .aio_offset = 9, .aio_lio_opcode = LIO_WRITE},

@@ -34,10 +34,11 @@ use crate::limit;
 use crate::map::{MapError, PAGE};
 use crate::mapped::{MappedMedium, MediumError};
 use crate::medium::{Medium, OutOfRange, TransferError};
+use crate::range_lock;
+use crate::rest::Pauses;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use core::time::Duration;
 use rustix::fd::OwnedFd;
-use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 /// How a medium gets at its file without keeping a descriptor that a program would notice.
@@ -75,8 +76,8 @@ pub fn mirror_tail(doubt: bool) -> [u8; MIRROR_TAIL as usize] {
     tail
 }
 
-/// How long the writing back of table words waits for another process that does it.
-const TRIES: u32 = 8000;
+/// How long the writing back of table words waits for another process that does it, and how long at first.
+const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_micros(250);
 
 /// Bytes of tables handled at once.
@@ -153,6 +154,20 @@ impl CachedMedium {
         self.file.refused(offset, len, errno)
     }
 
+    /// Bytes of the file, which somebody may have cut since it was mapped, or made longer. As many as are mapped, where
+    /// nobody can tell.
+    fn there(&self) -> u64 {
+        let _brief = brief::begin();
+        let size = self.opener.reopen().map(|(_, size)| size);
+        size.map_or_else(|_| self.file.size(), |size| size - size % PAGE as u64)
+    }
+
+    /// Maps that much of the file. Until all of it is kept from children none is forked.
+    fn extend(&self, size: u64) {
+        let _brief = brief::begin();
+        self.file.reach(size);
+    }
+
     fn count(&self, what: u64) -> Result<u64, OutOfRange> {
         self.mirror.load(self.tables + what)
     }
@@ -227,7 +242,7 @@ impl CachedMedium {
     /// Writes table words to the file, if they differ there.
     ///
     /// One at a time, over all processes: of two that write the same words, the one with the older
-    /// values must not be the last. The lock is the kernel's, on the description of this one write, and
+    /// values must not be the last. The lock is the kernel's, on these bytes for the description of this one write, and
     /// ends with it or with its process. Looking first needs no lock, because no word that is flushed
     /// ever returns to a value it had: they count, or carry what counts.
     fn write_back(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
@@ -239,35 +254,64 @@ impl CachedMedium {
             let part = (end - at).min(WORDS as u64) as usize;
             self.mirror.read(at, &mut block[..part])?;
             self.file.read(at, &mut there[..part])?;
-            if block[..part] != there[..part] {
-                self.write_back_alone(at, &mut block[..part])?;
+            if block[..part] != there[..part] || self.is_being_written(at, part as u64)? {
+                self.write_back_alone(at, &mut block[..part], &mut there[..part])?;
             }
             at += part as u64;
         }
         Ok(())
     }
 
-    fn write_back_alone(&self, at: u64, block: &mut [u8]) -> Result<(), OutOfRange> {
+    /// Whether somebody is just writing these bytes: the kernel may not know yet that they are to be synced.
+    fn is_being_written(&self, at: u64, len: u64) -> Result<bool, OutOfRange> {
+        if self.count(BEGUN)? == self.count(ENDED)? {
+            return Ok(false);
+        }
+        let (_brief, fd) = self.descriptor(at + len)?;
+        let is_locked = |fd: &OwnedFd| range_lock::is_locked(fd, at as i64, len as i64);
+        Ok(fd.is_some_and(|fd| is_locked(&fd) == Ok(true)))
+    }
+
+    /// Writes table words whose bytes are locked, unless somebody else has, for whom this one has waited.
+    fn write_locked(
+        &self,
+        fd: &OwnedFd,
+        at: u64,
+        block: &mut [u8],
+        there: &mut [u8],
+    ) -> Result<(), OutOfRange> {
+        self.mirror.read(at, block)?;
+        self.file.read(at, there)?;
+        if block == there {
+            return Ok(());
+        }
+        self.counted(|| self.put(fd, at, block))
+    }
+
+    fn write_back_alone(
+        &self,
+        at: u64,
+        block: &mut [u8],
+        there: &mut [u8],
+    ) -> Result<(), OutOfRange> {
         let len = block.len() as u64;
         let (_brief, fd) = self.descriptor(at + len)?;
         let Some(fd) = fd else {
             return Err(self.lost(at, len, Errno::IO));
         };
-        for _ in 0..TRIES {
-            match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {
-                    let read = self.mirror.read(at, block);
-                    let written = read.and_then(|()| self.counted(|| self.put(&fd, at, block)));
+        let mut pauses = Pauses::new(PAUSE, PATIENCE);
+        loop {
+            match range_lock::try_lock(&fd, at as i64, len as i64) {
+                Ok(true) => {
+                    let written = self.write_locked(&fd, at, block, there);
                     // A child that somebody has made meanwhile has the descriptor, too, and with it the lock.
-                    let _ = rustix::fs::flock(&fd, FlockOperation::Unlock);
+                    let _ = range_lock::unlock_all(&fd);
                     return written;
                 }
-                Err(Errno::WOULDBLOCK) => crate::rest(PAUSE),
-                Err(Errno::INTR) => {}
-                Err(_) => break,
+                Ok(false) if pauses.rest() => {}
+                Ok(false) | Err(_) => return Err(self.lost(at, len, Errno::IO)),
             }
         }
-        Err(self.lost(at, len, Errno::IO))
     }
 
     /// Syncs, unless every write that anybody ever began has ended and was covered, and no sync has failed since.
@@ -291,7 +335,7 @@ impl CachedMedium {
         }
         let reach = self.count(REACH)?;
         if !healed {
-            self.file.reach(reach);
+            self.extend(reach);
         }
         // What is synced is what is mapped, which is at least this much.
         let all = reach <= self.file.size();
@@ -332,7 +376,9 @@ impl CachedMedium {
     /// Has every page written, whatever the kernel takes for written. The bytes stay as they are, as others may be writing
     /// theirs. Some at a time: where a file system writes elsewhere what changes (btrfs), there need not be room for all.
     fn write_again(&self) -> Result<(), OutOfRange> {
-        let size = self.file.size();
+        // Behind that nobody has written, and the file need not be as long as it was when it was mapped.
+        let reach = self.count(REACH)?.next_multiple_of(PAGE as u64);
+        let size = self.file.size().min(reach);
         for part in (0..size).step_by(AT_ONCE as usize) {
             let end = size.min(part + AT_ONCE);
             for at in (part..end).step_by(PAGE) {
@@ -353,7 +399,7 @@ impl Medium for CachedMedium {
     }
 
     fn reach(&self, size: u64) {
-        self.file.reach(size);
+        self.extend(size);
     }
 
     #[inline]
@@ -475,9 +521,12 @@ impl Medium for CachedMedium {
             self.raise(FAILED, |count| count + 1)?;
             self.mirror.store(self.tables + TOLD, asked)?;
         }
-        // Nothing is known to be durable: as if one write had ended and none were covered.
+        // Nothing is known to be durable: as if one write had ended and none were covered. What others have written behind
+        // the end of what was mapped is to be covered as well.
+        let there = self.there();
+        self.extend(there);
         self.mirror.store(self.tables + SYNCED, 0)?;
-        self.mirror.store(self.tables + REACH, self.file.size())?;
+        self.mirror.store(self.tables + REACH, there)?;
         self.mirror.store(self.tables + BEGUN, 1)?;
         self.mirror.store(self.tables + ENDED, 1)
     }

@@ -19,6 +19,7 @@ mod limit;
 pub mod map;
 mod mapped;
 mod medium;
+pub mod range_lock;
 mod rest;
 pub mod word;
 
@@ -30,7 +31,7 @@ pub use detect::{
 };
 pub use mapped::{Damage, MappedMedium, MediumError, Persistence};
 pub use medium::{Medium, OutOfRange, TransferError};
-pub use rest::rest;
+pub use rest::{Pauses, rest};
 
 /// The kernel's error as people know it; rustix without `std` shows a number.
 fn in_words(error: rustix::io::Errno) -> std::io::Error {

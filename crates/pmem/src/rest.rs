@@ -20,6 +20,41 @@ pub fn rest(time: Duration) {
     }
 }
 
+/// Pauses of somebody who looks again and again whether others are done: each twice as long as the one before, up to
+/// [`Pauses::LONGER`] times the first. Where many look, they leave the processor to whom they wait for.
+#[derive(Debug)]
+pub struct Pauses {
+    next: Duration,
+    longest: Duration,
+    left: Duration,
+}
+
+impl Pauses {
+    /// How many times as long as the first the longest is.
+    const LONGER: u32 = 16;
+
+    /// Pauses of so much together, as they are asked for: a busy machine makes each longer, and all with them.
+    #[must_use]
+    pub const fn new(first: Duration, together: Duration) -> Self {
+        Self {
+            next: first,
+            longest: first.saturating_mul(Self::LONGER),
+            left: together,
+        }
+    }
+
+    /// Rests for one of them; `false` when all are over.
+    pub fn rest(&mut self) -> bool {
+        if self.left.is_zero() {
+            return false;
+        }
+        rest(self.next);
+        self.left = self.left.saturating_sub(self.next);
+        self.next = (2 * self.next).min(self.longest);
+        true
+    }
+}
+
 /// # Safety
 ///
 /// A thread is forbidden its waits by a filter for system calls, whose instructions live until the kernel has copied them,
@@ -74,6 +109,17 @@ mod tests {
         });
         let took = thread.join().expect("a thread that goes on");
         assert!(took < Duration::from_secs(30), "it waited for {took:?}");
+    }
+
+    #[test]
+    fn pauses_become_longer_and_end() {
+        let (first, together) = (Duration::from_micros(100), Duration::from_millis(20));
+        let mut pauses = Pauses::new(first, together);
+        let begun = Instant::now();
+        let all = std::iter::from_fn(|| pauses.rest().then_some(())).count();
+        // 0.1, 0.2, 0.4, 0.8 and 1.6 ms, the last again and again.
+        assert_eq!(all, 16);
+        assert!(begun.elapsed() >= together);
     }
 
     extern "C" fn nothing(_: libc::c_int) {}

@@ -7,8 +7,9 @@ mod scratch;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
-use adit_pmem::{CachedMedium, MIRROR_TAIL, MappedMedium, Medium, Persistence, Reopen};
+use adit_pmem::{CachedMedium, MIRROR_TAIL, MappedMedium, Medium, Persistence, Reopen, range_lock};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -112,6 +113,60 @@ fn table_words_reach_the_file_when_they_are_flushed() {
     assert_eq!((two.load(64), two.load(72)), (Ok(7), Ok(0)));
 }
 
+/// Has a word flushed that another description has locked, which waits until it is unlocked; with the file meanwhile.
+fn flushed_after(medium: &CachedMedium, place: &Place, other: &OwnedFd) -> Vec<u8> {
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| medium.flush(64, 8));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!waits.is_finished());
+        let meanwhile = place.bytes();
+        range_lock::unlock_all(other).unwrap();
+        waits.join().unwrap().unwrap();
+        meanwhile
+    })
+}
+
+/// Many write words back at once, most of them words that nobody else does.
+#[test]
+fn only_who_writes_the_same_words_back_is_waited_for() {
+    let place = Place::new("words");
+    let medium = place.medium(true);
+    medium.begin_anew().unwrap();
+    let other = open(&place.0.join("file"), OFlags::RDWR).unwrap();
+    assert_eq!(range_lock::try_lock(&other, 64, 8), Ok(true));
+    medium.store(64, 7).unwrap();
+    medium.store(512, 8).unwrap();
+    medium.flush(512, 8).unwrap();
+    assert_eq!(place.bytes()[512], 8);
+    let before = place.bytes();
+    let meanwhile = flushed_after(&medium, &place, &other);
+    assert_eq!((meanwhile, place.bytes()[64]), (before, 7));
+    // Who keeps them is not waited for for ever.
+    assert_eq!(range_lock::try_lock(&other, 64, 8), Ok(true));
+    medium.store(64, 9).unwrap();
+    assert!(medium.flush(64, 8).is_err());
+}
+
+/// Bytes that somebody is just writing may be seen in the file before the kernel knows that they are to be synced.
+#[test]
+fn words_that_somebody_is_writing_are_waited_for() {
+    let place = Place::new("writing");
+    let medium = place.medium(true);
+    medium.begin_anew().unwrap();
+    let times = || place.1.load(Ordering::Relaxed);
+    medium.store(64, 7).unwrap();
+    medium.flush(64, 8).unwrap();
+    let written = times();
+    medium.flush(64, 8).unwrap();
+    assert_eq!(times(), written, "nobody is writing, and they are there");
+    let mirror = place.map("mirror", Persistence::Ram);
+    let begun = mirror.load(TABLES).unwrap();
+    mirror.store(TABLES, begun + 1).unwrap();
+    let other = open(&place.0.join("file"), OFlags::RDWR).unwrap();
+    assert_eq!(range_lock::try_lock(&other, 64, 8), Ok(true));
+    flushed_after(&medium, &place, &other);
+}
+
 #[test]
 fn chunks_are_in_the_file_at_once_with_descriptors_and_without() {
     let place = Place::new("chunks");
@@ -196,12 +251,13 @@ fn a_write_that_failed_has_not_ended() {
     medium.begin_anew().unwrap();
     medium.fence();
     assert!(medium.write_streaming(TABLES, &[1; 64]).is_err());
+    // Without the right to write it gets no lock, so this one does not even begin.
     medium.store(64, 7).unwrap();
     assert!(medium.flush(64, 8).is_err());
     medium.fence();
     let mirror = place.map("mirror", Persistence::Ram);
     let counts = [0, 64, 128].map(|at| mirror.load(TABLES + at).unwrap());
-    assert_eq!(counts, [3, 1, 1], "begun, ended, covered");
+    assert_eq!(counts, [2, 1, 1], "begun, ended, covered");
 }
 
 /// What a sync that failed did not write is clean for the kernel, which tells each opener once. If others believed their
@@ -303,6 +359,53 @@ fn after_a_sync_that_failed_all_is_written_again_and_each_asks() {
     }
     // That its mapping is gone is nobody else's affair.
     assert_eq!(words(), (1, 1, 1));
+}
+
+/// Who has mapped the file before it grew, and is the first to use it again, syncs what the dead have written behind that,
+/// too, before anybody is spared a sync.
+#[test]
+fn who_begins_anew_begins_with_all_of_the_file() {
+    let place = Place::new("grown-before");
+    let narrow = place.medium(true);
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.write(true).open(place.0.join("file")).unwrap();
+    file.set_len(2 * SIZE).unwrap();
+    let dead = place.medium(true);
+    dead.begin_anew().unwrap();
+    dead.write_streaming(SIZE + 4096, &[1; 64]).unwrap();
+    drop(dead);
+    narrow.begin_anew().unwrap();
+    narrow.fence();
+    let mirror = place.map("mirror", Persistence::Ram);
+    assert_eq!(mirror.load(TABLES + 128), Ok(1));
+    assert_eq!(narrow.size(), 2 * SIZE, "it has synced a part");
+}
+
+/// Who has mapped the file before somebody cut it, and is the first to use it again, knows how long it is now: there is
+/// nothing behind that to be written again, or to be waited for.
+#[test]
+fn what_was_cut_off_is_not_written_again() {
+    let place = Place::new("cut-before");
+    let wide = place.medium(true);
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.write(true).open(place.0.join("file")).unwrap();
+    file.set_len(SIZE / 2).unwrap();
+    let mirror = place.map("mirror", Persistence::Ram);
+    let word = |at: u64| mirror.load(TABLES + at).unwrap();
+    mirror.store(TABLES + 256, 1).unwrap();
+    wide.begin_anew().unwrap();
+    let narrow = place.medium(true);
+    wide.fence();
+    assert_eq!((wide.sound(), word(264)), (Ok(()), 1));
+    narrow.write_streaming(TABLES, &[1; 64]).unwrap();
+    narrow.fence();
+    assert_eq!((narrow.sound(), word(128)), (Ok(()), 2));
+    // It was made larger since, and the last write there ended within a page.
+    file.set_len(SIZE).unwrap();
+    wide.write_streaming(SIZE / 2 + 4096, &[2; 100]).unwrap();
+    mirror.store(TABLES + 256, 2).unwrap();
+    wide.fence();
+    assert_eq!((wide.sound(), word(264), word(128)), (Ok(()), 2, 3));
 }
 
 /// Where nobody knows what was done with the file before, it is written again, too.

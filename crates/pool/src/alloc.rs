@@ -240,13 +240,40 @@ impl ChunkMap {
             Footprint::Pages(pages) => self.take_pages(pages),
         };
         if first.is_none() {
-            // Unless something was given back meanwhile: it may be all that is ever given.
-            let failed = seen >> 32 << 32 | u64::from(footprint.lines());
+            self.found_nothing(seen, footprint);
+        }
+        first
+    }
+
+    /// Remembers a search that began when `seen` was known. Unless something was given back meanwhile: it may be all that
+    /// is ever given.
+    fn found_nothing(&self, seen: u64, footprint: Footprint) {
+        let lines = u64::from(footprint.lines());
+        if !matches!(footprint, Footprint::Pages(2..)) {
+            let failed = seen >> 32 << 32 | lines;
             let _ =
                 self.fails_from
                     .compare_exchange(seen, failed, Ordering::AcqRel, Ordering::Relaxed);
+            return;
         }
-        first
+        // It had some pages for a moment, and others may have found nothing for want of these.
+        let failed = |now: u64| {
+            let is_known = now >> 32 == seen >> 32;
+            let lines = if is_known { lines } else { u64::from(u32::MAX) };
+            Some((now >> 32).wrapping_add(1) << 32 | lines)
+        };
+        let _ = self
+            .fails_from
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, failed);
+    }
+
+    /// Takes all of the chunk, if all of it is free.
+    fn take_all(&self) -> bool {
+        let taken = self.take_run(0, self.free.len());
+        if matches!(taken, Err(1..)) {
+            self.something_was_given();
+        }
+        taken.is_ok()
     }
 
     /// Takes `lines` adjacent lines of one page; the index of the first.
@@ -893,7 +920,7 @@ impl<M: Medium> Attachment<M> {
         let mut released = 0;
         for (chunk, map) in self.leased().filter(|(_, map)| map.is(Role::Data)) {
             // Taking every line makes sure that no other thread allocates from it meanwhile.
-            if map.take_run(0, map.free.len()).is_ok() && self.give_back(chunk, map)? {
+            if map.take_all() && self.give_back(chunk, map)? {
                 released += 1;
             }
         }
@@ -950,5 +977,44 @@ impl<M: Medium> Attachment<M> {
         }
         // Everybody who comes or goes waits for us: one fence for all that were no logs.
         if changed { self.pool.fence() } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who looks for more than there is takes what there is for a moment. Who finds nothing meanwhile does not take the
+    /// chunk for full.
+    #[test]
+    fn what_is_given_up_again_is_found() {
+        let map = ChunkMap::new(8);
+        map.begin(Role::Data, 1);
+        map.free[7].store(0, Ordering::Relaxed);
+        // As in a search for eight pages that has come to the last of them.
+        let seen = map.fails_from.load(Ordering::Acquire);
+        assert_eq!(map.take_run(0, 7), Ok(()));
+        assert_eq!(map.take(Footprint::Lines(3)), None);
+        map.free[..7]
+            .iter()
+            .for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+        map.found_nothing(seen, Footprint::Pages(8));
+        assert_eq!(map.take(Footprint::Lines(3)), Some(0));
+        assert_eq!(map.take(Footprint::Pages(8)), None);
+    }
+
+    /// What was looked for in vain is not looked for again before something comes back.
+    #[test]
+    fn a_full_chunk_is_not_searched_again() {
+        let map = ChunkMap::new(8);
+        map.begin(Role::Data, 1);
+        map.free[4].store(0, Ordering::Relaxed);
+        assert_eq!(map.take(Footprint::Pages(5)), None);
+        assert_eq!(map.fails_from.load(Ordering::Relaxed) as u32, 5 * 64);
+        assert_eq!(map.take(Footprint::Pages(4)), Some(0));
+        assert_eq!(map.take(Footprint::Pages(4)), None);
+        assert_eq!(map.fails_from.load(Ordering::Relaxed) as u32, 4 * 64);
+        map.give(0, Footprint::Pages(4));
+        assert_eq!(map.take(Footprint::Pages(4)), Some(0));
     }
 }

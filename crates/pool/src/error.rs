@@ -155,6 +155,11 @@ pub enum Error {
     /// The caller was attached before a fork, or never was.
     #[error("this process is not attached to the pool (it forked); attach anew")]
     NotAttached,
+    /// A file of another file system has the handle.
+    #[error(
+        "a file of another file system with the same handle is staged in the pool; choose another pool"
+    )]
+    OtherDevice,
     /// A file entry is gone.
     #[error("the file has no entry in the pool any more; enter it again")]
     Forgotten,

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use adit_pmem::detect::{Reason, medium_of};
+use adit_pmem::map::MapError;
 use adit_pmem::{
     CachedMedium, MappedMedium, Medium, MediumError, MediumKind, OutOfRange, Persistence, Reopen,
     TransferError, brief,
@@ -240,6 +241,13 @@ impl Medium for ReadOnlyMedium {
     fn fence(&self) {}
 }
 
+/// What children get of an open pool.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Children {
+    Inherit,
+    Without,
+}
+
 /// An open pool file.
 #[derive(Debug)]
 pub struct PoolFile {
@@ -306,13 +314,32 @@ impl PoolFile {
 
     /// Opens a pool of this user.
     pub fn open(path: &Path) -> Result<Self> {
+        Self::open_as(path, Children::Inherit)
+    }
+
+    /// Opens a pool of this user, and keeps it out of children that are forked from now on: one that gives up its user's
+    /// rights must not keep what it could forge records in, and one that lives for long would keep the file system
+    /// busy. A child must neither use nor drop what it has inherited of this, and opens the pool anew.
+    pub fn open_without_children(path: &Path) -> Result<Self> {
+        Self::open_as(path, Children::Without)
+    }
+
+    fn open_as(path: &Path, children: Children) -> Result<Self> {
         let (fd, kind) = open_checked(path, OFlags::RDWR)?;
         let boot = boot_id()?;
         let looked = look(&fd, boot)?;
         let locks = LockFile::new(path, &fd)?;
         let mapped = map(&fd, kind, *looked.geometry())?;
+        // At once: the mirror, which lies in memory, may have to be waited for.
+        if children == Children::Without {
+            mapped.keep_from_children().map_err(not_kept)?;
+        }
         let inner = if kind == MediumKind::Cached {
-            cached(&fd, mapped, &locks, &looked)?
+            let (cached, mirror) = cached(&fd, mapped, &locks, &looked)?;
+            if children == Children::Without {
+                cached.keep_from_children().map_err(not_kept)?;
+            }
+            Inner::Cached(cached, mirror)
         } else {
             Inner::Direct(mapped)
         };
@@ -382,17 +409,6 @@ impl PoolFile {
     #[must_use]
     pub fn kind(&self) -> MediumKind {
         self.kind
-    }
-
-    /// Keeps the pool out of children that are forked from now on: one that gives up its user's rights must not keep
-    /// what it could forge records in. A child must neither use nor drop what it has inherited of this, and opens the
-    /// pool anew.
-    pub fn keep_from_children(&self) -> Result<()> {
-        let kept = match &*self.pool.medium().0 {
-            Inner::Direct(mapped) => mapped.keep_from_children(),
-            Inner::Cached(cached, _) => cached.keep_from_children(),
-        };
-        kept.map_err(|error| medium_error(error.into()))
     }
 
     /// Attaches this process.
@@ -560,7 +576,7 @@ fn prepare(fd: &OwnedFd, kind: MediumKind, from: u64, to: u64) -> Result<()> {
     if fs.f_blocks != 0 && to.saturating_sub(from) > free {
         return Err(kernel("fallocate")(Errno::NOSPC));
     }
-    rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, to).map_err(kernel("fallocate"))?;
+    reserve(fd, to).map_err(kernel("fallocate"))?;
     if kind == MediumKind::Cached {
         let zeros = vec![0; PREPARED_AT_ONCE];
         let mut at = from;
@@ -571,6 +587,20 @@ fn prepare(fd: &OwnedFd, kind: MediumKind, from: u64, to: u64) -> Result<()> {
         }
     }
     rustix::fs::fsync(fd).map_err(kernel("fsync"))
+}
+
+/// Reserves the blocks up to `to`. On older kernels a tmpfs takes back what it has done when a signal waits: then less is
+/// asked for at once.
+fn reserve(fd: &OwnedFd, to: u64) -> Result<(), Errno> {
+    let (mut at, mut part) = (0, to);
+    while at < to {
+        match rustix::fs::fallocate(fd, FallocateFlags::empty(), at, part.min(to - at)) {
+            Ok(()) => at += part,
+            Err(Errno::INTR) => part = (part / 2).max(PREPARED_AT_ONCE as u64),
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
 }
 
 fn map(fd: &OwnedFd, kind: MediumKind, geometry: Geometry) -> Result<MappedMedium> {
@@ -591,13 +621,13 @@ fn cached(
     mapped: MappedMedium,
     locks: &LockFile,
     looked: &Pool<ReadOnlyMedium>,
-) -> Result<Inner> {
+) -> Result<(CachedMedium, Mirror)> {
     let belongs = belongs(fd, looked)?;
     let slots = looked.geometry().slot_count;
     let (tables, mirror) = Mirror::open(fd, locks, slots, &belongs)?;
     let opener = Box::new(locks.clone());
     let medium = CachedMedium::new(mapped, tables, belongs.tables, opener)?;
-    Ok(Inner::Cached(medium, mirror))
+    Ok((medium, mirror))
 }
 
 fn belongs<M: Medium>(fd: &OwnedFd, pool: &Pool<M>) -> Result<Belongs> {
@@ -609,6 +639,10 @@ fn belongs<M: Medium>(fd: &OwnedFd, pool: &Pool<M>) -> Result<Belongs> {
         system: rustix::fs::fstatvfs(fd).map_err(kernel("fstatfs"))?.f_fsid,
         doubt: pool.superblock()?.boot_id == pool.boot().0 && !pool.is_surely_clean()?,
     })
+}
+
+fn not_kept(error: MapError) -> Error {
+    medium_error(error.into())
 }
 
 fn medium_error(error: MediumError) -> Error {

@@ -74,8 +74,7 @@ pub struct FileName {
 
 impl FileName {
     fn key(&self) -> u64 {
-        // The device is not part of it: a pool serves one file system, whose number changes over
-        // reboots.
+        // The device is not part of it: its number changes over reboots.
         let low = crc32c::crc32c(&self.handle);
         let high = crc32c::crc32c_append(low ^ self.handle_type, &self.handle);
         u64::from(high) << 32 | u64::from(low)
@@ -93,7 +92,7 @@ impl FileName {
         [&head.encode()[..], &self.handle, &self.path].concat()
     }
 
-    fn same_file(&self, other: &Self) -> bool {
+    fn has_handle_of(&self, other: &Self) -> bool {
         (self.handle_type, &self.handle) == (other.handle_type, &other.handle)
     }
 }
@@ -111,9 +110,13 @@ impl<M: Medium> Pool<M> {
         if file.index() >= self.geometry().file_count {
             return Err(Error::Forgotten);
         }
-        let offset = self.geometry().file_entry(file.index());
-        let state = self.load(offset + at!(FileEntry.state))?;
-        let id = self.load(offset + at!(FileEntry.file_id))?;
+        self.ensure_live_at(self.geometry().file_entry(file.index()), file)
+    }
+
+    /// The same for who knows where the file's entry begins.
+    pub(crate) fn ensure_live_at(&self, entry: u64, file: FileRef) -> Result<()> {
+        let state = self.load(entry + at!(FileEntry.state))?;
+        let id = self.load(entry + at!(FileEntry.file_id))?;
         if state as u8 == FileEntry::LIVE && id == file.id {
             Ok(())
         } else {
@@ -392,9 +395,22 @@ impl<M: Medium> Pool<M> {
         near.chain((0..WINDOW.min(count)).map(move |i| (start + i) % count))
     }
 
-    /// The entry of the file with this handle, if it is staged. Takes no lock. Before records are
-    /// written for it, [`Attachment::enter_file`] has to be called once.
+    /// The entry of this file, if it is staged. Takes no lock. Before records are written for it,
+    /// [`Attachment::enter_file`] has to be called once.
     pub fn find_file(&self, name: &FileName) -> Result<Option<FileRef>> {
+        let found = self.find_handle(name)?;
+        let its = found.filter(|(_, entry)| !self.is_elsewhere(entry, name));
+        Ok(its.map(|(file, _)| file))
+    }
+
+    /// Whether an entry is of a file on another device that has the same handle: an image and its copy, say, of which one
+    /// pool may stage both. In another boot devices had other numbers, and say nothing.
+    fn is_elsewhere(&self, entry: &FileEntry, name: &FileName) -> bool {
+        entry.boot == self.boot_tag() && entry.device != name.device
+    }
+
+    /// The entry of a file with this handle, on whatever device.
+    fn find_handle(&self, name: &FileName) -> Result<Option<(FileRef, FileEntry)>> {
         let key = name.key();
         for index in self.window(key, true) {
             let offset = self.geometry().file_entry(index);
@@ -413,8 +429,8 @@ impl<M: Medium> Pool<M> {
             };
             let unchanged = self.load(offset)? == entry.state
                 && self.load(offset + at!(FileEntry.file_id))? == entry.file_id;
-            if unchanged && found.same_file(name) {
-                return Ok(Some(FileRef { id: entry.file_id }));
+            if unchanged && found.has_handle_of(name) {
+                return Ok(Some((FileRef { id: entry.file_id }, entry)));
             }
         }
         Ok(None)
@@ -464,7 +480,8 @@ impl<M: Medium> Attachment<M> {
         Ok(lock)
     }
 
-    /// The file's entry, made if there is none. Durable with the first record that is.
+    /// The file's entry, made if there is none. Durable with the first record that is. [`Error::OtherDevice`] while another
+    /// device's file of this handle has one: nobody could tell the two apart in the next boot.
     pub fn enter_file(&self, name: &FileName) -> Result<FileRef> {
         if name.handle.len() > HANDLE_MAX {
             return Err(Error::Invalid("a file handle has at most 128 bytes"));
@@ -475,7 +492,10 @@ impl<M: Medium> Attachment<M> {
         let started = Instant::now();
         loop {
             let lock = self.lock_files()?;
-            if let Some(file) = self.pool.find_file(name)? {
+            if let Some((file, entry)) = self.pool.find_handle(name)? {
+                if self.pool.is_elsewhere(&entry, name) {
+                    return Err(Error::OtherDevice);
+                }
                 // Nobody who enters or forgets another file is to wait for this fence.
                 drop(lock);
                 self.write_names_back(file.index())?;

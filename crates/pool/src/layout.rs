@@ -166,6 +166,8 @@ media_struct! {
 impl Superblock {
     /// Flag: nothing is staged and nobody is attached.
     pub const CLEAN: u32 = 1;
+    /// So often no superblock was ever written.
+    const NEVER: u64 = 1 << 63;
 
     /// The CRC that belongs to the other fields.
     #[must_use]
@@ -178,6 +180,7 @@ impl Superblock {
     pub fn is_valid(&self) -> bool {
         self.magic == MAGIC
             && self.crc == self.expected_crc()
+            && self.update < Self::NEVER
             && self.geometry().is_valid()
             && (self.geometry().header_chunks() + 1..=self.max_chunks).contains(&self.chunk_count)
     }

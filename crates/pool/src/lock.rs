@@ -10,14 +10,21 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use adit_pmem::Medium;
+use adit_pmem::{Medium, Pauses};
 
 use crate::error::{Error, Result};
 use crate::layout::at;
 use crate::pool::{Attachment, Pool};
 
-/// How long a lock held by somebody alive is waited for.
+/// How long somebody alive is waited for who holds a lock.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How often a lock is looked at before its holder is, without and with letting others go first.
+const SPINS: u32 = 200;
+const YIELDS: u32 = 200;
+
+/// The first pause of who has spun in vain.
+const PAUSE: Duration = Duration::from_micros(50);
 
 /// Bit of a lock word, above the number of the thread: its holder works for longer than that, and said so.
 pub(crate) const LONG: u64 = 1 << 63;
@@ -98,7 +105,8 @@ impl<M: Medium> Pool<M> {
         Ok(incarnation as u16 == holder.incarnation && self.locks().is_alive(holder.slot))
     }
 
-    /// Takes the lock at `offset`, waiting up to `patience` for an owner that lives.
+    /// Takes the lock at `offset`, waiting up to `patience` for each owner that lives.
+    #[inline]
     pub(crate) fn lock_word(
         &self,
         name: &'static str,
@@ -107,7 +115,24 @@ impl<M: Medium> Pool<M> {
         patience: Duration,
     ) -> Result<Acquired> {
         let mine = owner.word();
-        let mut started = None;
+        match self.cas(offset, 0, mine)? {
+            Ok(_) => Ok(Acquired::Clean),
+            Err(_) => self.wait_for_word(name, offset, mine, patience),
+        }
+    }
+
+    /// The same when somebody was seen to hold it.
+    #[cold]
+    #[inline(never)]
+    fn wait_for_word(
+        &self,
+        name: &'static str,
+        offset: u64,
+        mine: u64,
+        patience: Duration,
+    ) -> Result<Acquired> {
+        let mut waiting = None;
+        let mut pauses = Pauses::new(PAUSE, Duration::MAX);
         let mut spins = 0_u32;
         loop {
             let seen = match self.cas(offset, 0, mine)? {
@@ -119,8 +144,13 @@ impl<M: Medium> Pool<M> {
                 return Ok(Acquired::OwnerDied);
             }
             spins += 1;
-            if spins < 200 {
+            if spins < SPINS {
                 std::hint::spin_loop();
+                continue;
+            }
+            // The holder may want this processor. Whether he lives takes several system calls to find out.
+            if spins < SPINS + YIELDS && !patience.is_zero() {
+                std::thread::yield_now();
                 continue;
             }
             if !self.holder_lives(seen)? {
@@ -129,8 +159,11 @@ impl<M: Medium> Pool<M> {
                 }
                 continue;
             }
-            let started = started.get_or_insert_with(Instant::now);
-            if started.elapsed() > patience {
+            // Behind many, each of whom is soon done with it, it may take longer than that until it is this one's turn.
+            let (holder, since) = *waiting.get_or_insert_with(|| (seen, Instant::now()));
+            if holder != seen {
+                waiting = None;
+            } else if since.elapsed() > patience {
                 let Holder { slot, thread, .. } = Holder::of(seen);
                 return Err(Error::Busy {
                     lock: name,
@@ -138,11 +171,7 @@ impl<M: Medium> Pool<M> {
                     thread,
                 });
             }
-            if spins < 400 {
-                std::thread::yield_now();
-            } else {
-                adit_pmem::rest(Duration::from_micros(50));
-            }
+            pauses.rest();
         }
     }
 
@@ -195,5 +224,53 @@ impl<M: Medium> Drop for Locked<'_, M> {
         if crate::fork::is_current(self.attachment.epoch) {
             pool.unlock_word(self.offset, *owner);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::PoolFile;
+    use crate::layout::{Geometry, SHARED};
+    use crate::scratch;
+
+    /// Each of those before has the lock for less than anybody is waited for, all of them together for longer.
+    #[test]
+    fn who_is_behind_many_waits_for_each() {
+        const TURN: Duration = Duration::from_millis(50);
+        let path = scratch::place().join(format!("adit-pool-turns-{}", std::process::id()));
+        let pool = PoolFile::create(&path, 8 << 20, Geometry::default()).expect("create");
+        let [one, other, last] = [(); 3].map(|()| pool.attach().expect("attach"));
+        let lock = SHARED + at!(Shared.files_lock);
+        let wait = || {
+            let all = pool.pool();
+            let acquired = all.lock_word("files lock", lock, last.owner, 20 * TURN);
+            all.unlock_word(lock, last.owner);
+            acquired
+        };
+        let hand_on = |from: u64, to: u64| {
+            assert!(matches!(pool.pool().cas(lock, from, to), Ok(Ok(_))));
+            adit_pmem::rest(TURN);
+        };
+        let [first, second] = [&one, &other].map(|attachment| attachment.owner.word());
+        let acquired = std::thread::scope(|scope| {
+            hand_on(0, first);
+            let waiter = scope.spawn(wait);
+            for _ in 0..25 {
+                hand_on(first, second);
+                hand_on(second, first);
+            }
+            hand_on(first, 0);
+            waiter.join().expect("the waiter")
+        });
+        assert!(matches!(acquired, Ok(Acquired::Clean)), "{acquired:?}");
+        // One who keeps it is not waited for any longer.
+        hand_on(0, first);
+        assert!(matches!(wait(), Err(Error::Busy { .. })));
+        hand_on(first, 0);
+        for attachment in [one, other, last] {
+            attachment.detach().expect("detach");
+        }
+        pool.remove(true).expect("remove");
     }
 }

@@ -587,7 +587,7 @@ impl<M: Medium> Attachment<M> {
             }
         } else {
             // Who forgets a file has its lock until that is durable.
-            self.pool.ensure_live(file)?;
+            guard.ensure_live()?;
         }
         Ok(guard)
     }
@@ -687,6 +687,11 @@ impl<M: Medium> FileGuard<'_, M> {
     /// more.
     pub fn set_modified(&self, nanoseconds: u64) -> Result<()> {
         self.set(at!(FileEntry.modified), nanoseconds)
+    }
+
+    /// Fails when the file is no longer in the table.
+    fn ensure_live(&self) -> Result<()> {
+        self.pool().ensure_live_at(self.entry(), self.file)
     }
 
     /// What a dead owner may have left: see the module's head.

@@ -4,21 +4,13 @@
 //! that nothing but one page of mapping keeps alive: the descriptor is closed at once, so no program
 //! can close it for us, and the mapping stays out of children. So the lock ends with the process, by
 //! death or by exec, and with nothing else; a stopped process keeps it.
-//!
-//! # Safety
-//!
-//! The unsafe code is the `fcntl` system call, which rustix does not offer for these locks and which
-//! libc would let the preloaded library intercept. The invariant: the argument is a [`Flock`] of this
-//! function's own, laid out as the kernel's `struct flock` on 64-bit Linux, and the call neither keeps
-//! its address nor touches other memory.
-#![allow(unsafe_code)]
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use adit_pmem::map::{Access, Mapping};
-use adit_pmem::{Reopen, brief};
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use adit_pmem::{Pauses, Reopen, brief, range_lock};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
@@ -32,83 +24,15 @@ const BASE: i64 = 1 << 60;
 const GATE: i64 = BASE - 1;
 /// The byte of who makes the pool larger.
 const GROWTH: i64 = BASE - 2;
-/// Times the gate is tried, and the pause between. Growing may have to write a gigabyte.
-const GATE_TRIES: u32 = 20_000;
-const GROWTH_TRIES: u32 = 8 * GATE_TRIES;
+/// How long the gate is waited for, and how long at first. Growing may have to write a gigabyte.
+const FOR_THE_GATE: Duration = Duration::from_secs(5);
+const FOR_GROWTH: Duration = Duration::from_secs(40);
 const PAUSE: Duration = Duration::from_micros(250);
-
-const F_OFD_GETLK: usize = 36;
-const F_OFD_SETLK: usize = 37;
-const F_WRLCK: i16 = 1;
-const F_UNLCK: i16 = 2;
-
-/// `struct flock` of 64-bit Linux.
-#[repr(C)]
-struct Flock {
-    kind: i16,
-    whence: i16,
-    start: i64,
-    len: i64,
-    pid: i32,
-}
-
-impl Flock {
-    fn bytes(at: i64, len: i64) -> Self {
-        Self {
-            kind: F_WRLCK,
-            whence: 0,
-            start: at,
-            len,
-            pid: 0,
-        }
-    }
-}
-
-fn fcntl(fd: impl AsFd, command: usize, lock: &mut Flock) -> Result<(), Errno> {
-    let fd = fd.as_fd().as_raw_fd() as usize;
-    let argument: *mut Flock = lock;
-    let result: isize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: system call 72 is fcntl; it reads and writes the one `Flock` (module invariant).
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            inlateout("rax") 72_isize => result,
-            in("rdi") fd,
-            in("rsi") command,
-            in("rdx") argument,
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack),
-        );
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: system call 25 is fcntl; it reads and writes the one `Flock` (module invariant).
-    unsafe {
-        std::arch::asm!(
-            "svc 0",
-            in("x8") 25_usize,
-            inlateout("x0") fd as isize => result,
-            in("x1") command,
-            in("x2") argument,
-            options(nostack),
-        );
-    }
-    if result < 0 {
-        Err(Errno::from_raw_os_error(-result as i32))
-    } else {
-        Ok(())
-    }
-}
 
 /// Gives up all locks of an open file description, of `flock` and of the kind that is its own.
 pub fn unlock_description(fd: impl AsFd) {
     let _ = rustix::fs::flock(&fd, FlockOperation::Unlock);
-    let mut whole = Flock {
-        kind: F_UNLCK,
-        ..Flock::bytes(0, 0)
-    };
-    let _ = fcntl(&fd, F_OFD_SETLK, &mut whole);
+    let _ = range_lock::unlock_all(fd);
 }
 
 /// A pool file as something to lock, opened anew each time.
@@ -153,10 +77,8 @@ impl LockFile {
     fn lock(&self, at: i64) -> Result<Option<Box<dyn Hold>>> {
         let _brief = brief::begin();
         let fd = self.open()?;
-        match fcntl(&fd, F_OFD_SETLK, &mut Flock::bytes(at, 1)) {
-            Ok(()) => {}
-            Err(Errno::AGAIN | Errno::ACCESS) => return Ok(None),
-            Err(errno) => return Err(kernel("fcntl")(errno)),
+        if !range_lock::try_lock(&fd, at, 1).map_err(kernel("fcntl"))? {
+            return Ok(None);
         }
         let mapping = Mapping::new(&fd, 0, 4096, Access::Read, false)
             .map_err(|_| Error::Invalid("the lock's page cannot be mapped"))?;
@@ -167,10 +89,8 @@ impl LockFile {
     }
 
     fn is_locked(&self, at: i64, len: i64) -> Result<bool> {
-        let mut lock = Flock::bytes(at, len);
         let _brief = brief::begin();
-        fcntl(self.open()?, F_OFD_GETLK, &mut lock).map_err(kernel("fcntl"))?;
-        Ok(lock.kind != F_UNLCK)
+        range_lock::is_locked(self.open()?, at, len).map_err(kernel("fcntl"))
     }
 
     /// Whether anybody who lives is attached.
@@ -179,27 +99,29 @@ impl LockFile {
     }
 
     pub(crate) fn gate(&self) -> Result<Box<dyn Hold>> {
-        self.wait_for("gate", GATE, GATE_TRIES)
+        self.wait_for("gate", GATE, FOR_THE_GATE)
     }
 
     /// Held while the pool is made larger: blocks are made ready, and zeroed, before anybody knows that
     /// they are there, so two at once would zero what one of them has begun to use.
     pub(crate) fn growth(&self) -> Result<Box<dyn Hold>> {
-        self.wait_for("growth", GROWTH, GROWTH_TRIES)
+        self.wait_for("growth", GROWTH, FOR_GROWTH)
     }
 
-    fn wait_for(&self, lock: &'static str, at: i64, tries: u32) -> Result<Box<dyn Hold>> {
-        for _ in 0..tries {
+    fn wait_for(&self, lock: &'static str, at: i64, patience: Duration) -> Result<Box<dyn Hold>> {
+        let mut pauses = Pauses::new(PAUSE, patience);
+        loop {
             if let Some(hold) = self.lock(at)? {
                 return Ok(hold);
             }
-            adit_pmem::rest(PAUSE);
+            if !pauses.rest() {
+                return Err(Error::Busy {
+                    lock,
+                    slot: u32::MAX,
+                    thread: 0,
+                });
+            }
         }
-        Err(Error::Busy {
-            lock,
-            slot: u32::MAX,
-            thread: 0,
-        })
     }
 }
 

@@ -295,6 +295,11 @@ impl<M: Medium> Pool<M> {
         known
     }
 
+    /// How often a slot was taken: it tells whoever has it from who had it before.
+    pub fn incarnation(&self, slot: u32) -> Result<u64> {
+        self.load(self.geometry.slot(slot) + at!(Slot.incarnation))
+    }
+
     /// Holds the gate, with nobody attached.
     pub fn exclusive(&self) -> Result<Exclusive<'_, M>> {
         let gate = self.locks.gate()?;
@@ -376,7 +381,7 @@ impl<M: Medium> Pool<M> {
                 continue;
             };
             let offset = self.geometry.slot(slot);
-            let incarnation = self.load(offset + at!(Slot.incarnation))?.wrapping_add(1);
+            let incarnation = self.incarnation(slot)?.wrapping_add(1);
             self.store(offset + at!(Slot.incarnation), incarnation)?;
             self.store(offset + at!(Slot.pid), u64::from(std::process::id()))?;
             self.store(offset + at!(Slot.boot), u64::from(self.boot.tag()))?;

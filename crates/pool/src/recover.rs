@@ -324,6 +324,17 @@ impl Recovery {
         self.files.is_empty()
     }
 
+    /// Whether no number is missing among the records found of a file, behind `seq`. Where one is, its record was never
+    /// written, or was written beside the walk: of two who write the file in turns, one may do so where the walk has been, and
+    /// the next one where it has yet to come. Only another walk, with the file locked, tells.
+    #[must_use]
+    pub fn has_all_behind(&self, file: FileRef, seq: u64) -> bool {
+        let behind = |item: &&Item| item.seq > seq && item.kind != RecordKind::Relink;
+        let mut numbers = self.items_of(file.id).iter().filter(behind);
+        let follows = |last: u64, item: &Item| (item.seq <= last + 1).then_some(item.seq);
+        numbers.try_fold(seq, follows).is_some()
+    }
+
     fn items_of(&self, file_id: u64) -> &[Item] {
         &self.items[self.range_of(file_id)]
     }

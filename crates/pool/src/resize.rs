@@ -12,10 +12,8 @@ impl<M: Medium> Attachment<M> {
     /// Takes chunks up to `chunks` into use; the medium holds them already. Returns the number in
     /// force, which is never smaller than before.
     pub fn grow_to(&self, chunks: u32) -> Result<u32> {
-        let (_lock, acquired) = self.lock_shared("super lock", SHARED + at!(Shared.super_lock))?;
         let pool = &self.pool;
-        let mut superblock = pool.superblock()?;
-        if chunks > superblock.max_chunks {
+        if chunks > pool.geometry().max_chunks {
             return Err(Error::Invalid(
                 "more chunks than the pool's table has room for",
             ));
@@ -23,37 +21,46 @@ impl<M: Medium> Attachment<M> {
         if pool.geometry().chunk(chunks) > pool.medium().size() {
             return Err(Error::Invalid("the medium was not grown"));
         }
+        let (lock, acquired) = self.lock_shared("super lock", SHARED + at!(Shared.super_lock))?;
+        let grown = pool.use_chunks(chunks, acquired);
+        // What was written is seen by then. Where it is not durable, whoever takes the lock next has to make it so.
+        grown.inspect_err(|_| lock.leave_unrepaired())
+    }
+}
+
+impl<M: Medium> Pool<M> {
+    /// [`Attachment::grow_to`], with the lock held.
+    fn use_chunks(&self, chunks: u32, acquired: Acquired) -> Result<u32> {
+        let mut superblock = self.superblock()?;
         let before = superblock.chunk_count;
         if chunks > before {
             for chunk in before..chunks {
-                let old = pool.load(pool.geometry().chunk_word(chunk))?;
+                let old = self.load(self.geometry().chunk_word(chunk))?;
                 let generation = ChunkWord::decode(old).map_or(0, |word| word.generation);
                 let free = ChunkWord {
                     kind: ChunkKind::Free,
                     owner: 0,
                     generation,
                 };
-                pool.store(pool.geometry().chunk_word(chunk), free.encode())?;
+                self.store(self.geometry().chunk_word(chunk), free.encode())?;
             }
             let words = u64::from(chunks - before) * 8;
-            pool.make_durable(pool.geometry().chunk_word(before), words)?;
+            self.make_durable(self.geometry().chunk_word(before), words)?;
             superblock.chunk_count = chunks;
-            write_superblock(pool.medium(), &mut superblock)?;
+            write_superblock(self.medium(), &mut superblock)?;
         }
         if acquired == Acquired::OwnerDied {
-            // What the dead one wrote is visible; now it is durable, too.
-            write_superblock(pool.medium(), &mut superblock)?;
+            // What the one before wrote is visible; now it is durable, too.
+            write_superblock(self.medium(), &mut superblock)?;
         }
         // The superblock is the truth, this its mirror.
-        pool.store(
+        self.store(
             SHARED + at!(Shared.chunk_count),
             u64::from(superblock.chunk_count),
         )?;
         Ok(superblock.chunk_count)
     }
-}
 
-impl<M: Medium> Pool<M> {
     /// Takes the free chunks at the end out of use, down to the size that the pool was made with. The
     /// caller holds the gate, and nobody is attached. Returns how many chunks are left, for the superblock.
     ///

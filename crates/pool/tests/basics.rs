@@ -4,7 +4,7 @@ mod common;
 
 use adit_pmem::Medium as _;
 use adit_pool::layout::{FileEntry, Geometry, Slot};
-use adit_pool::{Error, Extent, LocalLocks, Op, PUBLISHER, Pool, When};
+use adit_pool::{Error, Extent, FileName, LocalLocks, Op, PUBLISHER, Pool, When};
 use adit_sim::SimMedium;
 use common::memory::Memory;
 use common::*;
@@ -174,6 +174,32 @@ fn a_file_is_not_entered_again_before_it_is_forgotten_durably() {
 }
 
 /// Whoever sees the mark of one who failed over it makes it durable, or does not believe it.
+/// A pool that its user has asked for stages files of several file systems; an image and its copy have the same handles.
+#[test]
+fn a_file_of_another_device_is_another_file() {
+    let (medium, locks) = tiny(10);
+    let pool = open(medium.clone(), &locks, boot(1)).unwrap();
+    let attachment = pool.attach().unwrap();
+    let file = attachment.enter_file(&name(1)).unwrap();
+    let copy = FileName {
+        device: name(1).device + 1,
+        ..name(1)
+    };
+    assert_eq!(pool.find_file(&copy).unwrap(), None);
+    let entered = attachment.enter_file(&copy);
+    assert!(matches!(entered, Err(Error::OtherDevice)), "{entered:?}");
+    assert_eq!(pool.find_file(&name(1)).unwrap(), Some(file));
+    stage(&attachment, file, 0, &[5; 100], When::Now).unwrap();
+    drop(attachment);
+    // Now its device may have that number.
+    let pool = open(medium, &locks, boot(2)).unwrap();
+    let attachment = pool.attach().unwrap();
+    assert_eq!(attachment.enter_file(&copy).unwrap(), file);
+    attachment.forget_file(file).unwrap();
+    let copied = attachment.enter_file(&copy).unwrap();
+    assert_eq!(pool.find_file(&copy).unwrap(), Some(copied));
+}
+
 #[test]
 fn a_file_is_retired_when_that_is_durable() {
     let medium = Memory::new(&vec![0; tiny_size(8) as usize]);

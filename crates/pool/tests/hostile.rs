@@ -394,14 +394,16 @@ fn forge_chunk_word(bytes: &mut [u8], rng: &mut Rng) {
 
 fn forge_superblock(bytes: &mut [u8], rng: &mut Rng) {
     let mut superblock = Superblock::decode(&bytes[..128].try_into().unwrap());
-    match rng.below(5) {
+    superblock.update += 5;
+    match rng.below(7) {
         0 => superblock.chunk_count = tempting(rng) as u32,
         1 => superblock.max_chunks = tempting(rng) as u32,
         2 => superblock.slot_count = tempting(rng) as u32,
         3 => superblock.file_count = tempting(rng) as u32,
+        4 => superblock.update = tempting(rng),
+        5 => superblock.first_chunks = tempting(rng) as u32,
         _ => superblock.chunk_shift = rng.below(70) as u32,
     }
-    superblock.update += 5;
     superblock.crc = superblock.expected_crc();
     bytes[..128].copy_from_slice(&superblock.encode());
 }

@@ -3,9 +3,12 @@
 
 mod common;
 
-use adit_pool::layout::{ChunkKind, FileEntry, NAMES, Name, SHARED, Shared};
+use adit_pool::layout::{
+    ChunkKind, FileEntry, NAMES, Name, SHARED, SUPERBLOCK_A, SUPERBLOCK_B, Shared, Superblock,
+};
 use adit_pool::{
-    Attachment, CreateOptions, Error, FileRef, Intent, LocalLocks, Op, Pool, Result, When,
+    Attachment, CreateOptions, Error, FileRef, Intent, LocalLocks, Op, Pool, Rejected, Rejection,
+    Result, When,
 };
 use adit_sim::{Config, History, World, enumerate};
 use common::memory::Memory;
@@ -101,6 +104,37 @@ fn who_attaches_after_a_death_in_growing_is_seen_by_the_others() {
             assert!(instant > 10, "nobody was killed");
             break;
         }
+    }
+}
+
+/// Who could not write it back that the pool is larger leaves that to whoever is next to take the new chunks into use.
+#[test]
+fn growing_that_failed_is_made_up_for() {
+    for instant in 0.. {
+        let small = Memory::new(&vec![0; tiny_size(6) as usize]);
+        Pool::create(&small, &options(TINY)).unwrap();
+        let mut bytes = small.bytes();
+        bytes.resize(tiny_size(20) as usize, 0);
+        let (medium, all) = (Memory::slow(&bytes), TINY.header_chunks() + 20);
+        let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+        let (grower, next) = (pool.attach().unwrap(), pool.attach().unwrap());
+        medium.refuse_after(instant);
+        let done = grower.grow_to(all).is_ok();
+        medium.refuse_after(u64::MAX);
+        let fences = medium.fences();
+        assert_eq!(next.grow_to(all).unwrap(), all);
+        let written = medium.bytes();
+        let copy = |at: u64| &written[at as usize..][..Superblock::SIZE];
+        assert_eq!(
+            copy(SUPERBLOCK_A),
+            copy(SUPERBLOCK_B),
+            "failed at {instant}"
+        );
+        if done {
+            assert!(instant > 4);
+            break;
+        }
+        assert!(medium.fences() > fences, "failed at {instant}");
     }
 }
 
@@ -256,6 +290,41 @@ fn all_records_of_a_damaged_entry_are_kept() {
     assert_eq!(chunks_of(&pool, &kinds), before);
 }
 
+/// What is kept of a damaged entry may be retired, and its bytes gone for long: the names that lie where they were are
+/// the names of others.
+#[test]
+fn records_of_a_damaged_entry_take_nobody_s_names() {
+    let medium = Memory::new(&vec![0; tiny_size(12) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let a = pool.attach().unwrap();
+    let one = a.enter_file(&name(1)).unwrap();
+    let last = stage(&a, one, 0, &[1; 8192], When::Now).unwrap();
+    stage(&a, one, 0, &[2; 60], When::Now).unwrap();
+    a.lock_file(one).unwrap().retire(last).unwrap();
+    a.reclaim().unwrap();
+    assert_eq!(a.release_empty().unwrap(), 1);
+    // Another file's name comes to lie where the first record's bytes were.
+    let two = a.enter_file(&name(2)).unwrap();
+    let three = a.enter_file(&name(3)).unwrap();
+    let names = chunks_of(&pool, &[ChunkKind::Names]);
+    for file in [two, three] {
+        stage(&a, file, 0, &[3; 60], When::Now).unwrap();
+    }
+    let at = TINY.file_entry((one.id() & 0xff_ffff) as u32) as usize;
+    let at = at + std::mem::offset_of!(FileEntry, key);
+    let pool = opened_with(&Memory::new(&with_flipped(&medium.bytes(), at, 0)));
+    let b = pool.attach().unwrap();
+    assert_eq!(chunks_of(&pool, &[ChunkKind::Names]), names);
+    let files = &b.recovery().unwrap().files;
+    let named = files.iter().filter(|file| file.name.is_some()).count();
+    assert_eq!((files.len(), named), (2, 2));
+    assert_eq!(b.scan().unwrap().files.len(), 2);
+    for file in [two, three] {
+        pool.file_name(file).unwrap();
+    }
+}
+
 /// A flipped bit in the table of names frees no names, and drops no file.
 #[test]
 fn names_are_kept_though_their_table_is_damaged() {
@@ -367,6 +436,43 @@ fn a_record_with_a_flipped_bit_is_reclaimed() {
     assert_eq!(pool.scan().unwrap().counts.mended, 1);
     a.lock_file(file).unwrap().retire(last).unwrap();
     assert_eq!(a.reclaim().unwrap(), 1);
+}
+
+/// What hangs on a damaged entry is kept, and nothing else: other files' space comes back, and who leaves can leave.
+#[test]
+fn a_damaged_entry_keeps_no_other_file_s_space() {
+    for field in [
+        std::mem::offset_of!(FileEntry, key),
+        std::mem::offset_of!(FileEntry, retired),
+    ] {
+        let medium = Memory::new(&vec![0; tiny_size(12) as usize]);
+        let (_, damaged, a) = one_of_two(&medium);
+        let at = TINY.file_entry((damaged.id() & 0xff_ffff) as u32) + field as u64;
+        let word = adit_pmem::Medium::load(&medium, at).unwrap();
+        adit_pmem::Medium::store(&medium, at, word ^ 1).unwrap();
+        assert_eq!(a.reclaim().unwrap(), 1, "field at {field}");
+        a.detach().unwrap();
+        let next = opened_with(&medium).attach().unwrap();
+        let rejected = &next.recovery().unwrap().rejected;
+        let undecided = |line: &&Rejected| line.reason == Rejection::Undecided;
+        assert_eq!(
+            rejected.iter().filter(undecided).count(),
+            1,
+            "field at {field}"
+        );
+    }
+}
+
+/// A pool with a record each of two files, of which that of the second is retired.
+fn one_of_two(medium: &Memory) -> (Arc<Pool<Memory>>, FileRef, Attachment<Memory>) {
+    Pool::create(medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let a = pool.attach().unwrap();
+    let [waits, goes] = [1, 2].map(|nth| a.enter_file(&name(nth)).unwrap());
+    stage(&a, waits, 0, &[1; 60], When::Now).unwrap();
+    let last = stage(&a, goes, 0, &[2; 60], When::Now).unwrap();
+    a.lock_file(goes).unwrap().retire(last).unwrap();
+    (pool, waits, a)
 }
 
 /// A pool of somebody who has gone: a file with a hundred records and a commit, of which nobody can read the first, which

@@ -7,7 +7,7 @@
 //!
 //! What actions open libc opens in the child as well.
 
-use crate::{children, declared, fds, stack, sys, vfork};
+use crate::{children, declared, fds, sys, vfork};
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -80,7 +80,7 @@ pub(crate) extern "C" fn before_open(
     flags: c_int,
 ) {
     if flags & libc::O_TRUNC != 0 {
-        stack::with_room(|| declared::bar_name(libc::AT_FDCWD, path, 0));
+        declared::bar_name(libc::AT_FDCWD, path, 0);
     }
 }
 

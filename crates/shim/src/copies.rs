@@ -1,5 +1,5 @@
 //! Copies that the kernel makes from one descriptor to another: `copy_file_range`, `sendfile`, `splice`, and the
-//! requests of `ioctl` that share blocks.
+//! requests of `ioctl` that share blocks, or give a descriptor away.
 //!
 //! The kernel reads and writes the files themselves, so both ends are published first. The description that is written
 //! to is lent to the kernel for the call, as is one that is read at its own offset, and may be staged again at its next
@@ -15,10 +15,8 @@
 
 use crate::ofd::{Ofd, Users};
 use crate::writer::Writer;
-use crate::{declared, descriptors, fds, signal, sys};
-use adit_pmem::copy::guarded_copy;
+use crate::{declared, descriptors, fds, pointers, sys};
 use core::ffi::{c_int, c_long};
-use core::mem::MaybeUninit;
 
 const FIOCLEX: u32 = libc::FIOCLEX as u32;
 const FIONCLEX: u32 = libc::FIONCLEX as u32;
@@ -28,6 +26,14 @@ const TIOCGWINSZ: u32 = libc::TIOCGWINSZ as u32;
 const FICLONE: u32 = 0x4004_9409;
 const FICLONERANGE: u32 = 0x4020_940d;
 const FIDEDUPERANGE: u32 = 0xc018_9436;
+const EXT4_IOC_MOVE_EXT: u32 = 0xc028_660f;
+const XFS_IOC_EXCHANGE_RANGE: u32 = 0x4028_5881;
+const XFS_IOC_COMMIT_RANGE: u32 = 0x4058_5883;
+/// Kind and number: the size of what it is about changes with the structure at its end.
+const XFS_IOC_SWAPEXT: u32 = 0x586d;
+const LOOP_SET_FD: u32 = 0x4c00;
+const LOOP_CHANGE_FD: u32 = 0x4c06;
+const LOOP_CONFIGURE: u32 = 0x4c0a;
 
 /// A call under way, as its stub has it on the stack: the last that was pushed comes first.
 #[repr(C)]
@@ -46,13 +52,6 @@ pub(crate) struct Call {
 
 /// What is to become of a call: made by the kernel, or not, with this answer; or its error.
 type Fate = Result<Option<usize>, c_int>;
-
-/// `struct file_clone_range`.
-#[repr(C)]
-struct CloneRange {
-    from: i64,
-    numbers: [u64; 3],
-}
 
 /// As hooks of the refusing shapes say it, for [`crate::numbers::answer`].
 fn code(fate: Fate) -> c_int {
@@ -207,21 +206,31 @@ impl Call {
         match request as u32 {
             FICLONE => self.ready(argument, true, fd, |_| unsupported(argument)),
             FICLONERANGE => {
-                let range = clone_range(argument);
-                let from = range
-                    .as_ref()
-                    .map_or(usize::MAX, |range| range.from as usize);
-                self.ready(from, true, fd, |_| match range {
-                    Some(_) => unsupported(from),
+                let from = source_of(argument);
+                self.ready(from.unwrap_or(usize::MAX), true, fd, |_| match from {
+                    Some(from) => unsupported(from),
                     None => Err(libc::EOPNOTSUPP),
                 })
             }
             // About this number alone, or whether it leads to a terminal.
             FIOCLEX | TCGETS | TIOCGPGRP | TIOCGWINSZ => Ok(None),
             FIONCLEX => descriptors::before_inheriting(fd as c_int).map(|()| None),
-            // It reads this one. No byte of the others changes.
-            FIDEDUPERANGE => self.ready(fd, true, usize::MAX, |_| Ok(None)),
-            _ => descriptors::hand_over(fd as c_int).map(|()| None),
+            // It reads this one, and those that it compares with. No byte changes.
+            FIDEDUPERANGE => {
+                for other in compared_with(argument) {
+                    self.ready_to_read(other, true)?;
+                }
+                self.ready(fd, true, usize::MAX, |_| Ok(None))
+            }
+            // The kernel keeps the description that the device is given, to read and write the file.
+            LOOP_SET_FD | LOOP_CHANGE_FD => give_away(argument as c_int),
+            LOOP_CONFIGURE => file_of(argument).map_or(Ok(None), give_away),
+            request => {
+                for other in exchanged_with(request, argument).into_iter().flatten() {
+                    descriptors::hand_over(other)?;
+                }
+                descriptors::hand_over(fd as c_int).map(|()| None)
+            }
         }
     }
 
@@ -319,13 +328,41 @@ fn is_readable(fd: usize) -> Result<(), c_int> {
     }
 }
 
-/// The program's range, if it can be read.
-fn clone_range(at: usize) -> Option<CloneRange> {
-    let mut range = MaybeUninit::<CloneRange>::zeroed();
-    let len = size_of::<CloneRange>();
-    // SAFETY: the local has room for a range; the program's pointer may fault.
-    let copied = signal::guards()
-        && unsafe { guarded_copy(range.as_mut_ptr().cast(), at as *const u8, len) }.is_ok();
-    // SAFETY: any bytes are a range.
-    copied.then(|| unsafe { range.assume_init() })
+/// The kernel has this description in common with the program, for longer than the call.
+fn give_away(fd: c_int) -> Fate {
+    descriptors::unstage(fd).map(|()| None)
+}
+
+/// Where a program's range is copied from, if the range can be read.
+fn source_of(range: usize) -> Option<usize> {
+    let [from, ..] = pointers::words::<4>(range)?;
+    Some(from as usize)
+}
+
+/// The other descriptors of requests that exchange what files consist of.
+fn exchanged_with(request: u32, argument: usize) -> [Option<c_int>; 2] {
+    match request {
+        XFS_IOC_EXCHANGE_RANGE | XFS_IOC_COMMIT_RANGE => [file_of(argument), None],
+        // Behind four bytes that mean nothing.
+        EXT4_IOC_MOVE_EXT => [file_of(argument.wrapping_add(4)), None],
+        // Behind its version.
+        _ if request & 0xffff == XFS_IOC_SWAPEXT => match pointers::words(argument) {
+            Some([_, target, temporary]) => [Some(target as c_int), Some(temporary as c_int)],
+            None => [None; 2],
+        },
+        _ => [None; 2],
+    }
+}
+
+/// The descriptors of `struct file_dedupe_range`: so many as it says, behind three words, each with three more.
+fn compared_with(range: usize) -> impl Iterator<Item = c_int> {
+    let count = pointers::words::<3>(range).map_or(0, |[.., count]| usize::from(count as u16));
+    let at = move |nth: usize| range.wrapping_add(24 + 32 * nth);
+    (0..count).map_while(move |nth| file_of(at(nth)))
+}
+
+/// The descriptor that a structure has here, with four bytes more behind it, if it can be read.
+fn file_of(at: usize) -> Option<c_int> {
+    let [word] = pointers::words::<1>(at)?;
+    Some(word as c_int)
 }

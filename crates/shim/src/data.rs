@@ -551,19 +551,25 @@ fn sought(
             }
         };
         let size = || {
-            let writer = ofd.writer()?;
-            writer.size(ofd, fd).or_else(|| {
+            let size = match ofd.writer() {
+                Some(writer) => writer.size(ofd, fd)?,
+                None => None,
+            };
+            Ok(size.or_else(|| {
                 // Of a file that children have, too, the kernel is not asked in a way that moves its offset.
                 ofd.common()?;
                 descriptors::regular_file(fd).map(|stat| stat.st_size as u64)
-            })
+            }))
         };
         let target = match whence {
             libc::SEEK_SET => Some(offset),
             libc::SEEK_CUR => (at as i64).checked_add(offset),
-            libc::SEEK_END => size().and_then(|size| offset.checked_add_unsigned(size)),
-            // Where data is and where holes are, only the kernel knows.
-            _ if ofd.writer().is_some() => {
+            libc::SEEK_END => match size() {
+                Ok(size) => size.and_then(|size| offset.checked_add_unsigned(size)),
+                Err(errno) => break Err(errno),
+            },
+            // Where data is and where holes are, only the kernel knows; others it refuses.
+            libc::SEEK_DATA | libc::SEEK_HOLE if ofd.writer().is_some() => {
                 break ofd.hand_over(fd).and_then(|()| kernel(offset, whence));
             }
             _ => None,
@@ -669,10 +675,41 @@ pub(crate) extern "C" fn before_sync_range(fd: i32) {
     }
 }
 
-/// Before `sync` and `syncfs`.
+/// Before `sync`, which has no way to say that something could not be committed.
 pub(crate) extern "C" fn before_sync() {
-    times::settle_all();
-    if stage::STAGED.load(Ordering::Relaxed) != 0 {
-        fds::each_promoted().for_each(|(fd, _)| before_sync_range(fd));
+    let _ = sync_all(None);
+}
+
+/// Before `syncfs`, which says so of files on the file system of `fd`.
+pub(crate) extern "C" fn before_syncfs(fd: i32) -> i32 {
+    descriptors::refusal(sync_file_system(fd))
+}
+
+pub(crate) fn sync_file_system(fd: i32) -> Result<(), i32> {
+    let device = descriptors::stat_of(fd).map(|stat| stat.st_dev);
+    let synced = sync_all(device);
+    if synced.is_err() {
+        // What is not staged is made durable all the same.
+        let _ = sys::syncfs(fd as usize);
     }
+    synced
+}
+
+/// Commits all that is staged, and says what became of that on this device.
+fn sync_all(device: Option<u64>) -> Result<(), i32> {
+    times::settle_all();
+    if stage::STAGED.load(Ordering::Relaxed) == 0 {
+        return Ok(());
+    }
+    let mut all = Ok(());
+    for (fd, ofd) in fds::each_promoted() {
+        let synced = ofd.writer().and_then(|writer| writer.sync(&ofd, fd));
+        if let Some(Err(errno)) = synced
+            && device.is_some()
+            && descriptors::stat_of(fd).map(|stat| stat.st_dev) == device
+        {
+            all = all.and(Err(errno));
+        }
+    }
+    all
 }

@@ -14,7 +14,7 @@
 use crate::signal::engine;
 use crate::stat::Logical;
 use crate::sys::{self, ProcPath};
-use crate::{descriptors, fds, init, stage, vfork};
+use crate::{descriptors, fds, init, stack, stage, vfork};
 use adit_store::monitor::client::{self, Refused};
 use core::ffi::{c_char, c_int};
 use rustix::fd::BorrowedFd;
@@ -26,6 +26,11 @@ const LONGEST: usize = 4096;
 
 /// How often a monitor is asked that was not there, and has begun since.
 const ATTEMPTS: usize = 3;
+
+/// Does what a process with declared directories has to do, with room for it. A child of `vfork` has no state of its own.
+fn with_declared<T>(work: impl FnOnce() -> T) -> Option<T> {
+    (!init::declared().is_empty() && !vfork::in_child()).then(|| stack::with_room(work))
+}
 
 /// Whether the file of a descriptor lies in a declared directory.
 pub(crate) fn is_declared(fd: c_int) -> bool {
@@ -51,9 +56,11 @@ fn has_names(fd: c_int) -> bool {
 /// A description was just opened that does not follow what others stage. Of a file that got a second name behind
 /// everybody's back they may have done so: then it is the kernel's from here on.
 pub(crate) fn follows_nobody(fd: c_int) {
-    if !init::declared().is_empty() && has_names(fd) && is_staged(fd) {
-        let _ = bar(fd);
-    }
+    with_declared(|| {
+        if has_names(fd) && is_staged(fd) {
+            let _ = bar(fd);
+        }
+    });
 }
 
 /// The path by which the kernel knows the file of a descriptor; empty where it does not say.
@@ -82,14 +89,11 @@ pub(crate) enum Named {
 
 /// What is there under this name.
 pub(crate) fn named(dir: c_int, path: *const c_char) -> Named {
-    if init::declared().is_empty() {
-        return Named::Other;
-    }
     let is_it = |fd| is_declared(fd) && descriptors::regular_file(fd).is_some();
-    match look_at(dir, path, 0, is_it) {
-        Ok(true) => Named::Declared,
-        Err(libc::ENOENT) => Named::Nothing,
-        Ok(false) | Err(_) => Named::Other,
+    match with_declared(|| look_at(dir, path, 0, is_it)) {
+        Some(Ok(true)) => Named::Declared,
+        Some(Err(libc::ENOENT)) => Named::Nothing,
+        Some(Ok(false) | Err(_)) | None => Named::Other,
     }
 }
 
@@ -163,28 +167,26 @@ pub(crate) fn bar(fd: c_int) -> Result<(), c_int> {
 /// A description that was just opened is the kernel's from the start: if it is one of a declared file, the kernel may
 /// read there, or write. What cannot be published now cannot be told either.
 pub(crate) fn is_the_kernels(fd: c_int) {
-    if is_declared(fd) && descriptors::regular_file(fd).is_some() {
-        let _ = bar(fd);
-    }
+    with_declared(|| {
+        if is_declared(fd) && descriptors::regular_file(fd).is_some() {
+            let _ = bar(fd);
+        }
+    });
 }
 
 /// Before a name of a file changes: what others have staged of it goes to the file, and nobody stages it by the old name.
 pub(crate) fn bar_name(dir: c_int, path: *const c_char, flags: c_int) {
-    if !init::declared().is_empty() && !vfork::in_child() {
-        with_named(dir, path, flags, |fd| {
-            if is_declared(fd) && is_staged(fd) {
-                let _ = bar(fd);
-            }
-        });
-    }
+    let bar_it = |fd| {
+        if is_declared(fd) && is_staged(fd) {
+            let _ = bar(fd);
+        }
+    };
+    with_declared(|| with_named(dir, path, flags, bar_it));
 }
 
 /// Before the name of a directory changes, and with it those of all files in it.
 pub(crate) fn bar_below(dir: c_int, path: *const c_char) {
-    if init::declared().is_empty() || vfork::in_child() {
-        return;
-    }
-    with_path(dir, path, libc::O_NOFOLLOW, |fd| {
+    let bar_all = |fd| {
         let Some(stat) = descriptors::stat_of(fd) else {
             return;
         };
@@ -193,7 +195,8 @@ pub(crate) fn bar_below(dir: c_int, path: *const c_char) {
         for file in stage::staged_below(fd, stat.st_dev, name) {
             bar_name(libc::AT_FDCWD, file.as_ptr(), libc::AT_SYMLINK_NOFOLLOW);
         }
-    });
+    };
+    with_declared(|| with_path(dir, path, libc::O_NOFOLLOW, bar_all));
 }
 
 /// Before times or rights of a file change: what others have staged of it goes to the file, or it would be published later
@@ -205,7 +208,11 @@ pub(crate) fn put_down(fd: c_int) {
 /// What others have staged of a declared file goes to the file; they may stage it again. After an error some of it is
 /// staged as before.
 pub(crate) fn take_away(fd: c_int) -> Result<(), c_int> {
-    if init::declared().is_empty() || vfork::in_child() || !is_declared(fd) || !is_staged(fd) {
+    with_declared(|| take_away_here(fd)).unwrap_or(Ok(()))
+}
+
+fn take_away_here(fd: c_int) -> Result<(), c_int> {
+    if !is_declared(fd) || !is_staged(fd) {
         return Ok(());
     }
     let Some(dir) = init::runtime_dir() else {
@@ -222,9 +229,7 @@ pub(crate) fn take_away(fd: c_int) -> Result<(), c_int> {
 
 /// The same by a name.
 pub(crate) fn put_down_name(dir: c_int, path: *const c_char, flags: c_int) {
-    if !init::declared().is_empty() && !vfork::in_child() {
-        with_named(dir, path, flags, put_down);
-    }
+    with_declared(|| with_named(dir, path, flags, put_down));
 }
 
 /// Does `work` with a descriptor of what a call is about that has a name, or with `AT_EMPTY_PATH` perhaps none.
@@ -313,21 +318,16 @@ pub(crate) fn bar_inherited() {
 
 /// Whether each of some names leads to a declared file, before a call changes them.
 pub(crate) fn which<const N: usize>(names: [(c_int, *const c_char, c_int); N]) -> [bool; N] {
-    if init::declared().is_empty() || vfork::in_child() {
-        return [false; N];
-    }
     let is_one = |fd| is_declared(fd) && descriptors::regular_file(fd).is_some();
-    names.map(|(dir, path, flags)| with_named(dir, path, flags, is_one) == Some(true))
+    let is_one_named = |(dir, path, flags)| with_named(dir, path, flags, is_one) == Some(true);
+    with_declared(|| names.map(is_one_named)).unwrap_or([false; N])
 }
 
 /// After a file has got a name, by which it may be a declared one that it was not before. Who has it open does not follow
 /// what others stage from now on: so it is the kernel's for all. Descriptions of this process stay the kernel's; those of
 /// others ask for their path before they stage the file ([`crate::writer`]).
 pub(crate) fn has_come(dir: c_int, path: *const c_char) {
-    if init::declared().is_empty() || vfork::in_child() {
-        return;
-    }
-    with_named(dir, path, libc::AT_SYMLINK_NOFOLLOW, |file| {
+    let bar_it = |file| {
         if !is_declared(file) {
             return;
         }
@@ -343,7 +343,8 @@ pub(crate) fn has_come(dir: c_int, path: *const c_char) {
             let _ = descriptors::unstage(fd);
         }
         let _ = bar(file);
-    });
+    };
+    with_declared(|| with_named(dir, path, libc::AT_SYMLINK_NOFOLLOW, bar_it));
 }
 
 /// What anybody has staged of a file that `stat` and its kind are about to ask the kernel about, and which file that is.

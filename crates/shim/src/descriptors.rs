@@ -11,8 +11,9 @@ use crate::process::{Patience, RightOfWay, With};
 use crate::real::call_real;
 use crate::sys::{self, ProcPath};
 use crate::writer::{self, Writer};
-use crate::{appends, data, declared, init, process, signal, stack, stage, stdio, table, vfork};
-use adit_pmem::copy::guarded_copy;
+use crate::{
+    appends, data, declared, init, pointers, process, signal, stack, stage, stdio, table, vfork,
+};
 use adit_pmem::{MediumKind, brief};
 use adit_store::direct::DirectFile;
 use adit_store::registry::FileId;
@@ -125,6 +126,9 @@ fn note_here(fd: c_int, flags: c_int) -> c_int {
     {
         return fd;
     }
+    if fds::word(fd).is_none() {
+        return fd;
+    }
     if mode != libc::O_RDONLY
         && let Some(appends) = appends::asked().filter(|appends| appends.watches(mode))
     {
@@ -166,6 +170,7 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode, declared: bool) -> Option<c_
         if declared { writer.declared() } else { writer }
     };
     let promote = || {
+        fds::word(fd)?;
         let ofd = (stageable || (!plain && writes))
             .then(|| Backing::Writer(writer()))
             .and_then(|backing| ofd::allocate(backing, None, offset))?;
@@ -244,9 +249,21 @@ fn is_ours_alone(fd: c_int, flags: c_int) -> bool {
     let ends = || may_be_shared(fd) && !process::shares_for_good();
     wait_while(ends, RightOfWay::LASTS);
     // The locks that the program has on the file would end with the first description.
-    if may_be_shared(fd) || declared::is_locked(fd) {
-        return false;
+    !may_be_shared(fd) && !declared::is_locked(fd) && opened_again(fd, flags)
+}
+
+/// Gives a descriptor that nobody knows yet a description whose writes wait for the medium, as libc will make them itself. Not
+/// where the program has locks on the file, which would end with the first description.
+pub(crate) fn write_through(fd: c_int, flags: c_int) {
+    let at = sys::lseek(fd as usize, 0, libc::SEEK_CUR as usize);
+    let opened = !declared::is_locked(fd) && opened_again(fd, flags | libc::O_DSYNC);
+    if let (true, Ok(at @ 1..)) = (opened, at) {
+        let _ = sys::lseek(fd as usize, at, libc::SEEK_SET as usize);
     }
+}
+
+/// Puts another description of the file behind its number, which begins at the start.
+fn opened_again(fd: c_int, flags: c_int) -> bool {
     let made = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOFOLLOW;
     let (dir, path) = (libc::AT_FDCWD as usize, ProcPath::of_file(fd));
     let closes = match ends_with_us(fd) {
@@ -610,6 +627,53 @@ pub(crate) extern "C" fn before_aio_fsync(_operation: c_int, request: *const lib
     before_aio(request)
 }
 
+/// After `aio_error(request)`: the program learns that it is done, so what was written is durable where writes are.
+pub(crate) extern "C" fn aio_was_asked(
+    request: *const libc::aiocb,
+    _b: usize,
+    _c: usize,
+    error: c_int,
+) -> c_int {
+    match error {
+        0 => sync_written(request).err().unwrap_or(0),
+        // Under way, or failed.
+        error => error,
+    }
+}
+
+/// After `aio_return(request)`, which may be the first that the program asks.
+pub(crate) extern "C" fn aio_has_returned(
+    request: *const libc::aiocb,
+    _b: usize,
+    _c: usize,
+    done: c_int,
+) -> isize {
+    match sync_written(request) {
+        // No request is longer.
+        Ok(()) => done as isize,
+        Err(errno) => minus_one(errno) as isize,
+    }
+}
+
+/// libc's threads have written it themselves.
+fn sync_written(request: *const libc::aiocb) -> Result<(), c_int> {
+    if !init::staging() {
+        return Ok(());
+    }
+    // SAFETY: libc has just read what it says of the same request.
+    let (fd, operation) = unsafe { ((*request).aio_fildes, (*request).aio_lio_opcode) };
+    if operation == libc::LIO_WRITE && is_durable(fd) {
+        sys::fdatasync(fd as usize)?;
+    }
+    Ok(())
+}
+
+/// Whether what is written through `fd` is durable when the call returns.
+fn is_durable(fd: c_int) -> bool {
+    let durable = |ofd: Users| ofd.writer().is_some_and(|own| own.kernel_flags() != 0);
+    !vfork::in_child() && fds::promoted(fd).is_some_and(durable)
+}
+
 /// Gives what is staged through `fd` to the kernel, for good.
 pub(crate) fn unstage(fd: c_int) -> Result<(), c_int> {
     match fds::served(fd)? {
@@ -636,8 +700,7 @@ pub(crate) extern "C" fn before_offset(fd: c_int) -> c_int {
 /// After `dprintf(fd, …)`, which has written so many bytes: they are durable where writes are. libc has written them itself,
 /// in some versions through a slot of a stream that is not served.
 pub(crate) extern "C" fn formatted(fd: c_int, _b: usize, _c: usize, written: c_int) -> c_int {
-    let durable = |ofd: Users| ofd.writer().is_some_and(|own| own.kernel_flags() != 0);
-    if vfork::in_child() || !fds::promoted(fd).is_some_and(durable) {
+    if !is_durable(fd) {
         return written;
     }
     match sys::fdatasync(fd as usize) {
@@ -738,13 +801,17 @@ pub(crate) fn forget_handing_over(fd: c_int) {
 
 /// Before `fd` gets another name: the engine knows a description by one number, which may be closed
 /// first. What cannot be published keeps its one name; with two, it would be published through the
-/// number of another file one day.
+/// number of another file one day. Another thread that uses the new number does so by the kernel's offset until it is in
+/// the table, and may close the old one before.
 fn before_alias(fd: c_int) -> Result<(), c_int> {
     let Some(ofd) = fds::served(fd)? else {
         return Ok(());
     };
-    ofd.writer()
-        .map_or(Ok(()), |writer| writer.unstage(&ofd, fd))
+    match ofd.writer() {
+        Some(writer) => writer.unstage(&ofd, fd),
+        None if init::single_threaded() => Ok(()),
+        None => ofd.hand_over(fd),
+    }
 }
 
 /// Whether `exec` closes it.
@@ -770,13 +837,13 @@ fn may_be_a_stream(fd: c_int) -> bool {
     fd <= fds::LAST_STANDARD || (!stdio::serves() && foreign() && open())
 }
 
-/// `fd` is a new name of what `old` names; libc itself may use the number.
+/// `fd` is a new name of what `old` names; libc itself may use the number, or it is one that is always foreign.
 fn alias(old: c_int, fd: c_int, of_stream: bool) {
     if vfork::in_child() {
         return vfork::has_left(fd);
     }
     forget_stale(fd);
-    if of_stream || fd <= fds::LAST_STANDARD {
+    if of_stream || fd <= fds::LAST_STANDARD || fds::word(fd).is_none() {
         // What is staged has become the kernel's before it got this name.
         let _ = process::share(old, With::Anybody);
         return;
@@ -931,19 +998,10 @@ fn is_writer(fd: c_int) -> bool {
 }
 
 fn begins_at_a_number(lock: *const libc::flock) -> bool {
-    let mut copy = core::mem::MaybeUninit::<libc::flock>::zeroed();
-    // SAFETY: the local has room for a lock; the program's pointer may fault.
-    let copied = signal::guards()
-        && unsafe {
-            guarded_copy(
-                copy.as_mut_ptr().cast(),
-                lock.cast(),
-                size_of::<libc::flock>(),
-            )
-        }
-        .is_ok();
-    // SAFETY: all zero is a valid flock, and any bytes are.
-    copied && unsafe { copy.assume_init() }.l_whence == libc::SEEK_SET as libc::c_short
+    let whence = lock as usize + core::mem::offset_of!(libc::flock, l_whence);
+    let mut number = [0; size_of::<libc::c_short>()];
+    let copied = pointers::read(whence, &mut number);
+    copied.is_some() && libc::c_short::from_ne_bytes(number) == libc::SEEK_SET as libc::c_short
 }
 
 /// After `fcntl` on a descriptor with a word; returns what the program is to see.

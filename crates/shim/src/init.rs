@@ -7,7 +7,7 @@
 
 use crate::appends::Appends;
 use crate::times;
-use crate::{data, declared, elsewhere, names, process, signal, stack, stage, stdio, sys};
+use crate::{data, declared, elsewhere, names, process, signal, stack, stage, stdio, sys, vfork};
 use adit_pmem::MediumKind;
 use adit_store::direct::Adoption;
 use adit_store::pools::AskedPool;
@@ -289,8 +289,12 @@ extern "C" fn start() {
 }
 
 /// The process is about to end. Other destructors, and libc's flush of stdio, still run after this
-/// one and may still read and write; what they write goes through the kernel.
+/// one and may still read and write; what they write goes through the kernel. A child of `vfork` that calls `exit`, as many
+/// do that could not execute anything, runs them in its parent's memory, and its parent goes on.
 pub(crate) extern "C" fn end() {
+    if vfork::in_child() {
+        return;
+    }
     stack::with_room(|| {
         data::KERNEL_WRITES.store(true, Ordering::SeqCst);
         ENDED.store(true, Ordering::SeqCst);

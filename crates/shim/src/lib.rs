@@ -42,6 +42,7 @@ mod lock;
 mod names;
 mod numbers;
 mod ofd;
+mod pointers;
 mod process;
 mod real;
 mod signal;

@@ -400,6 +400,10 @@ fn is_on_disk(dir: c_int, path: Path) -> bool {
 /// empty file gets another time, and loses blocks behind its end, unless others may have staged what is in it. `made`
 /// says that there was no file before: if this one is empty, it is as the kernel leaves one that it makes.
 pub(crate) fn cut_open(fd: c_int, made: bool) -> Result<(), c_int> {
+    stack::with_room(|| cut_open_here(fd, made))
+}
+
+fn cut_open_here(fd: c_int, made: bool) -> Result<(), c_int> {
     let declared = declared::is_declared(fd);
     // Asked before the size: the kernel knows the size of what nobody has staged.
     let may_be_staged = declared && (!made || declared::is_staged(fd));
@@ -450,7 +454,7 @@ fn flags_for_stream(path: Path, flags: c_int) -> Option<(c_int, bool)> {
         return None;
     }
     let mut left = flags;
-    match before(libc::AT_FDCWD, path, &mut left) {
+    match stack::with_room(|| before(libc::AT_FDCWD, path, &mut left)) {
         TO_CUT => Some((left, false)),
         NEW_TO_CUT => Some((left, true)),
         _ => None,
@@ -559,7 +563,15 @@ pub(crate) fn stream_opened(fd: c_int) -> Result<(), c_int> {
     if !durable || !empty() || adit_pmem::kind_of_fd(fd) == MediumKind::Ram {
         return Ok(());
     }
-    make_new_durable(fd)
+    stack::with_room(|| make_new_durable(fd))
+}
+
+/// What goes through a new stream libc writes itself, by calls that nobody else sees.
+pub(crate) fn stream_is_libcs(fd: c_int, flags: c_int) {
+    let durable = DURABLE.load(Ordering::Relaxed) != 0;
+    if durable && adit_pmem::kind_of_fd(fd) != MediumKind::Ram {
+        descriptors::write_through(fd, flags);
+    }
 }
 
 /// Makes a file durable that was just made, or found empty, and its name with it. The file systems that
@@ -581,19 +593,18 @@ fn make_new_durable(fd: c_int) -> Result<(), c_int> {
 /// `truncate`. What this process stages is published first: the kernel would have us wait for the
 /// monitor.
 pub(crate) extern "C" fn truncate(path: Path, size: libc::off_t) -> c_int {
-    type Function = unsafe extern "C" fn(Path, libc::off_t) -> c_int;
-    if size >= 0
-        && !vfork::in_child()
-        && declared::is_declared_name(libc::AT_FDCWD, path)
-        && !has_size(path, size)
-    {
+    if vfork::in_child() {
+        return truncate_in_kernel(path, size);
+    }
+    stack::with_room(|| truncate_here(path, size))
+}
+
+fn truncate_here(path: Path, size: libc::off_t) -> c_int {
+    if size >= 0 && declared::is_declared_name(libc::AT_FDCWD, path) && !has_size(path, size) {
         return sys::to_libc(truncate_declared(path, size)) as c_int;
     }
-    descriptors::before_holes_somewhere();
-    lend(libc::AT_FDCWD, path);
-    // SAFETY: libc's own function with the program's own arguments.
-    let result = unsafe { call_real!(table::truncate, Function)(path, size) };
-    if result != 0 || DURABLE.load(Ordering::Relaxed) == 0 || vfork::in_child() {
+    let result = truncate_in_kernel(path, size);
+    if result != 0 || DURABLE.load(Ordering::Relaxed) == 0 {
         return result;
     }
     match sync_file(path) {
@@ -603,6 +614,14 @@ pub(crate) extern "C" fn truncate(path: Path, size: libc::off_t) -> c_int {
             -1
         }
     }
+}
+
+fn truncate_in_kernel(path: Path, size: libc::off_t) -> c_int {
+    type Function = unsafe extern "C" fn(Path, libc::off_t) -> c_int;
+    descriptors::before_holes_somewhere();
+    lend(libc::AT_FDCWD, path);
+    // SAFETY: libc's own function with the program's own arguments.
+    unsafe { call_real!(table::truncate, Function)(path, size) }
 }
 
 /// Cuts a file that others may have staged: through a description of this process, as closing another one would drop
@@ -777,7 +796,7 @@ pub(crate) extern "C" fn before_library(path: Path) {
     // SAFETY: libc reads the same string next.
     let path = unsafe { CStr::from_ptr(path) };
     if path.to_bytes().contains(&b'/') {
-        stack::with_room(|| declared::bar_name(libc::AT_FDCWD, path.as_ptr(), 0));
+        declared::bar_name(libc::AT_FDCWD, path.as_ptr(), 0);
     }
 }
 

@@ -9,15 +9,12 @@
 //! are read through guarded copies or filled by the kernel.
 #![allow(unsafe_code)]
 
-use adit_pmem::copy::guarded_copy;
-
 use crate::declared::Asked;
 use crate::{
-    appends, copies, data, descriptors, elsewhere, fds, init, names, process, signal, stage, stat,
-    sys, times,
+    appends, copies, data, descriptors, elsewhere, fds, init, names, pointers, process, signal,
+    stage, stat, sys, times,
 };
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
-use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
 /// What is to become of a call: made by libc, or made already, with this answer; or its error.
@@ -147,6 +144,7 @@ fn alias(number: c_long, arguments: [usize; 5]) -> Option<Fate> {
         libc::SYS_fcntl => descriptors::ready_for_fcntl(fd, new, third)
             .and_then(|()| make(number, arguments))
             .map(|done| Some(descriptors::after_fcntl(fd, new, third, done as c_int))),
+        libc::SYS_close => told(descriptors::close(fd)),
         libc::SYS_dup => told(descriptors::dup(fd)),
         libc::SYS_dup2 => told(descriptors::dup2(fd, new)),
         libc::SYS_dup3 => told(descriptors::dup3(fd, new, third as c_int)),
@@ -234,13 +232,8 @@ fn open(number: c_long, arguments: [usize; 5]) -> Option<Fate> {
 
 /// The flags of an `open_how`, its first word; `None` where it cannot be read, as the kernel will say.
 fn flags_of(how: usize) -> Option<u64> {
-    let mut flags = MaybeUninit::<u64>::zeroed();
-    let len = size_of::<u64>();
-    // SAFETY: the local has room for a word; the program's pointer may fault.
-    let copied = signal::guards()
-        && unsafe { guarded_copy(flags.as_mut_ptr().cast(), how as *const u8, len) }.is_ok();
-    // SAFETY: any bytes are a number.
-    copied.then(|| unsafe { flags.assume_init() })
+    let [flags] = pointers::words(how)?;
+    Some(flags)
 }
 
 /// What a hook says that may refuse.
@@ -258,12 +251,13 @@ impl How {
     const MOST: usize = 8;
 
     fn read(at: usize, len: usize) -> Option<Self> {
+        let mut bytes = [0; Self::MOST * size_of::<u64>()];
+        pointers::read(at, bytes.get_mut(..len)?)?;
         let mut words = [0; Self::MOST];
-        // SAFETY: the local has room for so much; the program's pointer may fault.
-        let copied = len <= size_of_val(&words)
-            && signal::guards()
-            && unsafe { guarded_copy(words.as_mut_ptr().cast(), at as *const u8, len) }.is_ok();
-        copied.then_some(Self { words, len })
+        for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+            *word = u64::from_ne_bytes(*bytes);
+        }
+        Some(Self { words, len })
     }
 
     fn without(mut self, flags: c_int) -> Self {
@@ -296,7 +290,8 @@ fn prepare(number: c_long, [first, second, third, fourth, fifth]: [usize; 5]) ->
             times::settle_all();
             data::before_sync_range(fd);
         }
-        libc::SYS_sync | libc::SYS_syncfs => data::before_sync(),
+        libc::SYS_sync => data::before_sync(),
+        libc::SYS_syncfs => return data::sync_file_system(fd),
         libc::SYS_read
         | libc::SYS_write
         | libc::SYS_readv
@@ -304,7 +299,6 @@ fn prepare(number: c_long, [first, second, third, fourth, fifth]: [usize; 5]) ->
         | libc::SYS_lseek
         | libc::SYS_preadv2
         | libc::SYS_pwritev2 => return descriptors::hand_over(fd),
-        libc::SYS_close => return descriptors::release(fd),
         libc::SYS_close_range => {
             descriptors::close_range(first as u32, second as u32, third as c_int);
         }

@@ -173,8 +173,26 @@ impl Users<'_> {
 
     /// Uncounts a descriptor; after the last one the mapping goes as soon as nobody uses it, so that
     /// nothing of ours outlives the program's own close (PROTOCOLS F1).
+    ///
+    /// Who is in a call just then may have begun it with this number, and map, seek or settle by it when it leads to another
+    /// file already. With the last name that does no harm, as all of it goes; so the other names of what is mapped go, too.
     pub(crate) fn drop_name(self, fd: i32) {
-        if self.names.fetch_sub(1, Ordering::SeqCst) == 1 {
+        if self.drop_one(fd) || self.file().is_none() || !self.has_others() {
+            return;
+        }
+        let leads_here = |word: &AtomicU64| word.load(Ordering::SeqCst) == self.word();
+        for name in fds::all().filter(|name| fds::word(*name).is_some_and(leads_here)) {
+            self.hand_over_offset(name);
+            if fds::change(name, self.word(), 0) {
+                self.drop_one(name);
+            }
+        }
+    }
+
+    /// Whether it was the last one.
+    fn drop_one(&self, fd: i32) -> bool {
+        let last = self.names.fetch_sub(1, Ordering::SeqCst) == 1;
+        if last {
             self.leave_number();
             self.settle(fd);
             if let Some(slot) = self.slot() {
@@ -182,15 +200,21 @@ impl Users<'_> {
             }
             self.end();
         }
+        last
+    }
+
+    /// Whether anybody is counted beside this one.
+    fn has_others(&self) -> bool {
+        let counted = |shard: &Shard| shard.0.load(Ordering::SeqCst);
+        self.users.iter().map(counted).sum::<u32>() > 1
     }
 
     /// Ends the mapping. Who left a copy by `siglongjmp` out of a signal handler, or was cancelled in
     /// it, stays counted as a user for ever; so the file is not waited for: where anybody else is still
     /// counted, only the addresses stay, and a copy under way faults and is redone by the kernel.
-    fn end(self) {
+    fn end(&self) {
         self.ofd.closing.fetch_add(1, Ordering::SeqCst);
-        let counted = |shard: &Shard| shard.0.load(Ordering::SeqCst);
-        if self.users.iter().map(counted).sum::<u32>() > 1
+        if self.has_others()
             && let Some(file) = self.file()
         {
             file.revoke();
@@ -290,10 +314,16 @@ impl Ofd {
     #[inline]
     pub(crate) fn turn(&self) -> Option<Turn<'_>> {
         // Whoever has the turn in a parent, or is just handing over, never ends that here.
-        let alone = init::single_threaded() || process::is_untold_child();
+        if init::single_threaded() || process::is_untold_child() {
+            return None;
+        }
+        self.turn_among_threads()
+    }
+
+    fn turn_among_threads(&self) -> Option<Turn<'_>> {
         // While children have the file, or on its way to the pool, it may come back within a call.
         let comes_back = || self.writer().is_some_and(|writer| !writer.is_kernels());
-        if alone || matches!(self.offset(), Offset::Handed) && !comes_back() {
+        if matches!(self.offset(), Offset::Handed) && !comes_back() {
             return None;
         }
         let inside = engine::enter();
@@ -746,7 +776,20 @@ fn release(ofd: &Ofd) {
 mod tests {
     use super::*;
     use crate::descriptors;
+    use adit_pmem::MediumKind;
+    use adit_store::direct::Adoption;
     use adit_store::staged::Mode;
+    use std::sync::{Mutex, PoisonError};
+
+    /// One test at a time has descriptions, as another would take the cells that it looks for.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    /// A description that is mapped, in use.
+    fn mapped(offset: Option<u64>) -> Users<'static> {
+        let kind = MediumKind::Ram;
+        let file = DirectFile::new(kind, 1 << 20, false, Adoption::for_medium(kind));
+        allocate(Backing::Direct(file.expect("a window")), None, offset).expect("a cell")
+    }
 
     fn fresh() -> Users<'static> {
         let writer = Writer::new(Mode::Sync, libc::O_WRONLY, false);
@@ -767,11 +810,11 @@ mod tests {
     }
 
     /// Another thread may close a descriptor at any time; here the close comes as soon as the description is reached, in
-    /// each of the ways in which one is. What serves it has to stay until it is let go of, and no longer. One test has
-    /// all of this, as others would take the cells that it looks for.
+    /// each of the ways in which one is. What serves it has to stay until it is let go of, and no longer.
     #[test]
     fn what_is_closed_meanwhile_stays_until_it_is_let_go_of() {
         const FD: i32 = 1000;
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let by_number = || fds::promoted(FD).expect("promoted");
         let by_kind = || match fds::kind(FD) {
             fds::Kind::Promoted(ofd) => ofd,
@@ -823,6 +866,59 @@ mod tests {
         assert!(of_the_parents.is_idle());
         core::mem::forget(of_the_parents);
         descriptors::forget(FD);
+        assert!(is_gone(address));
+    }
+
+    /// Who is in a call by a number that goes could map by it what is another file's by then, and readers by the other
+    /// number would find that.
+    #[test]
+    fn a_number_that_goes_under_a_call_takes_the_others_with_it() {
+        const NUMBERS: [i32; 2] = [1001, 1002];
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let [one, other] = NUMBERS;
+        let made = mapped(None);
+        fds::set_promoted(one, &made);
+        assert!(made.add_name());
+        fds::set_promoted(other, &made);
+        drop(made);
+        descriptors::forget(one);
+        let in_a_call = fds::promoted(other).expect("nobody was in a call");
+        assert!(in_a_call.add_name());
+        fds::set_promoted(one, &in_a_call);
+        descriptors::forget(one);
+        assert!(fds::promoted(other).is_none());
+        assert!(!in_a_call.add_name());
+    }
+
+    /// A thread that uses the number goes by the kernel's offset from the call on until the table says otherwise.
+    #[test]
+    fn a_number_that_another_thread_may_use_begins_with_the_kernels_offset() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        std::thread::spawn(|| {}).join().expect("a second thread");
+        let make = || sys::memfd_create(c"file".as_ptr() as usize, 0).expect("a file") as i32;
+        let [old, new] = [make(), make()];
+        fds::set_promoted(old, &mapped(Some(5000)));
+        assert_eq!(descriptors::dup2(old, new), new);
+        let at = sys::lseek(new as usize, 0, libc::SEEK_CUR as usize);
+        assert_eq!(at, Ok(5000));
+        for fd in [old, new] {
+            assert_eq!(descriptors::close(fd), 0);
+        }
+    }
+
+    /// A number beyond the table is the kernel's, and so is the offset that it has in common with one in the table.
+    #[test]
+    fn a_number_beyond_the_table_is_no_name() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = sys::memfd_create(c"file".as_ptr() as usize, 0).expect("a file") as i32;
+        let made = mapped(Some(5000));
+        let address = core::ptr::from_ref::<Ofd>(&made);
+        fds::set_promoted(file, &made);
+        drop(made);
+        descriptors::after_fcntl(file, libc::F_DUPFD, fds::LIMIT, fds::LIMIT as i32);
+        let at = sys::lseek(file as usize, 0, libc::SEEK_CUR as usize);
+        assert_eq!(at, Ok(5000));
+        assert_eq!(descriptors::close(file), 0);
         assert!(is_gone(address));
     }
 }

@@ -760,9 +760,7 @@ pub(crate) fn share_all_for_good() -> Result<(), c_int> {
 
 /// `_exit` and `_Exit` run no destructors.
 pub(crate) extern "C" fn before_exit() {
-    if !vfork::in_child() {
-        init::end();
-    }
+    init::end();
 }
 
 #[cfg(test)]

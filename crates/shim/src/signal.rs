@@ -308,7 +308,13 @@ unsafe extern "C" fn decide(
         handler => {
             if wish.0 & Wish::RESET != 0 {
                 let reset = wish.0 & !Wish::ADDRESS;
-                let _ = word.compare_exchange(wish.0, reset, Ordering::SeqCst, Ordering::SeqCst);
+                if !vfork::in_child() {
+                    let (set, fetch) = (Ordering::SeqCst, Ordering::SeqCst);
+                    let _ = word.compare_exchange(wish.0, reset, set, fetch);
+                } else if let Some(kernel) = exchange(signal, None) {
+                    // It uses up its own disposition, and the word is about its parent's.
+                    exchange(signal, Some(&Wish(reset).seen_in(&kernel)));
+                }
             }
             // The handler runs under the mask that the program asked for.
             mask::forget();

@@ -38,8 +38,9 @@ use std::time::Instant;
 /// How often a file is tried whose entry somebody takes away before it is opened.
 const ATTEMPTS: usize = 3;
 
-/// How long somebody else who has the same file in hand is waited for, and how often is looked: he syncs it, perhaps.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long somebody else who has the same file in hand is waited for, and how often is looked: he syncs it, perhaps, or has
+/// not got the processor for seconds, where hundreds want it. As long as the kernel waits for who has a lease.
+const PATIENCE: Duration = Duration::from_secs(45);
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// How many files are staged: while there are none, nothing has to be asked about sizes and times. One more where
@@ -232,9 +233,9 @@ fn refusal_of(refused: Refused) -> Refusal {
 }
 
 fn attach(path: PoolPath) -> Option<Pool> {
-    let file = PoolFile::open(Path::new(OsStr::from_bytes(path.as_bytes()))).ok()?;
     // A child forgets its parent's seats, and takes its own.
-    file.keep_from_children().ok()?;
+    let there = Path::new(OsStr::from_bytes(path.as_bytes()));
+    let file = PoolFile::open_without_children(there).ok()?;
     let attachment = file.attach().ok()?;
     if let Some(bytes) = init::log_size() {
         let chunks = bytes / file.pool().geometry().chunk_size();
@@ -289,7 +290,7 @@ pub(crate) fn take(
         .map_err(|error| match error {
             // The kernel's word for a file that somebody else has open, and for one that it can lease to nobody.
             Error::Base(Errno::AGAIN) => libc::EBUSY,
-            Error::Base(Errno::INVAL) => libc::EOPNOTSUPP,
+            Error::Base(Errno::INVAL) | Error::OtherFile(_) => libc::EOPNOTSUPP,
             error => error.errno().raw_os_error(),
         })?;
     // Its name becomes durable before the bytes that come through the pool, and so does what the kernel
@@ -890,7 +891,7 @@ impl Staged {
             }
             // It is the parent's.
             Err(Error::Pool(adit_pool::Error::NotAttached)) => ofd.ask_the_parent(fd),
-            Err(error) if !self.is_sound() && self.publishes_elsewhere() => {
+            Err(error) if !self.is_sound() && self.ends_elsewhere() => {
                 visit(fd).map_err(|_| failure(&error))?;
                 self.was_taken(ofd, fd);
                 Ok(())
@@ -900,7 +901,13 @@ impl Staged {
     }
 
     /// A sync of the pool has failed, and this process publishes nothing any more. The monitor may have opened it anew:
-    /// where it can publish now, it takes the file away as soon as somebody asks.
+    /// where it can publish now, it takes the file away as soon as somebody asks. Or it has found meanwhile that all is
+    /// published, and made that durable.
+    fn ends_elsewhere(&self) -> bool {
+        self.publishes_elsewhere() || self.file.is_durably_taken()
+    }
+
+    /// Has the monitor publish.
     fn publishes_elsewhere(&self) -> bool {
         let published = init::runtime_dir()
             .map(|dir| client::publish(dir, self.device, self.inode, OTHERS_PATIENCE));

@@ -383,9 +383,13 @@ fn note(file: *mut FILE) -> bool {
         return false;
     }
     if !ready() || !is_ordinary(file) {
-        if init::required() && flags & libc::O_ACCMODE != libc::O_RDONLY {
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        if init::required() && writes {
             sys::set_errno(libc::EOPNOTSUPP);
             return false;
+        }
+        if writes {
+            names::stream_is_libcs(fd, flags);
         }
         declared::is_the_kernels(fd);
         return true;

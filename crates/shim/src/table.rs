@@ -235,7 +235,7 @@ interpose! {
     offered fsync (data::fsync);
     offered fdatasync (data::fsync);
     before_served sync_file_range (data::before_sync_range);
-    before syncfs (data::before_sync);
+    asks syncfs (data::before_syncfs, descriptors::minus_one);
     before sync (data::before_sync);
 
     // The kernel uses the file without a call of its own for each time.
@@ -248,6 +248,10 @@ interpose! {
     asks aio_write64 (descriptors::before_aio, descriptors::minus_one);
     asks aio_fsync (descriptors::before_aio_fsync, descriptors::minus_one);
     asks aio_fsync64 (descriptors::before_aio_fsync, descriptors::minus_one);
+    after aio_error (descriptors::aio_was_asked);
+    after aio_error64 (descriptors::aio_was_asked);
+    after aio_return (descriptors::aio_has_returned);
+    after aio_return64 (descriptors::aio_has_returned);
     asks lio_listio (process::before_listio, descriptors::minus_one);
     asks lio_listio64 (process::before_listio, descriptors::minus_one);
     asks io_setup (process::before_aio_setup, process::minus_errno);

@@ -23,7 +23,7 @@ use crate::children::{self, Common};
 use crate::descriptors::{self, ends_with_us};
 use crate::ofd::{self, Users};
 use crate::process::{self, With};
-use crate::{fds, strangers, sys};
+use crate::{fds, signal, strangers, sys};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long};
 use core::ptr;
@@ -319,6 +319,8 @@ fn end(nth: usize, slot: &Slot) {
     // SAFETY: `begin` put it there, and the child that had it is gone.
     unsafe { give_back(has) };
     sys::set_signals(mask);
+    // What the thread knows of its mask may be what the child has found out about its own.
+    signal::mask::forget();
 }
 
 /// `vfork`: returns twice on one stack, so the return address travels in rdi, which the system call

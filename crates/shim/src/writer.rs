@@ -310,6 +310,7 @@ impl Writer {
             return Answer::Failed(errno);
         }
         let _inside = engine::enter();
+        let mut first = true;
         loop {
             self.join(ofd, fd);
             if ofd.is_wanted() && matches!(*self.look(), State::Staged(_)) {
@@ -317,42 +318,57 @@ impl Writer {
                 // program's all the same.
                 let _ = self.set_down(ofd, fd);
             }
-            let (answer, serial, unsynced) = match &*self.look() {
-                State::Staged(staged) => {
-                    let answer = work(staged);
-                    let unsynced = answer.is_err() && !staged.is_sound();
-                    (answer, staged.serial, unsynced)
-                }
+            let (doubt, serial, unsynced) = match &*self.look() {
+                State::Staged(staged) => match work(staged) {
+                    Ok(done) => return Answer::Done(done),
+                    Err(doubt) => (doubt, staged.serial, !staged.is_sound()),
+                },
                 State::Fresh(_) | State::Kernel | State::Parents => return Answer::NotStaged,
             };
-            return match answer {
-                Ok(done) => Answer::Done(done),
-                Err(Doubt::Engine(Error::Taken)) => {
-                    self.lose(ofd, fd, serial);
-                    // Another program may have staged it anew since, and written more than the kernel knows.
-                    if self.declared {
-                        continue;
-                    }
-                    Answer::NotStaged
-                }
-                Err(Doubt::Whole) => self.set_down(ofd, fd).into(),
-                Err(Doubt::Unserved) if ofd.is_wanted() => self.set_down(ofd, fd).into(),
-                // A sync has failed, maybe that of this call: what it did may be found by whoever publishes now, so it is
-                // not done again.
-                Err(Doubt::Engine(error)) if unsynced => {
-                    let _ = self.unstage(ofd, fd);
-                    Answer::Failed(error.errno().raw_os_error())
-                }
-                Err(Doubt::Engine(Error::NoSpace)) if self.must_stay() => {
-                    if self.commit_a_log() {
-                        continue;
-                    }
-                    Answer::Failed(libc::ENOSPC)
-                }
-                Err(Doubt::Engine(Error::Base(errno))) => Answer::Failed(errno.raw_os_error()),
-                Err(_) => self.unstage(ofd, fd).into(),
-            };
+            if let Some(answer) = self.answer_to(ofd, fd, doubt, (serial, unsynced), first) {
+                return answer;
+            }
+            first = false;
         }
+    }
+
+    /// What is answered where the engine has not done it: its work on the staging of this serial number, after a sync had
+    /// failed or not, and for the first time or not; `None` when it is to be asked again.
+    #[cold]
+    fn answer_to<T>(
+        &self,
+        ofd: &Ofd,
+        fd: i32,
+        doubt: Doubt,
+        (serial, unsynced): (u64, bool),
+        first: bool,
+    ) -> Option<Answer<T>> {
+        Some(match doubt {
+            Doubt::Engine(Error::Taken) => {
+                self.lose(ofd, fd, serial);
+                // Another program may have staged it anew since, and written more than the kernel knows.
+                if self.declared {
+                    return None;
+                }
+                Answer::NotStaged
+            }
+            Doubt::Whole => self.set_down(ofd, fd).into(),
+            Doubt::Unserved if ofd.is_wanted() => self.set_down(ofd, fd).into(),
+            // A sync has failed, maybe that of this call: what it did may be found by whoever publishes now, so it is
+            // not done again.
+            Doubt::Engine(error) if unsynced => {
+                let _ = self.unstage(ofd, fd);
+                Answer::Failed(error.errno().raw_os_error())
+            }
+            Doubt::Engine(Error::NoSpace) if self.must_stay() => {
+                if self.commit_a_log(first) {
+                    return None;
+                }
+                Answer::Failed(libc::ENOSPC)
+            }
+            Doubt::Engine(Error::Base(errno)) => Answer::Failed(errno.raw_os_error()),
+            Doubt::Engine(_) | Doubt::Unserved => self.unstage(ofd, fd).into(),
+        })
     }
 
     /// Whether the program opened it for writing.

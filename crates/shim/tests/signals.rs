@@ -100,7 +100,9 @@ impl Monitor {
 impl Drop for Monitor {
     /// Told to end it ends its standby, too, which would go on with what it finds.
     fn drop(&mut self) {
-        let _ = Command::new("kill").arg(self.0.id().to_string()).status();
+        let _ = Command::new("kill")
+            .args(["-INT", &self.0.id().to_string()])
+            .status();
         for _ in 0..500 {
             if !matches!(self.0.try_wait(), Ok(None)) {
                 return;
@@ -236,6 +238,7 @@ parts! { faults:
 
 parts! { masks:
     blocked 0, "cut 1000\nblocked: bus 1, segv 1\n";
+    blocked_beside_a_child 0, "child 0\ncut 1000\nblocked: bus 1, segv 1\n";
     blocked_sequential 0, "read 1000\nwrite 100\nat 524388\n";
     blocked_thread 0, "thread: bus 1, segv 1\ncut 1000\n";
     inherited_by_thread 0, "thread: bus 1, segv 1\ncut 1000\n";
@@ -307,6 +310,7 @@ mod deferral {
         values_in_order "wrong 0, code -1\n";
         views "done\n";
         reset_hand "twice 138\ntwice while writing 140\n";
+        reset_hand_of_a_child "each once 2\n";
         no_defer "4 deep with it\n1 deep without, handled 4\n";
         alternate_stack "on the alternate stack: 0\non the alternate stack: 1\n";
         masks_in_handler "wrong in the handler 0, in the context 0\n";

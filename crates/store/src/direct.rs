@@ -31,7 +31,7 @@ use adit_pmem::flush::fence;
 use adit_pmem::map::{Access, Window};
 use adit_pmem::{Fault, MediumKind};
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use rustix::fd::BorrowedFd;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -113,6 +113,8 @@ pub struct DirectFile {
     writable: bool,
     adoption: Adoption,
     granule_shift: u32,
+    /// Nothing is mapped any more: a call under way may have begun with a number that leads elsewhere by now.
+    revoked: AtomicBool,
     _one: OneWindow,
 }
 
@@ -209,7 +211,7 @@ impl DirectFile {
         let len = size
             .checked_mul(4)?
             .max(SMALLEST_WINDOW)
-            .next_multiple_of(adoption.granule);
+            .checked_next_multiple_of(adoption.granule)?;
         if len > LARGEST_WINDOW {
             return None;
         }
@@ -222,6 +224,7 @@ impl DirectFile {
             kind,
             writable: writable && kind != MediumKind::Cached,
             granule_shift: adoption.granule.trailing_zeros(),
+            revoked: AtomicBool::new(false),
             adoption,
         })
     }
@@ -229,6 +232,7 @@ impl DirectFile {
     /// Lets go of the file at once, while copies may still be under way: they fault, and their calls
     /// are done by the kernel. The addresses stay reserved until the value is dropped.
     pub fn revoke(&self) {
+        self.revoked.store(true, Ordering::SeqCst);
         // A refusal leaves the mapping until then, as if this had not been tried.
         let _ = self.window.unmap(0, self.window.len());
     }
@@ -346,7 +350,7 @@ impl DirectFile {
         let known = self.size.load(Ordering::Relaxed);
         if known < end {
             if known < at {
-                self.holes_from(known);
+                self.holes_between(known, end);
             }
             self.size.fetch_max(end, Ordering::Relaxed);
         }
@@ -358,7 +362,7 @@ impl DirectFile {
     pub fn saw(&self, _at: u64, end: u64) {
         let known = self.size.load(Ordering::Relaxed);
         if known < end {
-            self.holes_from(known);
+            self.holes_between(known, end);
             self.size.fetch_max(end, Ordering::Relaxed);
         }
     }
@@ -367,10 +371,16 @@ impl DirectFile {
     /// (PROTOCOLS F8), so what is mapped there is looked at anew once its use has paid again.
     #[cold]
     pub fn holes_from(&self, offset: u64) {
+        self.holes_between(offset, self.size.load(Ordering::Relaxed).max(offset));
+    }
+
+    /// The same up to `end`, which may lie behind the size last seen: chunks there are still mapped where the file was
+    /// longer once.
+    #[cold]
+    fn holes_between(&self, offset: u64, end: u64) {
         if self.kind != MediumKind::Ram {
             return;
         }
-        let end = self.size.load(Ordering::Relaxed).max(offset);
         // A file may be far longer than its window.
         for index in self.chunk_of(offset)..(self.chunk_of(end) + 1).min(self.chunks.count) {
             if let Some(chunk) = self.chunks.get(index) {
@@ -464,6 +474,11 @@ impl DirectFile {
             let _ = self
                 .window
                 .populate(offset, bytes.next_multiple_of(PAGE) as usize);
+        }
+        // Looked at behind the mapping: who revokes says so before he unmaps.
+        if self.revoked.load(Ordering::SeqCst) {
+            let _ = self.window.unmap(offset, granule);
+            return NEVER;
         }
         MAPPED
     }
@@ -562,6 +577,16 @@ mod tests {
         );
     }
 
+    /// The descriptor of a call under way may lead to another file when this one has been let go of.
+    #[test]
+    fn nothing_is_mapped_that_was_let_go_of() {
+        let (fd, file) = (file(), direct(EAGER));
+        file.revoke();
+        for _ in 0..3 {
+            assert_eq!(read(&file, &fd, 0, 100), Err(Reason::Unmapped));
+        }
+    }
+
     #[test]
     fn a_larger_granule_is_mapped_as_a_whole() {
         let larger = EAGER.in_granules_of(2 * GRANULE).expect("a granule");
@@ -656,10 +681,14 @@ mod tests {
         }
     }
 
+    fn blocks_of(fd: &OwnedFd) -> i64 {
+        rustix::fs::fstat(fd).expect("stat").st_blocks
+    }
+
     #[test]
     fn holes_that_appear_later_are_not_filled() {
         let (fd, file) = (file(), direct(EAGER));
-        let blocks = || rustix::fs::fstat(&fd).expect("stat").st_blocks;
+        let blocks = || blocks_of(&fd);
         let _ = read(&file, &fd, 0, 8);
         assert!(read(&file, &fd, 0, 8).is_ok(), "mapped");
 
@@ -682,6 +711,21 @@ mod tests {
         let before = blocks();
         assert_eq!(read(&file, &fd, 500_000, 8), Err(Reason::Unmapped));
         assert_eq!(blocks(), before);
+
+        // So it does in chunks that were mapped when the file was longer.
+        let (fd, file) = (self::file(), direct(EAGER));
+        for at in [0, GRANULE] {
+            let _ = read(&file, &fd, at, 8);
+            assert!(read(&file, &fd, at, 8).is_ok(), "mapped");
+        }
+        ftruncate(&fd, 0).expect("truncate");
+        assert_eq!(read(&file, &fd, 0, 8), Err(Reason::Fault));
+        let far = SIZE - 65536;
+        assert_eq!(rustix::io::pwrite(&fd, &[1; 65536], far), Ok(65536));
+        file.wrote(far, SIZE);
+        let before = blocks_of(&fd);
+        assert_eq!(read(&file, &fd, GRANULE, 8), Err(Reason::Unmapped));
+        assert_eq!(blocks_of(&fd), before);
 
         // The longest file there can be is looked at in no time.
         file.wrote(i64::MAX as u64 - 9, i64::MAX as u64);
@@ -712,6 +756,13 @@ mod tests {
         );
         let _ = read(&file, &fd, 0, 8);
         assert_eq!(read(&file, &fd, 0, 8), Ok(vec![1; 8]));
+    }
+
+    #[test]
+    fn a_file_as_long_as_may_be_has_no_window() {
+        for size in [u64::MAX, i64::MAX as u64, u64::MAX / 4] {
+            assert!(DirectFile::new(MediumKind::Ram, size, true, EAGER).is_none());
+        }
     }
 
     #[test]

@@ -55,6 +55,14 @@ pub enum NoPool {
         /// What the kernel said.
         errno: Errno,
     },
+    /// There is none, and it cannot be made: its file system is full.
+    #[error("{path}: no room for a pool: {errno}", path = path.display())]
+    NoRoom {
+        /// Where it would be.
+        path: PathBuf,
+        /// What the kernel said.
+        errno: Errno,
+    },
     /// The directory for the pool is not this user's alone.
     #[error(
         "{path}: not a private directory of this user; remove it, or choose a pool with --pool",
@@ -128,6 +136,8 @@ impl Places {
             let made = self.made(&dir, file, medium.kind);
             match made.and_then(|()| self.opened_or_made(&dir.join(POOL), medium.kind, asked.size))
             {
+                // Room may come to be there again: of several reasons it is the one to be told.
+                Err(reason @ NoPool::NoRoom { .. }) => refused = Some(reason),
                 // A pool that is wrong has to be seen to.
                 Err(reason) if !matches!(reason, NoPool::Pool { .. }) => {
                     refused = refused.or(Some(reason));
@@ -159,7 +169,7 @@ impl Places {
     }
 
     fn opened(&self, path: &Path) -> Result<PoolFile, NoPool> {
-        let pool = PoolFile::open(path).map_err(|error| NoPool::Pool {
+        let pool = PoolFile::open_without_children(path).map_err(|error| NoPool::Pool {
             path: path.to_owned(),
             error,
         })?;
@@ -222,6 +232,13 @@ impl Places {
             Ok(_) => {}
             // Somebody else was faster.
             Err(adit_pool::Error::Kernel { errno, .. }) if errno == Errno::EXIST => {}
+            // A runtime directory may be small, and there is memory in another place.
+            Err(adit_pool::Error::Kernel { errno, .. })
+                if [Errno::NOSPC, Errno::DQUOT].contains(&errno) =>
+            {
+                let path = path.to_owned();
+                return Err(NoPool::NoRoom { path, errno });
+            }
             Err(error) => return Err(failed(error)),
         }
         self.opened(path)

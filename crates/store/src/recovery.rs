@@ -102,7 +102,7 @@ fn recover_once(found: &Found) -> staged::Result<Option<Recovered>> {
     if seen.flags & Superblock::CLEAN != 0 {
         return Ok(None);
     }
-    let file = PoolFile::open(path)?;
+    let file = PoolFile::open_without_children(path)?;
     let info = file.pool().info()?;
     let living = file.pool().living_slots().len();
     // Nobody alive: the pool was left unclean. Somebody alive: others may have died beside him.

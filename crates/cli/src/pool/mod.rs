@@ -159,6 +159,13 @@ fn dump(named: &Named) -> Outcome {
 /// A pool that cannot be opened holds nothing that could be published: with --force it is removed
 /// like any file, if it is this user's.
 fn remove(file: &PathBuf, force: bool) -> Outcome {
+    // Only the link would go, and the pool, with all that is staged in it, be taken for removed.
+    if file.is_symlink()
+        && let Ok(pool) = file.canonicalize()
+    {
+        let failure = Failure::new(format!("{}: a link, not the pool", file.display()));
+        return Err(failure.next(format!("adit pool rm {}", pool.display())));
+    }
     match PoolFile::open(file) {
         Ok(opened) => opened.remove(force).map_err(|error| {
             let failure = failure(file, &error);

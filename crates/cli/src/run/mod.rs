@@ -266,7 +266,8 @@ pub(crate) fn under_library(
     command: &mut std::process::Command,
     mode: Mode,
 ) -> Result<(), Failure> {
-    let directory = std::env::var_os("ADIT_RUNTIME_DIR").map(PathBuf::from);
+    let directory = std::env::var_os("ADIT_RUNTIME_DIR").filter(|dir| !dir.is_empty());
+    let directory = directory.map(PathBuf::from);
     let library = library::find()?;
     let mut environment = Environment::inherited();
     environment.preload(&library);

@@ -13,7 +13,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{
+    Pid, Resource, Rlimit, getpriority_process, getrlimit, setpriority_process, setrlimit,
+};
+use rustix::thread::{sched_getaffinity, sched_setaffinity};
 
 use adit_store::registry::{RuntimeDir, prepare_filter};
 
@@ -35,6 +38,8 @@ struct Prepared {
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How often one is started: it may be killed before it has a standby.
 const ATTEMPTS: u32 = 3;
+/// `ioprio_set`: of a process.
+const IOPRIO_WHO_PROCESS: libc::c_int = 1;
 
 /// Makes sure that a monitor serves the directory for as long as this process lives, whatever it
 /// becomes, unless the user forbade it. Returns why there is none. Where it is `awaited`, because files are
@@ -108,8 +113,9 @@ struct Decisive {
 }
 
 /// Under the first three no pool can be mapped, made larger or recovered. Each staged file is a descriptor of
-/// the monitor's, and what takes long a thread.
-const DECISIVE: [Decisive; 5] = [
+/// the monitor's, and what takes long a thread. When its processor time is over it is killed, and the standby
+/// begins with as much.
+const DECISIVE: [Decisive; 6] = [
     Decisive {
         resource: Resource::As,
         enough: None,
@@ -135,6 +141,11 @@ const DECISIVE: [Decisive; 5] = [
         enough: Some(256),
         name: "limit on processes (ulimit -u)",
     },
+    Decisive {
+        resource: Resource::Cpu,
+        enough: Some(600),
+        name: "limit on processor time (ulimit -t)",
+    },
 ];
 
 /// A limit that a new process could not lift itself.
@@ -158,6 +169,30 @@ fn lift_limits() {
             maximum: limit.maximum,
         };
         let _ = setrlimit(resource, most);
+    }
+}
+
+/// Who opens a file that any program has staged would wait as the one that came first may: as idle, say, or for the one
+/// processor on which it is held. What takes a right to undo stays.
+fn be_scheduled_as_usual() {
+    // Not simply all processors: some may be kept free.
+    if let Ok(usual) = sched_getaffinity(Some(Pid::INIT)) {
+        let _ = sched_setaffinity(None, &usual);
+    }
+    let priority: libc::c_int = 0;
+    let (own, class): (libc::c_int, libc::c_int) = (0, 0);
+    // SAFETY: the priority is a valid `sched_param`; the other call takes integers only.
+    unsafe {
+        libc::syscall(
+            libc::SYS_sched_setscheduler,
+            own,
+            libc::SCHED_OTHER,
+            &raw const priority,
+        );
+        libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, own, class);
+    }
+    if getpriority_process(None).is_ok_and(|nice| nice > 0) {
+        let _ = setpriority_process(None, 0);
     }
 }
 
@@ -238,7 +273,7 @@ fn become_monitor(prepared: &Prepared) -> ! {
 }
 
 /// Gives up everything the monitor inherited from the program: its descriptors (a pipe held open
-/// would keep a reader waiting), its directory, its limits, its mask and its
+/// would keep a reader waiting), its directory, its limits, its turn, its mask and its
 /// signal dispositions.
 fn leave_the_program_behind() {
     if let Ok(null) = rustix::fs::open(c"/dev/null", OFlags::RDWR, Mode::empty()) {
@@ -260,6 +295,7 @@ fn leave_the_program_behind() {
         }
     }
     lift_limits();
+    be_scheduled_as_usual();
     let _ = rustix::process::chdir(c"/");
     rustix::process::umask(Mode::from_raw_mode(0o077));
 }

@@ -1,9 +1,10 @@
 //! Pools with what dead programs staged.
 
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use adit_pool::{FileName, Op, PoolFile, When};
+use adit_pool::{Attachment, FileMedium, FileName, Op, PoolFile, When};
 use adit_store::staged::handle_of;
 
 use super::{Finished, Scratch, adit, finish};
@@ -33,12 +34,18 @@ fn name_of(path: &Path) -> FileName {
         handle_type,
         handle,
         path: path.as_os_str().as_bytes().to_vec(),
-        device: 0,
+        device: path.metadata().unwrap().dev(),
     }
 }
 
 /// Stages two writes and a truncation for `file` and goes away like a killed program.
 pub fn stage_and_die(pool: &Path, file: &Path) {
+    // Dropping without detaching is what death does.
+    drop(stage(pool, file));
+}
+
+/// The same of a program that lives as long as its attachment.
+pub fn stage(pool: &Path, file: &Path) -> Attachment<FileMedium> {
     let pool = PoolFile::open(pool).unwrap();
     let attachment = pool.attach().unwrap();
     let entry = attachment.enter_file(&name_of(file)).unwrap();
@@ -63,7 +70,7 @@ pub fn stage_and_die(pool: &Path, file: &Path) {
         .unwrap()
         .append(&cut, When::Now)
         .unwrap();
-    // Dropping without detaching is what death does.
+    attachment
 }
 
 /// What is in the file then, if it began with `base`.

@@ -9,7 +9,7 @@ use adit_pmem::Medium;
 
 use super::{Place, extent_of};
 use crate::alloc::{ChunkMap, Role};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::files::FileRef;
 use crate::layout::RecordKind;
 use crate::pool::{Attachment, Pool};
@@ -106,8 +106,10 @@ impl<M: Medium> Attachment<M> {
             return Ok(false);
         }
         let file = FileRef { id: record.file_id };
-        if !marks.cover(file, record.seq)? {
-            return Ok(false);
+        match marks.cover(file, record.seq) {
+            // What is retired of a file whose entry is damaged nobody knows: its records stay, and keep no other file's.
+            Ok(false) | Err(Error::Damaged { .. }) => return Ok(false),
+            covered => covered.map(drop)?,
         }
         let extent = extent_of(&record);
         let names = RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent);

@@ -137,8 +137,10 @@ impl<M: Medium> Pool<M> {
                 generation: Some(record.generation),
             };
             needed.insert(item.place.chunk, log);
-            if item.kind.has_extent() {
-                let chunk = (record.pool_offset >> self.geometry().chunk_shift) as u32;
+            // What is kept without counting may name bytes that went long ago: what lies there now is another's.
+            let (offset, len) = (record.pool_offset, u64::from(record.len));
+            if item.kind.has_extent() && self.sense_extent(offset, len)?.is_ok() {
+                let chunk = (offset >> self.geometry().chunk_shift) as u32;
                 needed.entry(chunk).or_insert(Needed {
                     kind: ChunkKind::Data,
                     generation: None,

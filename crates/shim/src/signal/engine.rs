@@ -33,7 +33,7 @@
 
 use super::{Wish, die, exchange};
 use crate::thread::thread_object;
-use crate::{init, sys};
+use crate::{init, sys, vfork};
 use core::ffi::c_int;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, compiler_fence};
@@ -339,7 +339,12 @@ unsafe fn handler_of(signal: c_int, info: *const libc::siginfo_t) -> usize {
     let mut wish = Wish(word.load(Ordering::SeqCst));
     if wish.0 & Wish::RESET != 0 && wish.handler() != libc::SIG_DFL {
         let used = wish.0 & !Wish::ADDRESS;
-        match word.compare_exchange(wish.0, used, Ordering::SeqCst, Ordering::SeqCst) {
+        // A child of `vfork` uses up its own disposition, and the word is about its parent's.
+        let take = || match vfork::in_child() {
+            true => Ok(wish.0),
+            false => word.compare_exchange(wish.0, used, Ordering::SeqCst, Ordering::SeqCst),
+        };
+        match take() {
             Ok(_) => reset(signal, Wish(used)),
             Err(other) => wish = Wish(other),
         }

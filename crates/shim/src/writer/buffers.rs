@@ -39,16 +39,11 @@ impl Buffers {
     }
 
     /// Nothing is to be moved, or the kernel refuses it without a look at the file: no state matters.
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         match *self {
-            Self::One(one) => one.iov_len == 0,
-            Self::Many(_, listed) if !(0..=libc::UIO_MAXIOV).contains(&listed) => true,
-            // What blocks the signals is the kernel's to look at.
-            Self::Many(_, listed) if listed > 0 && !mask::faults_open() => false,
-            Self::Many(parts, listed) => (0..listed as usize).all(|nth| {
-                let mut part = [data::NO_PART];
-                data::copy_parts(parts.wrapping_add(nth), &mut part) == Some(0)
-            }),
+            Self::One(one) => one.iov_len == 0 || one.iov_len > isize::MAX as usize,
+            Self::Many(parts, listed) => moves_nothing(parts, listed),
         }
     }
 
@@ -88,6 +83,21 @@ impl Buffers {
         }
         Ok(written)
     }
+}
+
+/// Whether a vector of so many parts moves nothing, or the kernel refuses it.
+fn moves_nothing(parts: *const libc::iovec, listed: i32) -> bool {
+    if !(0..=libc::UIO_MAXIOV).contains(&listed) {
+        return true;
+    }
+    // What blocks the signals is the kernel's to look at.
+    if listed > 0 && !mask::faults_open() {
+        return false;
+    }
+    (0..listed as usize).all(|nth| {
+        let mut part = [data::NO_PART];
+        data::copy_parts(parts.wrapping_add(nth), &mut part) == Some(0)
+    })
 }
 
 /// One call is one write, which happens entirely or not at all.

@@ -204,52 +204,60 @@ impl Writer {
         at: Option<i64>,
         claimed: &mut Option<(u64, u64)>,
     ) -> sys::Result {
-        if !from.is_empty() && self.writable {
-            loop {
-                let write = |staged: &Staged| self.staged_write(ofd, fd, staged, from, at, claimed);
-                match self.ask(ofd, fd, write) {
-                    Answer::Done(written) => {
-                        self.account().served(fd, |slot| slot.served_write(written));
-                        return Ok(written);
-                    }
-                    Answer::Failed(errno) => return Err(errno),
-                    Answer::NotStaged => {}
+        if from.is_empty() || !self.writable {
+            return self.write_in_kernel(fd, from, position(at, *claimed));
+        }
+        loop {
+            let write = |staged: &Staged| self.staged_write(ofd, fd, staged, from, at, claimed);
+            match self.ask(ofd, fd, write) {
+                Answer::Done(written) => {
+                    self.account().served(fd, |slot| slot.served_write(written));
+                    return Ok(written);
                 }
-                if let Some(trial) = &self.trial {
-                    let at = position(at, *claimed);
-                    let write = || from.kernel_write(fd, at, false);
-                    match self.with_kernels_offset(ofd, write) {
-                        Some(written) => {
-                            self.judge(ofd, fd, trial, *written.as_ref().unwrap_or(&0) as u64);
-                            return written;
-                        }
-                        None => continue,
-                    }
-                }
-                if self.loan.is_out() {
-                    let at = position(at, *claimed);
-                    match self.while_lent(ofd, fd, || self.write_in_kernel(fd, from, at)) {
-                        Some(written) => return written,
-                        None => continue,
-                    }
-                }
-                // A file that has come into a declared directory others stage by now, who would not know of it.
-                if self.blocks.are_left()
-                    && !declared::is_shareable(fd)
-                    && let Some(written) = self.write_block(ofd, fd, from, at, claimed)
-                {
-                    return written;
-                }
-                match self.stage_now(ofd, fd) {
-                    Ok(()) | Err(Unstaged::Lent) => {}
-                    Err(Unstaged::Failed(errno)) => return Err(errno),
-                    Err(Unstaged::Refused(refusal)) if self.must_stage() => return Err(refusal),
-                    Err(Unstaged::Refused(_)) => break,
-                }
+                Answer::Failed(errno) => return Err(errno),
+                Answer::NotStaged => {}
+            }
+            if let Some(written) = self.write_unstaged(ofd, fd, from, at, claimed) {
+                return written;
             }
         }
-        let at = position(at, *claimed);
-        self.write_in_kernel(fd, from, at)
+    }
+
+    /// A write to a file that is not staged; `None` when it is by now, or is to be asked again.
+    #[inline(never)]
+    fn write_unstaged(
+        &self,
+        ofd: &Ofd,
+        fd: i32,
+        from: Buffers,
+        at: Option<i64>,
+        claimed: &mut Option<(u64, u64)>,
+    ) -> Option<sys::Result> {
+        if let Some(trial) = &self.trial {
+            let at = position(at, *claimed);
+            let written = self.with_kernels_offset(ofd, || from.kernel_write(fd, at, false))?;
+            self.judge(ofd, fd, trial, *written.as_ref().unwrap_or(&0) as u64);
+            return Some(written);
+        }
+        if self.loan.is_out() {
+            let at = position(at, *claimed);
+            return self.while_lent(ofd, fd, || self.write_in_kernel(fd, from, at));
+        }
+        // A file that has come into a declared directory others stage by now, who would not know of it.
+        if self.blocks.are_left()
+            && !declared::is_shareable(fd)
+            && let Some(written) = self.write_block(ofd, fd, from, at, claimed)
+        {
+            return Some(written);
+        }
+        match self.stage_now(ofd, fd) {
+            Ok(()) | Err(Unstaged::Lent) => None,
+            Err(Unstaged::Failed(errno)) => Some(Err(errno)),
+            Err(Unstaged::Refused(refusal)) if self.must_stage() => Some(Err(refusal)),
+            Err(Unstaged::Refused(_)) => {
+                Some(self.write_in_kernel(fd, from, position(at, *claimed)))
+            }
+        }
     }
 
     /// A write that the kernel does as well as the mode promises, before the file is staged; `None` when it is another.
@@ -314,6 +322,11 @@ impl Writer {
                 return Err(Doubt::Unserved);
             };
             if self.appends {
+                // It matters to nothing but this where the kernel is told to write.
+                let begins = at.map_or(here, |at| at as u64);
+                if begins.saturating_add(len as u64) > i64::MAX as u64 {
+                    return Err(Error::Base(rustix::io::Errno::INVAL).into());
+                }
                 let start = write_from(staged, Place::End, parts, len)?;
                 if at.is_none() {
                     ofd.follow(here, start + len as u64);
@@ -336,11 +349,12 @@ impl Writer {
         })
     }
 
-    /// The size, if the kernel does not know it.
-    pub(crate) fn size(&self, ofd: &Ofd, fd: i32) -> Option<u64> {
+    /// The size, if the kernel does not know it. Who could not ask for that does not know it either.
+    pub(crate) fn size(&self, ofd: &Ofd, fd: i32) -> Result<Option<u64>, i32> {
         match stack::with_room(|| self.ask(ofd, fd, |staged| Ok(staged.file().size()?))) {
-            Answer::Done(size) => Some(size),
-            Answer::Failed(_) | Answer::NotStaged => None,
+            Answer::Done(size) => Ok(Some(size)),
+            Answer::Failed(errno) => Err(errno),
+            Answer::NotStaged => Ok(None),
         }
     }
 
@@ -419,7 +433,8 @@ impl Writer {
         in_pool: impl Fn(&Staged, u64) -> Result<(), Error>,
         in_kernel: impl Fn() -> sys::Result,
     ) -> sys::Result {
-        if !self.writable {
+        // What the kernel refuses without a look at the file changes nothing.
+        if !self.writable || size < 0 {
             return in_kernel();
         }
         if self.trial.is_some() {

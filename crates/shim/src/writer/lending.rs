@@ -65,6 +65,7 @@ impl Writer {
 
     /// In a child that does not know yet that it is one: what another thread of its parent had locked would stay so for
     /// ever.
+    #[inline]
     pub(super) fn be_told(&self, ofd: &Ofd) {
         if process::is_untold_child() {
             // SAFETY: a child has one thread until its handlers have run, and this one holds nothing of the state.
@@ -74,11 +75,18 @@ impl Writer {
 
     /// Asks for the file of a description that this process was forked with, before it uses it for the first time:
     /// afterwards the kernel has all of it, for both.
+    #[inline]
     pub(crate) fn ask_the_parent(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
         self.be_told(ofd);
-        if !self.parents.load(Ordering::Relaxed) {
-            return Ok(());
+        if self.parents.load(Ordering::Relaxed) {
+            self.take_from_the_parent(ofd, fd)
+        } else {
+            Ok(())
         }
+    }
+
+    #[cold]
+    fn take_from_the_parent(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
         let _inside = engine::enter();
         let mut state = self.change();
         if let State::Parents = *state {

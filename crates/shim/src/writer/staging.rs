@@ -77,9 +77,17 @@ impl Writer {
     }
 
     /// Of a declared file that is fresh here: if others have it staged, it is staged here as well, or watched.
+    #[inline]
     pub(super) fn join(&self, ofd: &Ofd, fd: i32) {
+        if self.declared {
+            self.join_others(ofd, fd);
+        }
+    }
+
+    #[inline(never)]
+    fn join_others(&self, ofd: &Ofd, fd: i32) {
         let is_fresh = |state: &State| matches!(state, State::Fresh(_)) && !self.loan.is_out();
-        if !self.declared || !is_fresh(&self.look()) || !self.is_staged_by_others(fd) {
+        if !is_fresh(&self.look()) || !self.is_staged_by_others(fd) {
             return;
         }
         if self.writable && self.mode != Mode::Posix {
@@ -122,11 +130,14 @@ impl Writer {
     }
 
     /// Commits, where there is no room for more, what is only appended to a file that the program has never synced: a
-    /// log, whose lines one by one are as good as all of them.
-    pub(super) fn commit_a_log(&self) -> bool {
+    /// log, whose lines one by one are as good as all of them. Another thread may just have done so; but where that made no
+    /// room either, as on a file system that is full, it is not to be hoped for again.
+    pub(super) fn commit_a_log(&self, first: bool) -> bool {
         let is_log = self.appends && !self.transacts.load(Ordering::Relaxed);
         let alone = !self.declared && !init::together() && !init::required();
-        is_log && alone && matches!(&*self.look(), State::Staged(staged) if staged.fsync().is_ok())
+        let commits =
+            |staged: &Staged| (first || staged.file().has_uncommitted()) && staged.fsync().is_ok();
+        is_log && alone && matches!(&*self.look(), State::Staged(staged) if commits(staged))
     }
 
     /// Whether the user wants an error where a file cannot be staged. In mode `sync` the kernel keeps the whole

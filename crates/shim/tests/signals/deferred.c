@@ -284,6 +284,27 @@ PART(reset_hand) {
     printf("twice while writing %d\n", status_of(twice_while_writing));
 }
 
+static void counts(int signal) {
+    (void)signal;
+    handled++;
+}
+static void in_child_and_parent(void) {
+    int status;
+    catch(SIGUSR1, counts, SA_RESETHAND);
+    pid_t child = vfork();
+    if (!child) {
+        kill(getpid(), SIGUSR1);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0 && handled == 1);
+    raise(SIGUSR1);
+    _exit((int)handled);
+}
+PART(reset_hand_of_a_child) {
+    start_log();
+    printf("each once %d\n", status_of(in_child_and_parent));
+}
+
 static volatile int depth, deepest;
 static void again(int signal) {
     if (++depth > deepest) deepest = depth;
@@ -409,7 +430,7 @@ int main(int argc, char **argv) {
 #define ROW(name) {#name, name}
     static const struct part parts[] = {
         ROW(append_in_handler), ROW(append_unseen),    ROW(jump_out),   ROW(many_kinds),
-        ROW(values_in_order),   ROW(views),            ROW(reset_hand), ROW(no_defer),
+        ROW(values_in_order),   ROW(views),            ROW(reset_hand), ROW(reset_hand_of_a_child), ROW(no_defer),
         ROW(alternate_stack),   ROW(masks_in_handler), ROW(information), ROW(cancelled_at_calls), ROW(cancelled_anywhere),
         {0}};
     return run_part(parts, argc, argv);

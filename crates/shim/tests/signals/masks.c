@@ -36,6 +36,26 @@ PART(blocked) {
     read_short(), show_mask("open");
 }
 
+static int child_reads_with_faults_open(void) {
+    sigset_t set = faults();
+    int status;
+    pid_t child = vfork();
+    if (!child) {
+        sigprocmask(SIG_UNBLOCK, &set, NULL);
+        _exit(pread(file, buffer, 100, 0) != 100);
+    }
+    return waitpid(child, &status, 0) == child ? status : -1;
+}
+
+PART(blocked_beside_a_child) {
+    file = promoted(O_RDONLY);
+    sigset_t set = faults();
+    CHECK(sigprocmask(SIG_BLOCK, &set, NULL) == 0);
+    printf("child %d\n", child_reads_with_faults_open());
+    shorten(SIZE / 2);
+    read_short(), show_mask("blocked");
+}
+
 PART(blocked_sequential) {
     file = promoted(O_RDWR);
     CHECK(lseek(file, SIZE / 2 - 2000, SEEK_SET) == SIZE / 2 - 2000);
@@ -215,7 +235,8 @@ PART(fault_while_blocked) {
 int main(int argc, char **argv) {
 #define ROW(name) {#name, name}
     static const struct part parts[] = {
-        ROW(blocked), ROW(blocked_sequential), ROW(blocked_thread), ROW(inherited_by_thread),
+        ROW(blocked), ROW(blocked_beside_a_child), ROW(blocked_sequential), ROW(blocked_thread),
+        ROW(inherited_by_thread),
         ROW(blocked_before), ROW(handler_before), ROW(handler_after), ROW(handler_of_segv),
         ROW(waits_sigsuspend), ROW(waits_ppoll), ROW(waits_pselect), ROW(waits_epoll), ROW(jumped),
         ROW(switched), ROW(pending), ROW(fault_while_blocked), {0}};

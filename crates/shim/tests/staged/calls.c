@@ -108,6 +108,10 @@ static void offsets(void) {
     say("end", lseek(fd, 0, SEEK_END));
     say("ftruncate", ftruncate(fd, 30000));
     say("ftruncate", ftruncate(fd, -1));
+    say("whence", lseek(fd, 5, 99));
+    volatile size_t all = (size_t)-1;
+    say("read", read(fd, bytes, all));
+    say("write", write(fd, bytes, all));
     staged_now(fd, "after all that");
     say("fsync", fsync(fd));
     say("fdatasync", fdatasync(fd));
@@ -158,6 +162,13 @@ static void cut_first(void) {
 
 static void appends(void) {
     int fd = fresh(O_WRONLY | O_APPEND);
+    off_t last = 0x7fffffffffffffffL;
+    say("write", write(fd, "first", 5));
+    say("beyond", pwrite(fd, "beyond", 6, last - 2));
+    say("last", lseek(fd, last - 2, SEEK_SET) == last - 2 ? 0 : -1);
+    say("beyond", write(fd, "beyond", 6));
+    say("last", lseek(fd, 0, SEEK_CUR) == last - 2 ? 0 : -1);
+    say("set", lseek(fd, 0, SEEK_SET));
     char line[64];
     for (int i = 0; i < 100; i++) {
         int len = sprintf(line, "line %d\n", i);

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -545,6 +546,28 @@ static void flags_then_used(void) {
     }
 }
 
+// A child without a number to ask by does not learn where the end is, and moves what its parent goes by nowhere else.
+static void cannot_ask(void) {
+    int back[2];
+    char byte;
+    if (pipe(back)) die("pipe");
+    lines("parent", 20);
+    pid_t child = forked();
+    if (child == 0) {
+        struct rlimit none = {3, 3};
+        told();
+        if (setrlimit(RLIMIT_NOFILE, &none)) die("setrlimit");
+        lseek(fd, 0, SEEK_END);
+        _exit(write(back[1], "x", 1) != 1);
+    }
+    lines("beside", 20);
+    let_go();
+    if (read(back[0], &byte, 1) != 1) die("read");
+    lines("after", 20);
+    wait_for(child);
+    say_at();
+}
+
 // What a child does not use stays staged: it closes all, and starts something; and its parent looks for the end.
 static void closes_all(void) {
     lines("parent", 20);
@@ -658,7 +681,7 @@ int main(int count, char **words) {
                  {"spawned", spawned}, {"flags", flags}, {"flags_twice", flags_twice}, {"flags_then_copied", flags_then_copied}, {"copied_then_flags", copied_then_flags}, {"handler", handler}, {"fresh_handler", fresh_handler}, {"both", both}, {"nested", nested},
                  {"many", many}, {"uses", uses}, {"vfork_uses", vfork_uses}, {"redirected", redirected}, {"renumbered", renumbered}, {"inherited", inherited}, {"killed", killed}, {"stopped", stopped},
                  {"closed", closed}, {"removed", removed}, {"flags_then_used", flags_then_used},
-                 {"closes_all", closes_all}, {"room", room_for_many}, {"visited", visited}, {"reopened", reopened}, {"crowd", crowd}};
+                 {"cannot_ask", cannot_ask}, {"closes_all", closes_all}, {"room", room_for_many}, {"visited", visited}, {"reopened", reopened}, {"crowd", crowd}};
     if (count < 4) return 2;
     path = words[2];
     used = count > 4 ? words[4] : "";

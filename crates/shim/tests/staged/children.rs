@@ -91,6 +91,19 @@ fn what_a_child_passed_on_never_comes_back() {
     }
 }
 
+#[test]
+fn a_child_that_cannot_ask_moves_no_offset() {
+    let Some(place) = Place::new("cannot-ask") else {
+        return;
+    };
+    place.compile("children");
+    for mode in MODES {
+        for flags in ["a", "-"] {
+            answers(&place, mode, ["cannot_ask", flags], &[]);
+        }
+    }
+}
+
 /// Whatever a child does with a description that its parent has gone on with, it finds and leaves all as it is plainly.
 #[test]
 fn a_child_asks_for_what_it_uses() {

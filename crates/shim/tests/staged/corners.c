@@ -6,6 +6,8 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/filter.h>
+#include <linux/fs.h>
+#include <linux/loop.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
@@ -14,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -244,6 +247,123 @@ static void fails(const char *where) {
     say(where, (errno = 0, ftruncate(fd, -1)));
 }
 
+enum way { GIVEN, CONFIGURED, BLOCKED };
+
+// Gives a device the file, while faults can be handled and while not.
+static long gives(int device, enum way way) {
+    struct loop_config config = {.fd = fd};
+    sigset_t all, before;
+    if (way == GIVEN) return ioctl(device, LOOP_SET_FD, fd);
+    sigfillset(&all);
+    if (way == BLOCKED) pthread_sigmask(SIG_BLOCK, &all, &before);
+    long given = syscall(SYS_ioctl, device, LOOP_CONFIGURE, &config);
+    if (way == BLOCKED) pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return given;
+}
+
+// A free loop device that is given the file; or none. Others may be faster.
+static int attached(enum way way) {
+    int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
+    for (int tries = 0; tries < 50; tries++) {
+        char name[32];
+        int number = ioctl(control, LOOP_CTL_GET_FREE);
+        snprintf(name, sizeof name, "/dev/loop%d", number);
+        int device = number < 0 ? -1 : open(name, O_RDWR | O_CLOEXEC);
+        if (device < 0) break;
+        if (!gives(device, way)) return close(control), device;
+        close(device);
+    }
+    return -1;
+}
+
+// What a device and the descriptor that it was given have written, the other one finds.
+static void device(enum way way) {
+    char page[4096], found[5] = "";
+    for (int nth = 0; nth < 16; nth++) {
+        if (pwrite(fd, memset(page, 'a' + nth, sizeof page), sizeof page, nth << 12) != sizeof page) perror("pwrite");
+    }
+    int device = attached(way);
+    if (device < 0) {
+        printf("skipped: no loop device\n");
+        return;
+    }
+    say("read", pread(device, found, 4, 2 << 12));
+    say(found, 0);
+    say("write", pwrite(device, memset(page, 'D', sizeof page), sizeof page, 1 << 12));
+    say("sync", fsync(device));
+    say("read", pread(fd, found, 4, 1 << 12));
+    say(found, 0);
+    say("write", pwrite(fd, memset(page, 'F', sizeof page), sizeof page, 9 << 12));
+    say("forget", ioctl(device, BLKFLSBUF, 0));
+    say("read", pread(device, found, 4, 9 << 12));
+    say(found, 0);
+    say("detach", ioctl(device, LOOP_CLR_FD, 0));
+    close(device);
+}
+
+// Blocks of the file become another one's, while faults cannot be handled. Not all file systems share blocks.
+static void cloned(const char *file) {
+    char page[4096], found[5] = "", path[PATH_MAX];
+    snprintf(path, sizeof path, "%s.clone", file);
+    for (int nth = 0; nth < 4; nth++) {
+        if (pwrite(fd, memset(page, 'a' + nth, sizeof page), sizeof page, nth << 12) != sizeof page) perror("pwrite");
+    }
+    int other = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    struct file_clone_range range = {.src_fd = fd, .src_length = 2 << 12};
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    say("clone", ioctl(other, FICLONERANGE, &range));
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    say("read", pread(other, found, 4, 1 << 12));
+    say(found, 0);
+    close(other);
+    unlink(path);
+}
+
+// What the kernel takes for the size of a file.
+static long size_for_the_kernel(int fd) {
+    struct stat stat;
+    long result;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(SYS_fstat), "D"(fd), "S"(&stat) : "rcx", "r11", "memory");
+    return result ? -1 : stat.st_size;
+}
+
+// Requests about a file that name others. What they do depends on the file system; here they are about no byte.
+static void exchanged(const char *file) {
+    struct { unsigned reserved, donor; unsigned long from, to, len, moved; } moved = {0};
+    struct { int file, pad; unsigned long from, to, len, flags; } range = {0};
+    struct { int file, pad; unsigned long words[10]; } committed = {0};
+    struct { long version, target, temporary, words[21]; } swapped = {0};
+    struct { struct file_dedupe_range range; struct file_dedupe_range_info infos[2]; } compared = {0};
+    struct { const char *name; unsigned long request; void *about; int *others[2]; } all[] = {
+        {"move", 0xc028660f, &moved, {(int *)&moved.donor}},
+        {"exchange", 0x40285881, &range, {&range.file}},
+        {"commit", 0x40585883, &committed, {&committed.file}},
+        {"swap", 0xc0c0586d, &swapped, {(int *)&swapped.target, (int *)&swapped.temporary}},
+        {"compare", FIDEDUPERANGE, &compared, {(int *)&compared.infos[0].dest_fd, (int *)&compared.infos[1].dest_fd}},
+    };
+    compared.range.dest_count = 2;
+    for (unsigned nth = 0; nth < sizeof all / sizeof *all; nth++) {
+        char paths[2][PATH_MAX];
+        int others[2] = {-1, -1};
+        for (int one = 0; one < 2 && all[nth].others[one]; one++) {
+            snprintf(paths[one], PATH_MAX, "%s.%d", file, one);
+            others[one] = *all[nth].others[one] = open(paths[one], O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+            if (write(others[one], "other\n", 6) != 6) perror("write");
+        }
+        int result = ioctl(fd, all[nth].request, all[nth].about);
+        // What it says differs by file system, and by what was asked before.
+        say(all[nth].name, result < 0 && errno == EBADF ? -1 : 0);
+        for (int one = 0; one < 2 && all[nth].others[one]; one++) {
+            say("its size", size_for_the_kernel(others[one]));
+            close(others[one]);
+            unlink(paths[one]);
+        }
+    }
+    say("of nothing", ioctl(fd, FIDEDUPERANGE, NULL));
+}
+
 // A sandbox in which the engine's way of looking for room ends the program: nobody looks any more.
 static void sandbox(void) {
     struct sock_filter filter[] = {
@@ -326,6 +446,11 @@ int main(int count, char **args) {
     if (!strcmp(args[1], "flags")) flags();
     if (!strcmp(args[1], "names")) names();
     if (!strcmp(args[1], "address")) address();
+    if (!strcmp(args[1], "cloned")) cloned(args[2]);
+    if (!strcmp(args[1], "exchanged")) exchanged(args[2]);
+    if (!strcmp(args[1], "device")) device(GIVEN);
+    if (!strcmp(args[1], "configured")) device(CONFIGURED);
+    if (!strcmp(args[1], "blocked")) device(BLOCKED);
     if (!strcmp(args[1], "points")) points();
     if (on_a_stack || !strcmp(args[1], "further")) {
         handlers(0);

@@ -60,6 +60,26 @@ fn a_bad_address_by_number_is_an_error() {
     agree("address", "address", false);
 }
 
+/// Where a fault cannot be handled the kernel reads which file is meant.
+#[test]
+fn blocks_are_cloned_while_signals_are_blocked() {
+    agree("cloned", "cloned", false);
+}
+
+/// The kernel exchanges, or compares, what the others consist of as well.
+#[test]
+fn files_that_a_request_names_are_published() {
+    agree("exchanged", "exchanged", false);
+}
+
+/// The kernel reads and writes the file of a loop device, by the description that it was given.
+#[test]
+fn a_loop_device_has_the_file() {
+    for case in ["device", "configured", "blocked"] {
+        agree(case, case, false);
+    }
+}
+
 #[test]
 fn a_cut_is_no_cancellation_point() {
     agree("points", "points", false);

@@ -243,6 +243,43 @@ fn a_stream_that_is_not_served_is_the_kernels() {
     }
 }
 
+/// What bars a declared file, or looks whether it is one, takes more room than a handler's stack may have: nothing below that
+/// is touched.
+#[test]
+fn a_small_stack_is_enough_to_bar_a_file() {
+    for call in [
+        "O wc F",
+        "O ac F",
+        "O rc F",
+        "z0 wa F",
+        "Z a F",
+        "o0 rw F",
+        "o0 rwt F",
+        "W F",
+        "T 1 F",
+        "h F",
+        "u 1000000000 F",
+        "R F F.moved",
+        "H F F.linked",
+        "I two F",
+        "S F",
+        "W F.new",
+        "O a F.newer",
+    ] {
+        let Some((place, program)) = place("room") else {
+            return;
+        };
+        let named = place.file().display().to_string();
+        let [mut one, mut other] = two_sharers(&place, &program, "strict");
+        one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
+        println!("{call}");
+        let said = other.tell(&format!("K{}", call.replace('F', &named)));
+        assert!(said.starts_with("0 "), "{said}");
+        one.end();
+        other.end();
+    }
+}
+
 /// A program that has opened nothing sees how long a file is that others have staged, and when it was changed.
 #[test]
 fn who_only_looks_sees_what_is_staged() {
@@ -748,7 +785,9 @@ fn next_monitor(place: &Place) -> Next {
 
 impl Drop for Next {
     fn drop(&mut self) {
-        let _ = Command::new("kill").arg(self.0.to_string()).status();
+        let _ = Command::new("kill")
+            .args(["-INT", &self.0.to_string()])
+            .status();
     }
 }
 

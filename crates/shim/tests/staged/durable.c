@@ -1,6 +1,7 @@
 // Makes, cuts, moves and removes names, and says on standard output before each call which it is.
 //   durable DIR   an empty directory
 #define _GNU_SOURCE
+#include <aio.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +18,25 @@ static void is(const char *call) { dprintf(1, "== %s\n", call); }
         is(name);                                                                                      \
         if ((call) < 0) perror(name), wrong = 1;                                                       \
     } while (0)
+
+// What another thread of libc's writes, or reads: done, and told in two ways that it is.
+static void in_the_background(int fd, int reads) {
+    static char bytes[10] = "background";
+    struct aiocb request = {.aio_fildes = fd, .aio_buf = bytes, .aio_nbytes = sizeof bytes};
+    const struct aiocb *list[] = {&request};
+    DO("begin", reads ? aio_read(&request) : aio_write(&request));
+    while (aio_suspend(list, 1, NULL)) {}
+    DO("error", -aio_error(&request));
+    DO("return", aio_return(&request) == sizeof bytes ? 0 : -1);
+}
+
+// A stream that libc writes by itself: whether its writes wait, and where it begins.
+static void libcs(const char *how, long at, int adds) {
+    FILE *file = fopen("one/libcs", how);
+    is(file && fcntl(fileno(file), F_GETFL) & O_DSYNC ? "waits" : "does not wait");
+    if (!file || lseek(fileno(file), 0, SEEK_CUR) != at) wrong = 1;
+    if (!file || adds && fputs("libc", file) < 0 || fclose(file)) wrong = 1;
+}
 
 static int stream(const char *path, const char *how) {
     FILE *file = fopen(path, how);
@@ -55,11 +75,20 @@ int main(int count, char **args) {
     DO("allocate portably", -posix_fallocate(fd, 0, 9500));
     DO("punch", fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096));
     DO("cut by descriptor", ftruncate(fd, 100));
+    in_the_background(fd, 0);
+    in_the_background(fd, 1);
+    is("close");
     close(fd);
     close(held);
     DO("truncate", truncate("one/a", 7));
     DO("fopen", stream("one/stream", "w"));
     DO("fopen to cut", stream("one/a", "w"));
+    DO("libc's", stream("one/libcs", "wc"));
+    libcs("wc", 0, 1);
+    libcs("r+c,ccs=UTF-8", 0, 0);
+    libcs("ac", 4, 1);
+    struct stat is_there;
+    if (stat("one/libcs", &is_there) || is_there.st_size != 8) wrong = 1;
     DO("mkfifo", mkfifo("two/fifo", 0600));
     DO("unlink", unlink("one/a"));
     DO("remove", remove("d"));

@@ -113,7 +113,9 @@ fn served(name: &str, who: Who, inject: Option<&str>) -> Option<Vec<String>> {
     judge(&found, acknowledged, acknowledged + 1, &case);
     let trace = fs::read_to_string(&trace).expect("the trace");
     if let Some(successor) = monitors::monitor_of(&place.dir.join("run")) {
-        let _ = Command::new("kill").arg(successor.to_string()).status();
+        let _ = Command::new("kill")
+            .args(["-INT", &successor.to_string()])
+            .status();
     }
     let call = |line: &str| {
         let (_, call) = line.split_once(' ')?;

@@ -3,9 +3,11 @@
 //   oN FLAGS   opens it as number N (0 to 9), FLAGS: r (O_RDONLY), a (O_APPEND), s (O_SYNC), d (O_DIRECT),
 //              t (O_TMPFILE in its directory), T (so that it can get no name), f (fopen "a"), y (tmpfile)
 //   ON HOW     opens it and cuts it: c (O_TRUNC), C (creat), n, m (openat and creat by number), w (fopen "w"), W ("w+e"),
-//              2 (openat2 by number), f (freopen "w" of a stream of another file), F ("w+e" of one of itself)
+//              2 (openat2 by number), 3 (the same with signals blocked), f (freopen "w" of a stream of another file),
+//              F ("w+e" of one of itself)
 //   wN TEXT    writes a line through it            cN   closes
 //   dN         duplicates it and closes the copy   tN   cuts it to nothing
+//   bN         duplicates it, closes it by number and goes on with the copy
 //   FN         opens it as a stream to be read, and closes that
 //   AN TEXT    writes a line through a stream of it that appends
 //   DN         duplicates in its place what is not open
@@ -20,6 +22,7 @@
 //   nN TEXT    writes a line through it by the call's number; NN in a vector, xN in one with flags that say nothing, XN
 //              in one with RWF_APPEND, and YN by that call's name
 //   BN         lets a thread wait in splice into it, writes a line behind, and lets that thread go on
+//   q          has a child of vfork execute what is not there, and call exit
 //   m COUNT    opens so many files beside it, FILE.0 and so on, and writes to each; says how many were opened
 #define _GNU_SOURCE
 #include <errno.h>
@@ -28,6 +31,7 @@
 #include <linux/fs.h>
 #include <linux/openat2.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,6 +40,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static int many(const char *path, int count) {
@@ -140,12 +145,19 @@ static long make_room(int fd, char how) {
 static int open_cutting(const char *path, char how) {
     FILE *stream;
     struct open_how asked = {O_RDWR | O_CREAT | O_TRUNC, 0600, RESOLVE_NO_MAGICLINKS};
+    sigset_t all, before;
     switch (how) {
     case 'c': return open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     case 'C': return creat(path, 0600);
     case 'n': return syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
     case 'm': return syscall(SYS_creat, path, 0600);
     case '2': return syscall(SYS_openat2, AT_FDCWD, path, &asked, sizeof asked);
+    case '3':
+        sigfillset(&all);
+        pthread_sigmask(SIG_BLOCK, &all, &before);
+        int fd = syscall(SYS_openat2, AT_FDCWD, path, &asked, sizeof asked);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        return fd;
     case 'f': stream = freopen(path, "w", fopen("/dev/null", "r")); break;
     case 'F': stream = freopen(path, "w+e", fopen(path, "a")); break;
     default: stream = fopen(path, how == 'w' ? "w" : "w+e");
@@ -165,6 +177,23 @@ static long write_by_number(int fd, char *text, char how) {
     case 'Y': written = pwritev2(fd, parts, 2, -1, RWF_APPEND); break;
     }
     return written == (long)len ? 0 : -1;
+}
+
+static int exit_in_the_parents_memory(void) {
+    int status;
+    pid_t child = vfork();
+    if (!child) {
+        execl("/nowhere", "nothing", (char *)NULL);
+        exit(7);
+    }
+    return waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 7 ? 0 : -1;
+}
+
+static long go_on_with_a_copy(int *fd) {
+    int copy = dup(*fd);
+    long closed = syscall(SYS_close, *fd);
+    *fd = copy;
+    return closed;
 }
 
 int main(int count, char **args) {
@@ -218,6 +247,7 @@ int main(int count, char **args) {
             result = write_by_number(*fd, line + 3, line[0]);
             break;
         case 'p': result = make_room(*fd, line[3]); break;
+        case 'b': result = go_on_with_a_copy(fd); break;
         case 'd': result = close(dup(*fd)); break;
         case 't': result = ftruncate(*fd, 0); break;
         case 'c': result = close(*fd); break;
@@ -235,6 +265,7 @@ int main(int count, char **args) {
         case 'H': result = chmod(args[1], 0600) | chown(args[1], getuid(), getgid()); break;
         case 'e': result = futimens(*fd, NULL); break;
         case 'E': result = utimensat(AT_FDCWD, args[1], NULL, 0); break;
+        case 'q': result = exit_in_the_parents_memory(); break;
         case 'm':
             opened = many(args[1], atoi(line + 2));
             dprintf(1, "%d %s\n", opened, errno ? strerrorname_np(errno) : "-");

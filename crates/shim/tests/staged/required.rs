@@ -120,6 +120,44 @@ fn what_cannot_be_staged_is_refused_with_a_reason() {
     }
 }
 
+/// A child of `vfork` that could not execute anything and calls `exit` runs its parent's destructors. The parent goes on, and
+/// so does what its mode promises.
+#[test]
+fn a_promise_does_not_end_with_a_child_of_vfork() {
+    let Some(place) = Place::new("vforked_exit") else {
+        return;
+    };
+    place.compile("required");
+    let file = place.file();
+    for mode in ATOMIC {
+        let _ = fs::remove_file(&file);
+        let mut program = Told::start(&place, mode, &file);
+        program.answers(&[("q", "done"), ("o0 a", "done"), ("w0 one", "done")]);
+        let reader = fs::File::open(&file).expect("the file");
+        program.answers(&[("w0 two", "EBUSY")]);
+        drop(reader);
+        program.answers(&[("w0 three", "done"), ("c0", "done")]);
+        assert_eq!(place.content(), "one\nthree\n", "mode {mode}");
+    }
+}
+
+/// To close one of two descriptors by the call's number takes nothing away from the other one.
+#[test]
+fn a_copy_keeps_its_promise_when_the_other_one_is_closed_by_number() {
+    let Some(place) = Place::new("closed_by_number") else {
+        return;
+    };
+    place.compile("required");
+    let file = place.file();
+    for mode in ATOMIC {
+        let _ = fs::remove_file(&file);
+        let mut program = Told::start(&place, mode, &file);
+        program.answers(&[("o0 a", "done"), ("w0 one", "done"), ("b0", "done")]);
+        program.answers(&[("w0 two", "EOPNOTSUPP"), ("c0", "done")]);
+        assert_eq!(place.content(), "one\n", "mode {mode}");
+    }
+}
+
 /// What was staged when it was opened may not be so later. The write then fails, as it does where the pool is full,
 /// and happens when nothing speaks against it any more.
 #[test]
@@ -156,7 +194,7 @@ fn a_promise_is_not_weakened_behind_the_programs_back() {
 }
 
 /// How `required` opens a file and cuts it.
-const CUTTING: [&str; 9] = ["c", "C", "n", "m", "w", "W", "2", "f", "F"];
+const CUTTING: [&str; 10] = ["c", "C", "n", "m", "w", "W", "2", "3", "f", "F"];
 
 /// A file that is written anew is what it was, or what it was made, also when the power fails in between.
 #[test]

@@ -15,7 +15,9 @@ fn has_successor(place: &Place) -> bool {
 
 fn end_successor(place: &Place) {
     if let Some(process) = successor(place) {
-        let _ = Command::new("kill").arg(process.to_string()).status();
+        let _ = Command::new("kill")
+            .args(["-INT", &process.to_string()])
+            .status();
     }
 }
 

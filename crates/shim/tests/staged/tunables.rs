@@ -91,6 +91,33 @@ fn a_log_that_nobody_syncs_is_no_transaction() {
     }
 }
 
+/// Nor does a commit make room on a file system that is full: the program is told so, as by the kernel. It was committed
+/// again and again, and the call came back when the monitor had published it.
+#[test]
+fn a_log_on_a_full_file_system_ends_with_an_error() {
+    if !scratch::is_memory() {
+        println!(
+            "skipped: it concerns memory, where the blocks are reserved ahead by a call that can be told to fail"
+        );
+        return;
+    }
+    if !has_strace() {
+        return;
+    }
+    let Some(mut place) = Place::new("full-log") else {
+        return;
+    };
+    place.end_monitor();
+    place.monitor = Place::watch_and_publish(&place.dir, "run", None, "3600").expect("a monitor");
+    let program = place.compile("writes");
+    let full = "fstatfs,fallocate:error=ENOSPC:when=8+";
+    let mut command = place.for_the_file_alone(&place.traced(&program, "atomic", Some(full)));
+    let counts = [200, 128 << 10].map(|count: usize| count.to_string());
+    let status = command.arg(place.file()).args(counts).arg("log").status();
+    assert_eq!(status.expect("timeout(1)").code(), Some(28));
+    assert!(place.trace().contains("(INJECTED)"));
+}
+
 #[test]
 fn a_pool_is_made_as_large_as_it_was_asked_for() {
     if !scratch::is_tmpfs() {

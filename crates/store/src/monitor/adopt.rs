@@ -7,6 +7,7 @@
 //! themselves have to act.
 
 use core::ffi::CStr;
+use std::ffi::CString;
 use std::path::{Path, PathBuf};
 
 use adit_pool::layout::Superblock;
@@ -15,6 +16,7 @@ use rustix::fd::AsFd as _;
 use rustix::fs::{Dir, Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
+use super::lease;
 use crate::pools::Places;
 use crate::registry::sys::{self, Fd};
 use crate::registry::text;
@@ -29,6 +31,8 @@ pub(super) struct Stray {
     pub(super) file: FileRef,
     /// The program's seat in the pool.
     pub(super) slot: u32,
+    /// How often the slot was taken by then.
+    pub(super) incarnation: u64,
     pub(super) pid: i32,
     /// The program's pidfd.
     pub(super) life: Fd,
@@ -54,7 +58,7 @@ fn find_in(path: &Path, found: &mut Vec<Stray>) -> adit_pool::Result<()> {
     if seen.flags & Superblock::CLEAN != 0 {
         return Ok(());
     }
-    let file = PoolFile::open(path)?;
+    let file = PoolFile::open_without_children(path)?;
     let pool = file.pool();
     let named = |file| Some((file, pool.file_name(file).ok()?));
     let staged: Vec<(FileRef, FileName)> = pool.files()?.into_iter().filter_map(named).collect();
@@ -72,11 +76,17 @@ fn find_in(path: &Path, found: &mut Vec<Stray>) -> adit_pool::Result<()> {
         // It has the number still, or again: then the seat is nobody's, or another's.
         if has_seat(pool, slot.slot, slot.incarnation)? {
             leased(program, &life, |fd| {
+                // A user may have several monitors, with directories of their own. To open the pool for what one of them
+                // holds would keep that, and its file system, from everybody else for as long as it is open.
+                if !nobody_watches(&fd) {
+                    return None;
+                }
                 let file = file_of(&fd, &staged)?;
                 found.push(Stray {
                     pool: path.to_owned(),
                     file,
                     slot: slot.slot,
+                    incarnation: slot.incarnation,
                     pid: program.as_raw_nonzero().get(),
                     life: again(&life)?,
                     fd,
@@ -133,6 +143,16 @@ fn leased(process: Pid, life: &Fd, mut visit: impl FnMut(Fd) -> Option<()>) {
             visit(Fd::new(fd));
         }
     }
+}
+
+/// Whether a duplicate has a lease of which nobody is told who lives: neither another monitor, nor one that has given the
+/// lease up since it was seen.
+pub(super) fn nobody_watches(fd: &Fd) -> bool {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let own = rustix::fs::open(c"/proc/thread-self/fdinfo", flags, Mode::empty());
+    let name = CString::new(fd.raw().to_string());
+    let is_leased = || Some(is_leased(own.ok()?, &name.ok()?));
+    !lease::is_watched(fd.as_fd()) && is_leased().unwrap_or(false)
 }
 
 /// Whether what the kernel tells of a descriptor names a lease, held or being broken, that is not of this process.

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use adit_pmem::Medium as _;
 use adit_pool::{FileMedium, FileName, FileRef, PoolFile, SHARED as IS_SHARED};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{self, OFlags};
 use rustix::io::Errno;
 
 use super::lease;
 use super::open::{self, OpenFiles, has_locks, is_open_elsewhere};
+use crate::pools;
 use crate::recovery::walkers;
 use crate::registry::sys::{Fd, insist};
 use crate::registry::wire::{self, Answer};
@@ -34,13 +34,20 @@ impl OpenPool {
     pub(super) fn open(path: &Path) -> adit_pool::Result<Self> {
         #[cfg(test)]
         planted::wait_in_opening(path);
-        let file = PoolFile::open(path)?;
+        let file = PoolFile::open_without_children(path)?;
         file.pool().walk_with(walkers());
-        let stage = Stage::new(file.attach()?);
+        let attachment = file.attach()?;
+        let file = Arc::new(file);
+        let grown = Arc::downgrade(&file);
+        let grow = move |attachment: &_, growth| {
+            let file = grown.upgrade();
+            file.is_some_and(|file| pools::grow(&file, attachment, growth))
+        };
+        let stage = Stage::growing(attachment, Box::new(grow));
         Ok(Self {
             path: path.to_owned(),
             id: id_of(path),
-            file: Arc::new(file),
+            file,
             stage,
         })
     }
@@ -68,6 +75,11 @@ impl OpenPool {
     /// Slots whose processes live.
     pub(super) fn living_slots(&self) -> Vec<u32> {
         self.file.pool().living_slots()
+    }
+
+    /// How often a slot was taken.
+    pub(super) fn incarnation(&self, slot: u32) -> adit_pool::Result<u64> {
+        self.file.pool().incarnation(slot)
     }
 
     /// Whether publishing syncs a device.
@@ -133,8 +145,7 @@ impl Owner {
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        let mut life = [PollFd::new(&self.life, PollFlags::IN)];
-        poll(&mut life, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        lease::has_ended(&self.life)
     }
 }
 
@@ -142,6 +153,8 @@ impl Owner {
 pub(super) struct Terms {
     pub(super) file: FileRef,
     pub(super) slot: u32,
+    /// How often the slot was taken when it was the program's.
+    pub(super) incarnation: u64,
     pub(super) mode: Mode,
     pub(super) restore_append: bool,
     /// Its user has declared the file: see [`super::shared`].
@@ -221,17 +234,32 @@ impl Held {
         self.fd.as_ref().map_or(-1, |fd| fd.raw())
     }
 
+    /// Whether the program's seat in the pool is somebody else's by now.
+    pub(super) fn is_unseated(&self) -> bool {
+        let taken = self.pool.incarnation(self.terms.slot);
+        taken.is_ok_and(|taken| taken != self.terms.incarnation)
+    }
+
     /// Whether somebody has ended the staging, durably or not yet.
     pub(super) fn is_forgotten(&self) -> bool {
         let live = self.pool.file.pool().ensure_live(self.terms.file);
         matches!(live, Err(adit_pool::Error::Forgotten))
     }
 
-    /// Whether the file is not staged any more, durably: whoever is let in then may write to it.
+    /// Whether the file is not staged any more, durably, and everybody who asks can see that: whoever is let in then may
+    /// write to it.
     pub(super) fn is_over(&self) -> bool {
         use adit_pool::Error::Forgotten;
-        let pool = self.pool.file.pool();
-        matches!(pool.ensure_not_forgotten(self.terms.file), Err(Forgotten))
+        let (pool, file) = (self.pool.file.pool(), self.terms.file);
+        if !matches!(pool.ensure_not_forgotten(file), Err(Forgotten)) {
+            return false;
+        }
+        if !self.is_known_to_be_over() {
+            // Its program is still at it, or has failed to sync that and can make nothing durable any more. From here on the
+            // lock says that it is.
+            let _ = self.pool.stage().attachment().try_lock_file(file);
+        }
+        self.is_known_to_be_over()
     }
 
     /// The same for the main thread: false also where to know it takes a sync of the pool.
@@ -248,6 +276,11 @@ impl Held {
     /// Whether others may have it staged, too.
     pub(super) fn is_shared(&self) -> bool {
         self.sharing.load(Ordering::Acquire) == SHARED
+    }
+
+    /// The same also where that is just about to be: its program may know before we do.
+    pub(super) fn is_being_shared(&self) -> bool {
+        matches!(self.sharing.load(Ordering::Acquire), BEGUN | SHARED)
     }
 
     /// From now on it is taken away when somebody opens it; false where it is shared already, or about to be.
@@ -350,20 +383,25 @@ impl Held {
     }
 
     /// What may be published while the program goes on: in `atomic` mode what is committed, else everything. Of a shared
-    /// file others may be in that mode; what a program in another one writes is committed when its call returns.
+    /// file others may be in that mode; what a program in another one writes is committed when its call returns. A declared
+    /// one may be shared before it is locked.
     fn scope(&self) -> Scope {
         let waits = self.terms.mode == Mode::Atomic || self.is_shared();
-        if waits && !self.is_orphaned() {
-            Scope::Committed
-        } else {
-            Scope::Everything
+        match (waits, self.is_declared()) {
+            _ if self.is_orphaned() => Scope::Everything,
+            (true, _) => Scope::Committed,
+            (false, true) => Scope::Alone,
+            (false, false) => Scope::Everything,
         }
     }
 
     /// Publishes what may be published.
     fn publish(&self) -> Result<()> {
         let staged = self.staged()?;
-        let published = staged.publish(self.scope());
+        let published = match staged.publish(self.scope()) {
+            Err(Error::Shared) => staged.publish(Scope::Committed),
+            published => published,
+        };
         self.was_published(&staged);
         published.map(drop)
     }

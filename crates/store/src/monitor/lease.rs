@@ -13,6 +13,7 @@
 //! the calling thread's own.
 #![allow(unsafe_code)]
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use rustix::io::Errno;
 
@@ -46,6 +47,8 @@ pub(super) struct Said {
     pub(super) wanted: bool,
     /// The monitor is told to end.
     pub(super) end: bool,
+    /// And not to wait for those that it serves.
+    pub(super) at_once: bool,
 }
 
 /// State of a lease.
@@ -119,6 +122,7 @@ impl Signals {
                     .map_or(0, |word| i32::from_ne_bytes(*word));
                 let told = matches!(number, libc::SIGTERM | libc::SIGINT | libc::SIGHUP);
                 said.end |= told;
+                said.at_once |= number == libc::SIGINT;
                 said.wanted |= !told;
             }
             if len == 0 {
@@ -240,6 +244,12 @@ pub(super) fn peer(connection: BorrowedFd<'_>) -> Result<Fd, Errno> {
     let peer = rustix::net::sockopt::socket_peercred(connection)?;
     let flags = rustix::process::PidfdFlags::empty();
     rustix::process::pidfd_open(peer.pid, flags).map(Fd::new)
+}
+
+/// Whether the process of such a descriptor has ended.
+pub(super) fn has_ended(life: &Fd) -> bool {
+    let mut life = [PollFd::new(life, PollFlags::IN)];
+    poll(&mut life, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@
 //! There is a worker per broken lease, because somebody waits for each; one that publishes what has
 //! aged, file after file; for a dead program one that commits all its files at one instant, then one per
 //! file, some at a time so that openers always find a place, and when these are through one that repairs
-//! what the dead left in the pool; one that opens a pool, for all that ask for it meanwhile; and one at the
-//! start that recovers all listed pools.
+//! what the dead left in the pool; one that opens a pool, and one that finds out which, for all that ask
+//! meanwhile; and one at the start that recovers all listed pools.
 //!
 //! A file cannot be taken away while its program holds the file's lock in the pool. On memory that is
 //! less than a microsecond at a time and no system call, behind a page cache the write of a record: a
@@ -14,12 +14,13 @@
 //! the opener in after `/proc/sys/fs/lease-break-time` seconds (45 unless changed) whatever we do; it then
 //! finds the file as it was published last.
 //!
-//! [`answers`] says what programs are told, [`dead`] what becomes of files whose program has died, and [`inherit`]
-//! of what another monitor has left.
+//! [`answers`] says what programs are told, [`which`] how the pool of a file is found, [`dead`] what becomes of files
+//! whose program has died, and [`inherit`] of what another monitor has left.
 
 mod answers;
 mod dead;
 mod inherit;
+mod which;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -49,6 +50,7 @@ use crate::registry::sys::Fd;
 
 use answers::Wanted;
 use inherit::Left;
+use which::{Asking, Question};
 
 /// Files held at a time; the limit on descriptors may be reached before.
 const MOST: usize = 1 << 16;
@@ -93,6 +95,8 @@ pub(super) struct Leases {
     opening: BTreeSet<PathBuf>,
     /// and programs that are answered when one of them is open.
     asking_for_pools: Vec<(Fd, Wanted)>,
+    /// Those who ask which pool there is, beside the one for whom a worker finds out.
+    finding: BTreeMap<Question, Vec<Asking>>,
     held: BTreeMap<u64, Entry>,
     owners: Vec<Arc<Owner>>,
     next: u64,
@@ -122,6 +126,7 @@ pub(super) struct Leases {
     pub(super) barred: Barred,
     /// For all programs: which files are held.
     marks: Marks,
+    told_at: Option<Instant>,
     ending: bool,
 }
 
@@ -172,6 +177,8 @@ pub(super) enum Report {
     AllTaken { numbers: Vec<u64>, done: bool },
     /// A declared file is shared, or could not be.
     Shared { number: u64, done: bool },
+    /// There is such a pool, or none for the first who has asked.
+    PoolOf(Question, Option<PathBuf>),
     /// A pool is opened, or could not be.
     Opened(PathBuf, Result<Box<OpenPool>, Errno>),
     /// What has aged is published.
@@ -221,6 +228,7 @@ impl Leases {
             pools: Vec::new(),
             opening: BTreeSet::new(),
             asking_for_pools: Vec::new(),
+            finding: BTreeMap::new(),
             held: BTreeMap::new(),
             owners: Vec::new(),
             next: means.first,
@@ -239,13 +247,14 @@ impl Leases {
             strays: Vec::new(),
             barred,
             marks,
+            told_at: None,
             ending: false,
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         let recovered = self.bereft.is_empty() && !self.recovery_due && !self.recovering;
-        let asked = !self.asking_for_pools.is_empty();
+        let asked = !self.asking_for_pools.is_empty() || !self.finding.is_empty();
         self.held.is_empty() && !self.waits_for_pools() && recovered && !self.adopting && !asked
     }
 
@@ -259,7 +268,12 @@ impl Leases {
         self.ending = true;
     }
 
-    /// Told to end: everything is taken away first.
+    /// Since when it is told to end.
+    pub(super) fn told_at(&self) -> Option<Instant> {
+        self.told_at
+    }
+
+    /// Whether everything is just being taken away, to end then.
     pub(super) fn is_ending(&self) -> bool {
         self.ending
     }
@@ -316,7 +330,10 @@ impl Leases {
         } else {
             Said::default()
         };
-        self.ending |= said.end;
+        if said.end {
+            self.ending |= said.at_once;
+            self.told_at.get_or_insert(now);
+        }
         let due = now.duration_since(self.looked_at) >= self.look_after();
         self.bury(ready);
         self.commit_dead();
@@ -373,9 +390,10 @@ impl Leases {
             Report::Shared { number, .. } => {
                 self.was_taken(number, false);
                 if let Some(entry) = self.held.get_mut(&number) {
-                    entry.again_shares = true;
+                    entry.again_shares = !entry.held.is_given_back();
                 }
             }
+            Report::PoolOf(question, path) => self.pool_was_found(&question, path.as_deref()),
             Report::Opened(path, opened) => {
                 self.opening.remove(&path);
                 let opened = opened.map(|pool| self.keep_open(*pool));
@@ -691,6 +709,7 @@ fn record_of(number: u64, held: &Held, owner: &Owner) -> Record {
         number,
         file: terms.file.id(),
         slot: terms.slot,
+        incarnation: terms.incarnation,
         mode: mode_number(terms.mode),
         restore_append: terms.restore_append,
         declared: held.is_declared(),
@@ -726,7 +745,8 @@ fn age(all: &[Aging], publish: bool) -> Aged {
         }
         let lives = living
             .iter()
-            .any(|(known, slots)| *known == pool && slots.contains(&held.terms.slot));
+            .any(|(known, slots)| *known == pool && slots.contains(&held.terms.slot))
+            && !held.is_unseated();
         let mut open_files = || {
             let of_program = known.entry((*pid)?);
             of_program

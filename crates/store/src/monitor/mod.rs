@@ -73,6 +73,9 @@ pub struct Options {
     pub poll: Duration,
     /// How long it stays when nobody needs it.
     pub idle: Duration,
+    /// How long it stays when it is told to end and somebody needs it: its programs may have been told the same, as where
+    /// a service is stopped, and would lose to the kernel the files that they have to end. After SIGINT it does not.
+    pub grace: Duration,
     /// How often what programs have staged is published while they go on.
     pub publish_after: Duration,
     /// A process to stay for from the start; see [`join`].
@@ -91,6 +94,7 @@ impl Default for Options {
         Self {
             poll: Duration::from_millis(250),
             idle: Duration::from_secs(5),
+            grace: Duration::from_secs(10),
             publish_after: leases::AGE,
             stay_for: None,
             pools: None,
@@ -378,28 +382,44 @@ impl Monitor {
         let mut next_look = Instant::now();
         loop {
             let now = Instant::now();
-            if now >= next_look || self.news_came() {
+            let told = self.server.leases.told_at().is_some();
+            if now >= next_look || self.news_came() || told {
                 let look = self.look().unwrap_or_else(|error| self.cannot_look(error));
                 if look.unsettled {
                     self.busy_at = Some(now);
                 }
                 if look.attached > 0 || self.server.is_needed() {
                     self.needed_at = now;
-                } else if now.duration_since(self.needed_at) >= self.options.idle {
+                } else if told || now.duration_since(self.needed_at) >= self.options.idle {
                     return self.work;
                 }
                 next_look = now + self.interval(&look);
             }
             self.server.reservations.tick(Instant::now());
+            if self.grace_left() == Some(Duration::ZERO) {
+                self.server.leases.end();
+            }
             if self.server.leases.is_ending() && self.server.leases.is_empty() {
                 return self.work;
             }
             let pause = next_look.saturating_duration_since(Instant::now());
-            self.wait(pause.min(self.server.interval()));
+            let grace = self.grace_left().unwrap_or(Duration::MAX);
+            self.wait(pause.min(self.server.interval()).min(grace));
+            // Up to now, whatever has come to an end meanwhile.
+            if self.server.is_needed() {
+                self.needed_at = Instant::now();
+            }
             // Before anything is opened under the number of a descriptor that was found readable and is closed.
             self.server.leases.tick(Instant::now(), &self.ready);
             self.server.answer(&self.dir, &self.ready);
         }
+    }
+
+    /// How long it still stays for those who need it, where it is told to end.
+    fn grace_left(&self) -> Option<Duration> {
+        let leases = &self.server.leases;
+        let told_at = leases.told_at().filter(|_| !leases.is_ending())?;
+        Some(self.options.grace.saturating_sub(told_at.elapsed()))
     }
 
     /// How long until the next look. A process that changes files by stores is looked at often, so
@@ -409,7 +429,8 @@ impl Monitor {
         let recently = |at: Instant| at.elapsed() < Duration::from_secs(5);
         if look.attached == 0 && self.news.is_some() {
             // News from the directory ends this wait.
-            self.options.idle
+            let ends_at = self.needed_at + self.options.idle;
+            ends_at.saturating_duration_since(Instant::now())
         } else if self.busy_at.is_some_and(recently) {
             self.options.poll.min(Duration::from_millis(500))
         } else {

@@ -20,7 +20,7 @@ use crate::registry::sys::{self, Fd, insist};
 use crate::registry::wire::LONGEST;
 
 /// First word of the memory. A successor of another build starts with nothing.
-const MAGIC: u64 = u64::from_le_bytes(*b"ADITMON\x03");
+const MAGIC: u64 = u64::from_le_bytes(*b"ADITMON\x04");
 
 /// Bytes of a record, and of the head.
 const RECORD: usize = 64;
@@ -55,6 +55,7 @@ pub(super) struct LeaseRecord {
     pub(super) number: u64,
     pub(super) file: u64,
     pub(super) slot: u32,
+    pub(super) incarnation: u64,
     pub(super) mode: u32,
     pub(super) restore_append: bool,
     pub(super) declared: bool,
@@ -89,7 +90,15 @@ pub(super) struct Records {
 struct State {
     free: Vec<u32>,
     used: u32,
-    pools: Vec<PathBuf>,
+    pools: Vec<Named>,
+}
+
+/// A pool whose name is written down.
+#[derive(Debug, Default)]
+struct Named {
+    path: PathBuf,
+    /// Records that name it. Where there are none, another one may get its place.
+    records: u32,
 }
 
 /// What a dead monitor has written down.
@@ -107,6 +116,8 @@ pub(super) struct Listed {
     records: Rc<Records>,
     /// `None` when there was no room: then a successor knows nothing of it.
     place: Option<u32>,
+    /// The number of the pool that it names.
+    pool: Option<u32>,
 }
 
 impl Listed {
@@ -130,7 +141,11 @@ impl Drop for Listed {
         if let Some(place) = self.place {
             let nothing = NOTHING.to_ne_bytes();
             let _ = write(&self.records.fd, offset_of(place), &nothing);
-            self.records.state.borrow_mut().free.push(place);
+            let mut state = self.records.state.borrow_mut();
+            state.free.push(place);
+            if let Some(named) = state.named(self.pool) {
+                named.records -= 1;
+            }
         }
     }
 }
@@ -198,14 +213,15 @@ impl Records {
             fd,
             state: RefCell::new(state),
         });
-        let listed = |place| Listed {
-            records: Rc::clone(&records),
-            place: Some(place),
+        let listed = |(place, record): (u32, Record)| {
+            let listed = Listed {
+                records: Rc::clone(&records),
+                place: Some(place),
+                pool: records.counted(&record),
+            };
+            (listed, record)
         };
-        let found = found
-            .into_iter()
-            .map(|(place, record)| (listed(place), record))
-            .collect();
+        let found = found.into_iter().map(listed).collect();
         let mut unsure = [0; 4];
         let read = sys::read_full(&records.fd, &mut unsure, UNSURE);
         let unsure = read != Ok(unsure.len()) || unsure != [0; 4];
@@ -219,9 +235,11 @@ impl Records {
 
     /// Writes a record down.
     pub(super) fn list(self: &Rc<Self>, record: &Record) -> Listed {
+        let place = self.put(record);
         Listed {
             records: Rc::clone(self),
-            place: self.put(record),
+            place,
+            pool: place.and_then(|_| self.counted(record)),
         }
     }
 
@@ -271,6 +289,7 @@ impl Records {
                 }
                 put(&lease.number.to_ne_bytes());
                 put(&lease.file.to_ne_bytes());
+                put(&lease.incarnation.to_ne_bytes());
             }
             Record::Barred(device, inode) => {
                 put(&BARRED.to_ne_bytes());
@@ -282,20 +301,49 @@ impl Records {
         Some(bytes)
     }
 
+    /// The number of the pool that a record names, as one more of those that do.
+    fn counted(&self, record: &Record) -> Option<u32> {
+        let Record::Lease(lease) = record else {
+            return None;
+        };
+        let mut state = self.state.borrow_mut();
+        let number = state.number_of(&lease.pool);
+        state.named(number)?.records += 1;
+        number
+    }
+
     fn pool_number(&self, pool: &Path) -> Option<u32> {
         let mut state = self.state.borrow_mut();
-        if let Some(known) = state.pools.iter().position(|known| known == pool) {
-            return u32::try_from(known).ok();
+        if let Some(known) = state.number_of(pool) {
+            return Some(known);
         }
-        let number = state.pools.len();
+        let unused = state.pools.iter().position(|named| named.records == 0);
+        let number = unused.unwrap_or(state.pools.len());
         let mut name = pool.as_os_str().as_bytes().to_vec();
         name.push(0);
         if number >= MOST_POOLS || name.len() > LONGEST {
             return None;
         }
+        if number == state.pools.len() {
+            state.pools.push(Named::default());
+        }
+        let named = state.pools.get_mut(number)?;
+        // Nobody's until all of it is written.
+        named.path.clear();
         write(&self.fd, (NAMES + number * LONGEST) as u64, &name).ok()?;
-        state.pools.push(pool.to_owned());
+        pool.clone_into(&mut named.path);
         u32::try_from(number).ok()
+    }
+}
+
+impl State {
+    fn number_of(&self, pool: &Path) -> Option<u32> {
+        let number = self.pools.iter().position(|named| named.path == pool)?;
+        u32::try_from(number).ok()
+    }
+
+    fn named(&mut self, number: Option<u32>) -> Option<&mut Named> {
+        self.pools.get_mut(number? as usize)
     }
 }
 
@@ -322,7 +370,7 @@ fn recall(fd: &Fd) -> Result<Option<Recalled>, Errno> {
     })?;
     for at in 0..MOST_POOLS {
         match pool_name(fd, at)? {
-            Some(name) => state.pools.push(name),
+            Some(path) => state.pools.push(Named { path, records: 0 }),
             None => break,
         }
     }
@@ -384,6 +432,7 @@ fn decode(fd: &Fd, bytes: &[u8]) -> Result<Option<Record>, Errno> {
                 pool,
                 number: long(bytes, 32).unwrap_or(0),
                 file: long(bytes, 40).unwrap_or(0),
+                incarnation: long(bytes, 48).unwrap_or(0),
             });
             Ok(lease.map(Record::Lease))
         }
@@ -474,6 +523,7 @@ mod tests {
             number,
             file: u64::MAX - 1,
             slot: 255,
+            incarnation: u64::MAX - 2,
             mode: 2,
             restore_append: true,
             declared: true,
@@ -520,6 +570,40 @@ mod tests {
         drop((life, barred));
         drop(listed);
         assert_eq!(again(&records).1, []);
+    }
+
+    /// A monitor may see many of them come and go, on file systems that are mounted for a while say.
+    #[test]
+    fn pools_that_are_gone_leave_room_for_others() {
+        let in_pool = |pool: usize| match lease(1) {
+            Record::Lease(lease) => Record::Lease(LeaseRecord {
+                pool: format!("/pool {pool}{}", "'".repeat(pool % 3)).into(),
+                ..lease
+            }),
+            _ => unreachable!(),
+        };
+        let first = Records::new().expect("memory");
+        first
+            .begin(Base {
+                lock: 3,
+                listener: 4,
+            })
+            .expect("begin");
+        let kept = first.list(&in_pool(0));
+        let other = |records: &Rc<Records>, pool| {
+            let other = records.list(&in_pool(pool));
+            assert!(other.is_known(), "{pool}");
+            assert_eq!(again(records).1, [in_pool(0), in_pool(pool)]);
+        };
+        (1..3 * MOST_POOLS).for_each(|pool| other(&first, pool));
+        // So it is with a monitor that takes over.
+        let fd = rustix::io::fcntl_dupfd_cloexec(first.fd.as_fd(), 0).expect("dup");
+        let heritage = Records::inherit(Fd::new(fd)).expect("read");
+        let heritage = heritage.expect("inherit");
+        (1..3 * MOST_POOLS).for_each(|pool| other(&heritage.records, pool));
+        drop(heritage.found);
+        assert_eq!(again(&first).1, []);
+        std::mem::forget(kept);
     }
 
     #[test]

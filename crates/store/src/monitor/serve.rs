@@ -216,6 +216,8 @@ impl Server {
 
     fn handle(&mut self, dir: &Fd, connection: Fd, request: &Request<'_>, along: Option<Fd>) {
         let agreed = match (*request, along) {
+            // It would soon have nobody.
+            (Request::Join { .. }, _) if self.leases.is_ending() => false,
             (Request::Join { pid }, along) => {
                 self.join(&connection, pid, along);
                 true

@@ -9,8 +9,8 @@
 //! and who asks meanwhile waits for an answer as if the monitor were slow. A standby that dies is made
 //! anew by the monitor. Killing both at once leaves the leases to the kernel's patience.
 //!
-//! What the mappings of a monitor hold (its seats in pools) is its own: these are not inherited by the
-//! standby, and end with the monitor.
+//! What the mappings of a monitor hold (its seats in pools, and the pools) is its own: these are not inherited by the
+//! standby, and end with the monitor. A file system would be in use by the standby for as long as the monitor lives.
 //!
 //! # Safety
 //!
@@ -33,6 +33,7 @@ use rustix::process::{
 };
 
 use super::Ready;
+use super::lease;
 use super::records::{Records, keep_through_exec};
 use crate::registry::sys::Fd;
 
@@ -113,9 +114,11 @@ impl Standby {
         }
     }
 
-    /// Ends this process, and nothing else: the standby goes on with what it holds. Does nothing where there is none.
+    /// Ends this process, and nothing else: the standby goes on with what it holds. Does nothing where there is none, or one
+    /// whose end nobody has noticed yet.
     pub(super) fn give_way(&self) {
-        if self.process.is_some() {
+        let lives = |process: &Process| !lease::has_ended(&process.life);
+        if self.process.as_ref().is_some_and(lives) {
             let _ = kill_process(getpid(), Signal::KILL);
         }
     }

@@ -58,6 +58,7 @@ fn quick() -> Options {
     Options {
         poll: Duration::from_millis(20),
         idle: Duration::from_millis(300),
+        grace: Duration::ZERO,
         ..Options::default()
     }
 }
@@ -74,6 +75,22 @@ fn monitor_with(scratch: &Scratch, arguments: &[(&str, &Path)]) -> Helper {
     let dir = runtime_at(&scratch.path("run"));
     eventually("the monitor answers", || join(&dir, 0));
     helper
+}
+
+/// Tells a monitor in a process of its own to end.
+fn tell_to_end(scratch: &Scratch) {
+    tell(scratch, libc::SIGTERM);
+}
+
+fn tell(scratch: &Scratch, signal: libc::c_int) {
+    let thread = std::fs::read_to_string(scratch.path("thread")).expect("the monitor's");
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).expect("it runs");
+    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    let number = |text: &str| text.trim().parse::<i32>().expect("a number");
+    let (process, thread) = (number(process.expect("its process")), number(&thread));
+    // SAFETY: integers only.
+    let sent = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, signal) };
+    assert_eq!(sent, 0);
 }
 
 #[test]
@@ -101,6 +118,13 @@ fn helper_monitor() {
         // Files that are published for their age are taken away from nobody, and not counted.
         Some(_) => Options {
             publish_after: Duration::from_secs(3600),
+            ..options
+        },
+        None => options,
+    };
+    let options = match std::env::var_os("T_GRACE") {
+        Some(_) => Options {
+            grace: Duration::from_secs(3600),
             ..options
         },
         None => options,
@@ -517,6 +541,28 @@ fn it_stays_for_whoever_joined() {
         drop(program);
         monitor.join().expect("monitor");
     });
+}
+
+/// Between two looks, of which there are few while nobody is attached, it was needed as well.
+#[test]
+fn it_stays_for_a_while_after_whoever_joined() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let program = Helper::start("monitor::tests::helper_sleeps", &[("T_DIR", &scratch.0)]);
+    let idle = Duration::from_secs(2);
+    let needed = Needed::new(&scratch);
+    let options = Options { idle, ..quick() };
+    let monitor = {
+        let dir = runtime_at(&scratch.path("run"));
+        std::thread::spawn(move || run(&dir, &options).expect("run"))
+    };
+    eventually("joined", || join(&dir, program.child.id()));
+    drop(needed);
+    std::thread::sleep(idle * 9 / 10);
+    let ended = Instant::now();
+    drop(program);
+    eventually("nobody is stayed for", || monitor.is_finished());
+    assert!(ended.elapsed() >= idle, "{:?}", ended.elapsed());
 }
 
 /// A program in another namespace of processes: the number that it says is somebody else's here.

@@ -67,16 +67,21 @@ impl PoolList {
     /// All pools, each once. A list that is not there or cannot be read is empty.
     #[must_use]
     pub fn read(&self) -> Vec<Listed> {
-        let Ok(fd) = self.open("pools", OFlags::RDONLY | OFlags::NONBLOCK) else {
-            return Vec::new();
+        self.lines().unwrap_or_default()
+    }
+
+    /// The same for who replaces the list: one that is there and cannot be read is not empty.
+    fn lines(&self) -> Result<Vec<Listed>, Errno> {
+        let fd = match self.open("pools", OFlags::RDONLY | OFlags::NONBLOCK) {
+            Err(Errno::NOENT) => return Ok(Vec::new()),
+            fd => fd?,
         };
-        // Others can make one in a directory that is not there yet.
-        let stat = rustix::fs::fstat(fd.as_fd());
-        if !stat.is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw()) {
-            return Vec::new();
+        // Others can make one in a directory that is not there yet, and root may run with another's home directory.
+        if rustix::fs::fstat(fd.as_fd())?.st_uid != rustix::process::geteuid().as_raw() {
+            return Err(Errno::PERM);
         }
         let mut text = vec![0; LONGEST_LIST];
-        let len = sys::read_full(&fd, &mut text, 0).unwrap_or(0);
+        let len = sys::read_full(&fd, &mut text, 0)?;
         text.truncate(len);
         let mut all: Vec<Listed> = Vec::new();
         for line in text.split(|byte| *byte == b'\n').filter_map(parse) {
@@ -84,7 +89,7 @@ impl PoolList {
             all.retain(|known| known.path != line.path && known.uuid != line.uuid);
             all.push(line);
         }
-        all
+        Ok(all)
     }
 
     /// Enters a pool.
@@ -121,7 +126,7 @@ impl PoolList {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NONBLOCK;
         let lock = self.open("pools.lock", flags)?;
         lock_patiently(&lock)?;
-        let mut all = self.read();
+        let mut all = self.lines()?;
         change(&mut all);
         let text: Vec<u8> = all.iter().flat_map(Listed::line).collect();
         if text.len() > LONGEST_LIST {
@@ -320,6 +325,29 @@ mod tests {
         drop(stopped);
         list.add(&[1; 16], &pool).expect("add");
         assert_eq!(paths(&list), [pool]);
+    }
+
+    /// Root may run with the home directory of the user whose list it is (`sudo`): replaced, it would be root's, with
+    /// none of the user's pools, and closed to him.
+    #[test]
+    fn a_list_that_cannot_be_read_is_not_replaced() {
+        let scratch = Scratch::new();
+        let list = PoolList::at(&scratch.0);
+        let (pool, path) = (scratch.path("pool"), scratch.path("pools"));
+        list.add(&[1; 16], &pool).expect("add");
+        if rustix::process::geteuid().is_root() {
+            let before = std::fs::read(&path).expect("read");
+            std::os::unix::fs::chown(&path, Some(65534), None).expect("chown");
+            assert_eq!(list.read(), []);
+            let other = scratch.path("other");
+            assert_eq!(list.add(&[2; 16], &other), Err(Errno::PERM));
+            assert_eq!(std::fs::read(&path).expect("read"), before);
+        }
+        // Whatever else keeps it from being read.
+        std::fs::remove_file(&path).expect("remove");
+        std::os::unix::fs::symlink(&pool, &path).expect("link");
+        assert_eq!(list.add(&[3; 16], &pool), Err(Errno::LOOP));
+        assert!(path.is_symlink());
     }
 
     #[test]

@@ -188,7 +188,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             }
             let (when, durable) = (self.mode.when(), self.known_durable());
             let seq = guard.log(&Op::Truncate { size }, when, durable)?;
-            self.show(&guard, seq, &[ReplayOp::Truncate { size }], clock::now())?;
+            self.show(&guard, seq, &[ReplayOp::Truncate { size }])?;
             drop(guard);
             self.settle_up_to(seq)
         })
@@ -373,11 +373,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 
     /// Logs a write, or has another thread do it that logs just now.
     fn log_one<'a>(&'a self, place: Place, filled: Filled) -> Result<u64> {
-        let request = Request {
-            place,
-            filled,
-            time: clock::now(),
-        };
+        let request = Request { place, filled };
         let fence_own = || {
             // The fence of whoever serves us does not cover what this core has streamed.
             self.stage.attachment().pool().medium().order();
@@ -406,7 +402,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             };
             self.log(guard, request)
         };
-        done().map_or([0; _], |(offset, seq)| [DONE, offset, seq, 0, 0])
+        done().map_or([0; _], |(offset, seq)| [DONE, offset, seq, 0])
     }
 
     /// Logs a write and shows it: its offset, and the number of its record.
@@ -417,7 +413,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         self.make_publishable(offset, len)?;
         let (when, durable) = (self.mode.when(), self.known_durable());
         let seq = guard.log(&filled.op(offset), when, durable)?;
-        self.show(guard, seq, &[filled.replay(offset)], request.time)?;
+        self.show(guard, seq, &[filled.replay(offset)])?;
         Ok((offset, seq))
     }
 
@@ -438,7 +434,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             .unzip();
         let (when, durable) = (self.mode.when(), self.known_durable());
         let seq = guard.log_group(&ops, when, durable)?;
-        self.show(&guard, seq, &shown, clock::now())?;
+        self.show(&guard, seq, &shown)?;
         drop(guard);
         self.settle_up_to(seq)?;
         Ok(offset)
@@ -462,8 +458,9 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// device, in [`StagedFile::settle_up_to`]: nobody acts on bytes that a crash would take back. The
     /// caller holds the file's lock. Operations of one group share the number of its end: they are
     /// published and retired together.
-    fn show(&self, guard: &FileGuard<'_, M>, seq: u64, ops: &[ReplayOp], time: u64) -> Result<()> {
-        guard.set_modified(time)?;
+    fn show(&self, guard: &FileGuard<'_, M>, seq: u64, ops: &[ReplayOp]) -> Result<()> {
+        // Not the time when it began to wait for the lock: what others have written since is older.
+        guard.set_modified(clock::now())?;
         let waits = self.waits_after_lock();
         let word = self.followed.load(Ordering::Relaxed);
         let mut view = self.change();
@@ -494,7 +491,6 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 struct Request {
     place: Place,
     filled: Filled,
-    time: u64,
 }
 
 impl Request {
@@ -512,10 +508,10 @@ impl Request {
             Place::End => Self::END,
         };
         let len = u64::from(extent.len);
-        [place, extent.offset, len, data_crc.0, self.time]
+        [place, extent.offset, len, data_crc.0]
     }
 
-    fn of(&[place, offset, len, crc, time]: &Words) -> Self {
+    fn of(&[place, offset, len, crc]: &Words) -> Self {
         let extent = Extent {
             offset,
             len: len as u32,
@@ -531,7 +527,6 @@ impl Request {
                 data_crc: DataCrc(crc),
                 again: None,
             },
-            time,
         }
     }
 }

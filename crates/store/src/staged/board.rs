@@ -11,7 +11,7 @@
 use super::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, SEATS, looks_free, pause};
 
 /// Words of a request, and of an answer.
-pub(super) const WORDS: usize = 5;
+pub(super) const WORDS: usize = 4;
 
 /// A request or an answer.
 pub(super) type Words = [u64; WORDS];

@@ -74,6 +74,9 @@ impl From<adit_pool::Error> for Error {
         match error {
             adit_pool::Error::Forgotten => Self::Taken,
             adit_pool::Error::Fault => Self::Fault,
+            adit_pool::Error::OtherDevice => {
+                Self::OtherFile("a file of another file system that has its handle is staged")
+            }
             error => Self::Pool(error),
         }
     }

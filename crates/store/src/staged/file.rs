@@ -150,7 +150,7 @@ impl<M: Medium> Stage<M> {
     }
 
     /// Makes the pool larger, one thread at a time.
-    fn grow(&self, growth: Growth) -> bool {
+    pub(super) fn grow(&self, growth: Growth) -> bool {
         let _one = lock(&self.making_room);
         (self.grow)(&self.attachment, growth)
     }
@@ -415,6 +415,10 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     ) -> Result<Self> {
         let staged = Self::unread(stage, &guard, base, mode)?;
         staged.follow(&mut guard)?;
+        if guard.version()? & SHARED == 0 {
+            // The dead may have left an entry of which all is published, and anybody may have written to the file since.
+            guard.set_end(staged.look().overlay.size())?;
+        }
         Ok(staged)
     }
 
@@ -549,11 +553,12 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// The same, with a walk over the logs that was made, or will be made, for other files as well, all of which
     /// are locked.
     pub(super) fn follow_by(&self, guard: &mut FileGuard<'_, M>, walk: &mut Walk) -> Result<()> {
-        if is_relinking(guard.version()?) {
+        let mut version = guard.version()?;
+        if is_relinking(version) {
             self.finish_relink(guard)?;
+            version = guard.version()?;
         }
         let next_seq = guard.next_seq()?;
-        let version = guard.version()?;
         let shared = version & SHARED != 0;
         let followed_mark = self.followed_mark.load(Ordering::Relaxed);
         let mark = self.mark()?;
@@ -630,12 +635,33 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     pub(super) fn with_room<T>(&self, operation: impl Fn() -> Result<T>) -> Result<T> {
         // A child must not even wait for locks that some thread of its parent held at the fork.
         self.stage.attachment.ensure_current()?;
+        match operation() {
+            Err(Error::Pool(full)) if super::error::is_pressure(&full) => {
+                self.after_making_room(full, &operation)
+            }
+            result => {
+                self.collect();
+                result
+            }
+        }
+    }
+
+    /// [`StagedFile::with_room`] of an operation that found none. Apart from it, as what this keeps in mind would be prepared
+    /// by each operation otherwise.
+    #[cold]
+    #[inline(never)]
+    fn after_making_room<T>(
+        &self,
+        found: adit_pool::Error,
+        operation: &dyn Fn() -> Result<T>,
+    ) -> Result<T> {
+        let mut found = Some(Error::Pool(found));
         let mut in_vain = 0;
         let mut waited = 0;
         let mut rooms = 0;
         let mut others = true;
         while rooms < ROOMS {
-            let full = match operation() {
+            let full = match found.take().map_or_else(operation, Err) {
                 Err(Error::Pool(error)) if super::error::is_pressure(&error) => error,
                 result => {
                     self.collect();
@@ -702,6 +728,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let (records, busy) = match published {
             Ok(published) => (published.records, false),
             Err(Error::Publishing { .. }) => (0, true),
+            // Somebody has published all of it: what it took in the pool is to be had.
+            Err(Error::Taken) => (0, false),
             Err(error) => return Err(error),
         };
         let freed = records + self.release_recycled()? + self.stage.make_room()?;

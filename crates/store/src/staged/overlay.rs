@@ -5,7 +5,8 @@
 //! (those the log still holds), and every one of them can be made again from the log alone.
 //!
 //! It is a table of pages, because most writes are of pages: one that replaces a page costs a search
-//! among the leaves, each of 64 pages, and one store. What is smaller lies in a sorted list of its page.
+//! among few branches, each of so many leaves of 64 pages, and one store. What is smaller lies in a sorted
+//! list of its page.
 //! Runs that were written page by page are put together again when they are looked at.
 
 use std::collections::BTreeMap;
@@ -57,6 +58,10 @@ const FAN: usize = 64;
 
 /// Bytes of a leaf.
 const LEAF: u64 = PAGE * FAN as u64;
+
+/// Leaves of a branch. Of 64 MB, so that files have few branches, and a branch is not much more than the leaf that it is
+/// made for.
+const SPREAD: u64 = 256;
 
 /// Some bytes of a page from one source.
 #[derive(Debug, Clone, Copy)]
@@ -243,6 +248,50 @@ impl Leaf {
     }
 }
 
+/// Places of leaves that follow each other.
+type Branch = Box<[Option<Leaf>; SPREAD as usize]>;
+
+/// The leaves of a file, by their number. A map of the leaves themselves would be searched through hundreds of numbers at
+/// each write.
+#[derive(Debug, Clone, Default)]
+struct Leaves(BTreeMap<u64, Branch>);
+
+impl Leaves {
+    /// The place of a leaf.
+    fn place(&mut self, number: u64) -> &mut Option<Leaf> {
+        let empty = || Box::new([const { None }; SPREAD as usize]);
+        let branch = self.0.entry(number / SPREAD).or_insert_with(empty);
+        &mut branch[(number % SPREAD) as usize]
+    }
+
+    /// A leaf, if there is one.
+    fn get_mut(&mut self, number: u64) -> Option<&mut Leaf> {
+        let branch = self.0.get_mut(&(number / SPREAD))?;
+        branch[(number % SPREAD) as usize].as_mut()
+    }
+
+    /// From this number on there is none any more.
+    fn cut(&mut self, number: u64) {
+        self.0.split_off(&number.div_ceil(SPREAD));
+        if let Some(last) = self.0.get_mut(&(number / SPREAD)) {
+            last[(number % SPREAD) as usize..].fill(None);
+        }
+    }
+
+    /// Those between two numbers, both included, in order.
+    fn range(&self, first: u64, last: u64) -> impl Iterator<Item = (u64, &Leaf)> {
+        let branches = self.0.range(first / SPREAD..=last / SPREAD);
+        branches.flat_map(move |(nth, branch)| {
+            let base = nth * SPREAD;
+            let from = first.saturating_sub(base);
+            let to = (last - base + 1).min(SPREAD);
+            let places = branch[from as usize..to as usize].iter();
+            let numbered = (base + from..).zip(places);
+            numbered.filter_map(|(number, place)| Some((number, place.as_ref()?)))
+        })
+    }
+}
+
 /// Pieces, those that continue each other put together.
 struct Joined<I> {
     pieces: I,
@@ -269,8 +318,7 @@ impl<I: Iterator<Item = Piece>> Iterator for Joined<I> {
 /// The newest version of every byte of a file.
 #[derive(Debug, Clone)]
 pub struct Overlay {
-    /// By their number.
-    leaves: BTreeMap<u64, Leaf>,
+    leaves: Leaves,
     /// Only below this the base file's bytes count: a truncation has cut the rest.
     base_limit: u64,
     size: u64,
@@ -285,7 +333,7 @@ impl Overlay {
     #[must_use]
     pub fn new(base_size: u64) -> Self {
         Self {
-            leaves: BTreeMap::new(),
+            leaves: Leaves::default(),
             base_limit: base_size,
             size: base_size,
             cut: false,
@@ -373,10 +421,11 @@ impl Overlay {
             let number = at / LEAF;
             let base = number * LEAF;
             let stop = end.min(base.saturating_add(LEAF));
+            let place = self.leaves.place(number);
             if source == Source::Zeros && stop - at == LEAF {
-                self.leaves.insert(number, Leaf::ZEROS);
+                *place = Some(Leaf::ZEROS);
             } else {
-                let leaf = self.leaves.entry(number).or_insert_with(Leaf::new);
+                let leaf = place.get_or_insert_with(Leaf::new);
                 let source = source.after(at - start);
                 leaf.put(at - base, stop - base, Some(source), &mut covers);
             }
@@ -385,8 +434,8 @@ impl Overlay {
     }
 
     fn truncate(&mut self, size: u64) {
-        self.leaves.split_off(&size.div_ceil(LEAF));
-        if let Some(last) = self.leaves.get_mut(&(size / LEAF)) {
+        self.leaves.cut(size.div_ceil(LEAF));
+        if let Some(last) = self.leaves.get_mut(size / LEAF) {
             last.put(size % LEAF, LEAF, None, &mut |_| ());
         }
         self.cut |= size < self.size;
@@ -399,7 +448,7 @@ impl Overlay {
         let last = end.saturating_sub(1).max(start) / LEAF;
         let pieces = self
             .leaves
-            .range(start / LEAF..=last)
+            .range(start / LEAF, last)
             .flat_map(move |(number, leaf)| leaf.pieces(number * LEAF, start, end))
             .filter_map(move |piece| {
                 let from = piece.offset.max(start);

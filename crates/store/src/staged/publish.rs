@@ -19,7 +19,7 @@ use adit_pool::{FileGuard, SHARED};
 
 use super::claim::{Claim, is_relinking};
 use super::error::{Error, Result, is_pressure};
-use super::file::{StagedFile, Walk, lock};
+use super::file::{Growth, StagedFile, Walk, lock};
 use super::fold::Fold;
 use super::overlay::Overlay;
 use super::relink::{Linking, Relink};
@@ -218,14 +218,19 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             // The guard goes before the claim, which takes the lock again.
             self.publish_rest(guard, &mut claim, (scope, &mut forgetting), &mut done)
         };
-        match end() {
-            // The commit finds no place in the log. What is retired has not been given back, perhaps.
-            Err(Error::Pool(error)) if is_pressure(&error) => {
-                self.stage.make_room()?;
-                end()?;
-            }
-            ended => ended?,
+        let finds_no_room =
+            |ended: &Result<()>| matches!(ended, Err(Error::Pool(error)) if is_pressure(error));
+        let mut ended = end();
+        // The commit finds no place in the log. What is retired has not been given back, perhaps.
+        if finds_no_room(&ended) {
+            self.stage.make_room()?;
+            ended = end();
         }
+        // Nobody else can commit what its program has not, and whoever opens the file waits.
+        if finds_no_room(&ended) && self.stage.grow(Growth::Needed) {
+            ended = end();
+        }
+        ended?;
         // The file is whole and its staging has ended, whatever becomes of the space.
         let _ = self.stage.tidy();
         Ok(done)

@@ -1,4 +1,4 @@
-//! Reading without a lock that the copy would hold.
+//! Reading without a lock that the copy would hold, but where it would never be left in peace.
 //!
 //! The pieces of the whole range are taken from the overlay at one instant. No write changes bytes in
 //! place, so they stay what they were, but for two acts of a publisher, he writes to ranges of the base
@@ -26,6 +26,7 @@ use std::sync::atomic::Ordering;
 
 use adit_pmem::copy::guarded_copy;
 use adit_pmem::{BaseFile, Medium};
+use adit_pool::FileGuard;
 use rustix::io::Errno;
 
 use super::error::{Error, Result};
@@ -40,6 +41,9 @@ static ZEROS: [u8; 4096] = [0; 4096];
 
 /// Copies that may be in vain before pages are not used again for a while.
 const PATIENCE: u64 = 3;
+
+/// Copies that may be in vain before nobody may publish until one is done.
+const LAST_PATIENCE: u64 = 32;
 
 /// Pieces that a read keeps without asking for memory.
 const INLINE: usize = 8;
@@ -118,16 +122,24 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     pub unsafe fn readv_into(&self, offset: u64, into: &[(*mut u8, usize)]) -> Result<usize> {
         let mut in_vain = 0_u64;
         let mut pin = None;
+        let mut guard = None;
         loop {
             // SAFETY: the caller vouches for the buffers.
             if let Some(read) = unsafe { self.read_once(offset, into) }? {
-                drop(pin);
+                drop((guard, pin));
                 return Ok(read);
             }
             in_vain += 1;
             // Where pages are used again all the time, a long copy would never be left in peace.
             if in_vain == PATIENCE {
                 pin = Some(self.reuse.pin());
+            }
+            // The former one goes first.
+            drop(guard.take());
+            // Nor where others publish all the time, as each `fsync` of a file that is shared does. Without the lock nobody
+            // begins to, or is done with it.
+            if in_vain >= LAST_PATIENCE {
+                guard = self.lock().ok().inspect(FileGuard::takes_long);
             }
         }
     }

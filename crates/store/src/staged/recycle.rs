@@ -148,12 +148,23 @@ impl Recycled {
             return None;
         }
         let mine = list_of_thread();
-        let taken = (0..LISTS).find_map(|nth| lock(&self.lists[(mine + nth) % LISTS].0).pop());
-        if taken.is_none() {
-            // What somebody puts there just now waits for the next who does.
-            self.any.store(false, Ordering::Release);
-        }
-        taken
+        let own = &self.lists[mine].0;
+        let taken = lock(own).pop();
+        taken.or_else(|| {
+            // All of another list, so that the next ones are found at once.
+            let others = (1..LISTS).map(|nth| &self.lists[(mine + nth) % LISTS].0);
+            let mut found = others.map(|other| core::mem::take(&mut *lock(other)));
+            let Some(mut found) = found.find(|found| !found.is_empty()) else {
+                // What somebody puts there just now waits for the next who does.
+                self.any.store(false, Ordering::Release);
+                return None;
+            };
+            let taken = found.pop();
+            lock(own).append(&mut found);
+            // Who looked meanwhile has found none.
+            self.any.store(true, Ordering::Release);
+            taken
+        })
     }
 
     /// The pages are of a file that looks like this.

@@ -229,7 +229,8 @@ fn replay<'a, M: Medium, B: BaseFile>(
     // What went to the file may have gone since it was found.
     let relinking = is_relinking(guard.version()?);
     let again = relinking.then(|| attachment.scan());
-    let last = prepare(attachment, file, &mut guard);
+    let latest = again.as_ref().and_then(|again| again.as_ref().ok());
+    let last = prepare(attachment, latest.unwrap_or(found), file, &mut guard);
     // Whoever gets the lock of a file whose relink failed publishes it at once, whoever has claimed it.
     // Otherwise it goes, and before the claim, which takes it again when it is given up.
     let guard = (relinking && last.is_ok()).then_some(guard);
@@ -267,19 +268,22 @@ fn replay<'a, M: Medium, B: BaseFile>(
 /// somebody else has written or published any of it since it was found.
 fn prepare<M: Medium>(
     attachment: &Attachment<M>,
+    found: &Recovery,
     file: &RecoveredFile,
     guard: &mut FileGuard<'_, M>,
 ) -> Result<u64> {
     let pool = attachment.pool();
     // Only another walk can tell whether anything is left: he may have published what was committed, and no more.
-    if pool.seen_retired(file.file())? >= file.first_seq {
+    let retired = pool.seen_retired(file.file())?;
+    if retired >= file.first_seq {
         return Err(Error::Contended);
     }
-    // What was written since the walk is not in it, and must not be retired with it. Numbers of records
-    // that were never written leave a gap in front of the next one; only another walk, with the file
+    // What was written since the walk is not in it, and must not be retired with it; nor what was written
+    // beside it, where others wrote behind that what it came by later. Numbers of records that were never
+    // written leave gaps, between others or in front of the next one; only another walk, with the file
     // locked, can tell that nothing lies there.
     let next = guard.next_seq()?;
-    if next > file.last_seq + 1 {
+    if next > file.last_seq + 1 || !found.has_all_behind(file.file(), retired) {
         let now = pool.scan()?;
         let same = now.files.iter().find(|now| now.file_id == file.file_id);
         if same.is_none_or(|now| (now.last_seq, now.records) != (file.last_seq, file.records)) {

@@ -30,12 +30,11 @@ impl Room {
         self.0.store(0, Ordering::Relaxed);
     }
 
+    /// Takes some of it. The caller holds the file's lock, so nobody else does; that time has passed may be missed once.
     fn take(&self, len: u64) -> bool {
-        let less = |left: u64| left.checked_sub(len);
-        let taken = self
-            .0
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-        taken.is_ok()
+        let left = self.0.load(Ordering::Relaxed).checked_sub(len);
+        left.inspect(|left| self.0.store(*left, Ordering::Relaxed))
+            .is_some()
     }
 }
 

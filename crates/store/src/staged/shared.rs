@@ -54,6 +54,13 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         matches!(live, Err(adit_pool::Error::Forgotten))
     }
 
+    /// The same, and that it is durable is known without a sync, which may be one too many for a process whose last one
+    /// has failed.
+    pub fn is_durably_taken(&self) -> bool {
+        let pool = self.stage.attachment().pool();
+        pool.is_durably_forgotten(self.file).unwrap_or(false)
+    }
+
     /// Whether others may have written or published what the overlay does not show, up to when the publishing word was
     /// `word`.
     fn is_behind(&self, word: u64) -> Result<bool> {

@@ -21,9 +21,9 @@ pub fn asking() {
         let serve = |(): &mut (), request: &board::Words| {
             let nth = shared.served.load(Relaxed);
             shared.served.store(nth + 1, Relaxed);
-            [request[0] * 10, nth, 0, 0, 0]
+            [request[0] * 10, nth, 0, 0]
         };
-        let answer = shared.board.ask([who, 0, 0, 0, 0], || (), || (), serve);
+        let answer = shared.board.ask([who, 0, 0, 0], || (), || (), serve);
         assert_eq!(answer[0], who * 10, "the answer of another");
         answer[1]
     };

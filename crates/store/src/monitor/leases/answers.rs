@@ -1,4 +1,4 @@
-//! What programs ask for: a pool, a lease, to give one back, to publish a file.
+//! What programs ask for: a lease, to give one back, to publish a file.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -16,7 +16,6 @@ use crate::monitor::has_room_for;
 use crate::monitor::held::{Held, OpenPool, Terms};
 use crate::monitor::lease;
 use crate::monitor::workers::Haste;
-use crate::pools::{AskedPool, NoPool};
 use crate::registry::sys::Fd;
 use crate::registry::wire::{self, Answer, Staged};
 use crate::staged::Mode;
@@ -35,34 +34,6 @@ pub(super) struct Wanted {
 }
 
 impl Leases {
-    /// Says which pool stages a file; the answer comes from a worker, since a pool may have to be made.
-    pub(in crate::monitor) fn pool_for(
-        &self,
-        connection: Fd,
-        asked: (&[u8], u64),
-        along: Option<Fd>,
-    ) {
-        let Some(file) = along else {
-            wire::answer(&connection, &Refused::NotUnderstood.answer());
-            return;
-        };
-        let places = self.places.clone();
-        let (path, size) = (asked.0.to_vec(), asked.1);
-        self.workers.start(Haste::Awaited, move || {
-            let asked = AskedPool {
-                path: (!path.is_empty()).then_some(&path[..]),
-                size: (size != 0).then_some(size),
-            };
-            let found = places.pool_for(file.as_fd(), asked);
-            drop(file);
-            wire::answer(
-                &connection,
-                &answer_of(found.map(|pool| pool.path().to_owned())),
-            );
-            Report::Nothing
-        });
-    }
-
     /// Takes a lease, and answers: at once, or when the pool is open.
     pub(in crate::monitor) fn acquire(
         &mut self,
@@ -184,10 +155,13 @@ impl Leases {
         if !others.iter().all(beside) {
             return Err(Refused::Lease(Errno::BUSY));
         }
+        let incarnation = pool.incarnation(wanted.slot);
+        let incarnation = incarnation.map_err(|error| Refused::Pool(errno_of(&error)))?;
         let owner = self.owner(connection).map_err(Refused::NoMonitor)?;
         let terms = Terms {
             file: wanted.file,
             slot: wanted.slot,
+            incarnation,
             mode: wanted.mode,
             restore_append: wanted.restore_append,
             declared,
@@ -260,7 +234,7 @@ impl Leases {
         }
     }
 
-    /// Whether nobody else has a shared file staged, which is not over yet.
+    /// Whether nobody else has a file staged that is shared, or just being, and not over yet.
     fn is_last_of_shared(&self, number: u64) -> bool {
         let Some(entry) = self.held.get(&number) else {
             return false;
@@ -269,7 +243,7 @@ impl Leases {
             *other != number && theirs.held.id == entry.held.id && theirs.held.is_staged()
         };
         let over = entry.held.is_known_to_be_over();
-        entry.held.is_shared() && !over && !self.held.iter().any(beside)
+        entry.held.is_being_shared() && !over && !self.held.iter().any(beside)
     }
 
     /// The last program gives a shared file back: publishes the rest, and answers when the duplicate is closed.
@@ -358,26 +332,4 @@ impl Leases {
         };
         wire::answer(connection, &answer);
     }
-}
-
-fn answer_of(found: Result<PathBuf, NoPool>) -> Answer {
-    let refused = match found {
-        Ok(path) => {
-            let mut answer = Answer::yes();
-            answer.path.push(path.as_os_str().as_bytes());
-            if answer.path.as_c_str().is_some() {
-                return answer;
-            }
-            Refused::NoPlace(Errno::NAMETOOLONG)
-        }
-        Err(NoPool::Medium(_)) => Refused::Medium,
-        Err(NoPool::NoMount) => Refused::NoPlace(Errno::NODEV),
-        Err(NoPool::Place { errno, .. } | NoPool::Unlisted { errno, .. }) => {
-            Refused::NoPlace(errno)
-        }
-        Err(NoPool::NotPrivate { .. }) => Refused::NoPlace(Errno::PERM),
-        Err(NoPool::Copy { .. }) => Refused::NoPlace(Errno::NOTUNIQ),
-        Err(NoPool::Pool { error, .. }) => Refused::Pool(errno_of(&error)),
-    };
-    refused.answer()
 }

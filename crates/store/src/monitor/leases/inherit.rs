@@ -154,8 +154,8 @@ impl Leases {
     }
 
     fn adopt_one(&mut self, stray: Stray, pool: Arc<OpenPool>) {
-        // A user may have several monitors, with directories of their own: what one of them knows is its own.
-        if lease::is_watched(stray.fd.as_fd()) {
+        // Another monitor may have it by now, or nobody.
+        if !adopt::nobody_watches(&stray.fd) {
             return;
         }
         let Ok(stat) = rustix::fs::fstat(stray.fd.as_fd()) else {
@@ -174,6 +174,7 @@ impl Leases {
         let terms = Terms {
             file: stray.file,
             slot: stray.slot,
+            incarnation: stray.incarnation,
             mode: Mode::Atomic,
             restore_append: false,
             declared: false,
@@ -206,6 +207,7 @@ impl Leases {
         let terms = Terms {
             file: FileRef::from_id(record.file),
             slot: record.slot,
+            incarnation: record.incarnation,
             mode,
             restore_append: record.restore_append,
             declared: record.declared,

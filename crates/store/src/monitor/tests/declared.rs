@@ -1,15 +1,17 @@
 //! Declared files: leased like others, shared when somebody opens them, and barred.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
+use adit_pool::PoolFile;
 use rustix::process::Signal;
 
 use super::super::client::{self, Lease, Refused};
 use super::leases::{Program, borrowed, is_leased, patiently, slow_pool};
 use super::*;
 use crate::staged::{Error, KernelFile, Mode, StagedFile};
-use crate::testing::{eventually, open_rw};
+use crate::testing::{self, eventually, open_rw};
 
 fn empty(scratch: &Scratch, name: &str) -> std::path::PathBuf {
     let path = scratch.path(name);
@@ -119,6 +121,35 @@ fn a_shared_file_is_published_by_age() {
     second.close();
 }
 
+/// Who joins may have begun to write before the monitor knows that all of it is done.
+#[test]
+fn what_is_not_committed_is_not_published_of_a_file_that_is_just_being_shared() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = empty(&scratch, "data");
+    let _monitor = monitor(&scratch);
+    let first = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a lease");
+    assert!(!first.lease.is_shared());
+    let program = Program::at(&scratch, first.program.pool.clone());
+    let base = KernelFile::new(borrowed(&first.file)).expect("base");
+    let entry = first.staged().file();
+    let second = StagedFile::open_entry(&program.stage, entry, base, Mode::Atomic).expect("join");
+    second.share().expect("share");
+    first.staged().append(b"one").expect("append");
+    second.append(b"two").expect("append");
+    let id = testing::id_of(&first.file);
+    let patience = testing::scratch::limit(10);
+    assert_eq!(
+        client::publish(&program.dir, id.dev, id.ino, patience),
+        Ok(true)
+    );
+    let mut found = [0; 8];
+    let len = first.file.read_at(&mut found, 0).expect("read");
+    assert_eq!(found[..len], *b"one");
+    drop(second);
+    first.close();
+}
+
 /// Who has a file open already is nobody's business, once it is declared.
 #[test]
 fn an_outsider_that_was_there_before_is_no_obstacle() {
@@ -221,6 +252,30 @@ fn who_is_about_to_share_a_file_is_not_alone_with_it() {
     first.close();
 }
 
+/// The program finds it shared, and leaves the end of it to the monitor, which is just about to know that.
+#[test]
+fn who_closes_a_file_that_is_just_being_shared_leaves_nothing_of_it() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = empty(&scratch, "data");
+    let _monitor = monitor_with(&scratch, &[("T_SHARES_SLOWLY", Path::new("1"))]);
+    let first = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a lease");
+    first.staged().append(b"one").expect("append");
+    let pool = PoolFile::open_read_only(&first.program.pool).expect("pool");
+    let opener = {
+        let path = path.clone();
+        std::thread::spawn(move || std::fs::read(path).expect("read"))
+    };
+    eventually("sharing", || scratch.path("sharing").exists());
+    first.staged().share().expect("share");
+    let closer = std::thread::spawn(move || first.close());
+    std::thread::sleep(Duration::from_millis(300));
+    std::fs::write(scratch.path("share"), "").expect("write");
+    closer.join().expect("it is closed");
+    assert_eq!(opener.join().expect("an opener"), b"one");
+    assert_eq!(pool.files().expect("files"), []);
+}
+
 /// Who could not share a file tries again, and takes it from nobody.
 #[test]
 fn what_could_not_be_shared_is_shared_a_little_later() {
@@ -296,14 +351,7 @@ fn a_standby_knows_seats_from_the_start() {
 
 /// Has a monitor end by itself.
 fn end(scratch: &Scratch) {
-    let thread = std::fs::read_to_string(scratch.path("thread")).expect("the monitor's");
-    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).expect("it runs");
-    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
-    let number = |text: &str| text.trim().parse::<i32>().expect("a number");
-    let (process, thread) = (number(process.expect("its process")), number(&thread));
-    // SAFETY: integers only.
-    let sent = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGTERM) };
-    assert_eq!(sent, 0);
+    tell_to_end(scratch);
     eventually("it ends", || !scratch.path("run/monitor.sock").exists());
 }
 

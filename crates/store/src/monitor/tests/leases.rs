@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use adit_pmem::Medium as _;
 use adit_pool::layout::Geometry;
 use adit_pool::{FileMedium, FileName, FileRef, PoolFile};
 
@@ -37,8 +38,8 @@ pub(super) fn patiently<T>(mut ask: impl FnMut() -> Result<T, Refused>) -> Resul
 /// A program at a pool, with the steps that staging takes.
 pub(super) struct Program {
     pub(super) dir: RuntimeDir,
-    pool: PathBuf,
-    _file: PoolFile,
+    pub(super) pool: PathBuf,
+    file: PoolFile,
     pub(super) stage: Arc<Stage<FileMedium>>,
 }
 
@@ -95,7 +96,7 @@ impl Program {
         Self {
             dir: runtime_at(&scratch.path("run")),
             pool,
-            _file: file,
+            file,
             stage,
         }
     }
@@ -237,6 +238,42 @@ fn a_lease_is_refused_with_the_reason() {
     };
     let chosen = patiently(|| client::pool_for(&dir, borrowed(&file), asked));
     assert!(matches!(chosen, Err(Refused::Pool(_))), "{chosen:?}");
+}
+
+/// One worker finds out for all who ask the same; where it finds none, each is told why of his own.
+#[test]
+fn all_who_ask_for_a_pool_at_once_are_answered() {
+    const PROGRAMS: usize = 40;
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let file = open_rw(&scratch.old_file("data"));
+    let garbage = scratch.old_file("garbage");
+    let _monitor = monitor(&scratch);
+    let pool = Program::new(&scratch, &file).pool;
+    let elsewhere = named_pool(&scratch);
+    let ask = |path: Option<&Path>| {
+        let asked = AskedPool {
+            path: path.map(|path| path.as_os_str().as_encoded_bytes()),
+            size: None,
+        };
+        let answers = std::thread::scope(|scope| {
+            let ask = || patiently(|| client::pool_for(&dir, borrowed(&file), asked));
+            let programs: Vec<_> = (0..PROGRAMS).map(|_| scope.spawn(ask)).collect();
+            programs
+                .into_iter()
+                .map(|program| program.join().expect("a program"))
+                .collect::<Vec<_>>()
+        });
+        assert_eq!(answers.len(), PROGRAMS);
+        answers
+    };
+    for found in ask(elsewhere.as_deref()) {
+        let found = found.expect("a pool");
+        assert_eq!(found.as_bytes(), pool.as_os_str().as_encoded_bytes());
+    }
+    for refused in ask(Some(&garbage)) {
+        assert!(matches!(refused, Err(Refused::Pool(_))), "{refused:?}");
+    }
 }
 
 /// Who has no room for more can still be asked, and told to give some back.
@@ -783,6 +820,34 @@ fn a_program_that_becomes_another_loses_its_files_to_the_kernel() {
     eventually("given up", || !is_leased(&path));
 }
 
+/// Its seat in the pool may be somebody else's before anybody has looked.
+#[test]
+fn who_gets_the_seat_of_a_program_that_becomes_another_does_not_get_its_files() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let before = len(&path);
+    let _monitor = monitor(&scratch);
+    let mut program = staging(&scratch, "atomic", "data");
+    let here = Program::new(&scratch, &open_rw(&scratch.old_file("other")));
+    program.ask("append", "appended");
+    let pool = here.file.pool();
+    let mut slots = pool.slots().expect("slots").into_iter();
+    let its = slots.find(|slot| slot.pid == u64::from(program.child.id()));
+    let seat = its.expect("its seat").slot;
+    let is_taken = || pool.living_slots().contains(&seat);
+    program.tell("exec");
+    eventually("its seat is left", || !is_taken());
+    let attachment = here.stage.attachment();
+    attachment.release_orphans().expect("bury");
+    let mut others = Vec::new();
+    while !is_taken() {
+        others.push(Program::at(&scratch, here.pool.clone()));
+    }
+    eventually("published", || len(&path) == before + WRITTEN.len());
+    eventually("given up", || !is_leased(&path));
+}
+
 #[test]
 fn a_monitor_that_is_told_to_end_takes_everything_away_first() {
     let scratch = Scratch::new();
@@ -792,16 +857,55 @@ fn a_monitor_that_is_told_to_end_takes_everything_away_first() {
     let mut monitor = monitor(&scratch);
     let mut program = staging(&scratch, "atomic", "data");
     program.ask("append", "appended");
-    let thread = std::fs::read_to_string(scratch.path("thread")).expect("read");
-    let (process, thread) = (monitor.child.id() as i32, thread.parse::<i32>());
-    let thread = thread.expect("a number");
-    // SAFETY: integers only; the process is our child and not reaped yet.
-    let sent = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGTERM) };
-    assert_eq!(sent, 0);
+    tell_to_end(&scratch);
     assert!(monitor.child.wait().expect("wait").success());
     assert_eq!(len(&path), before + WRITTEN.len());
     program.ask("append", "taken");
     program.ask("flags", "appends");
+}
+
+/// Its program may have been told the same, and has to end what it was at.
+#[test]
+fn a_monitor_that_is_told_to_end_stays_for_those_it_serves() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let before = len(&path);
+    let grace = [("T_GRACE", Path::new("1"))];
+    let mut first = monitor_with(&scratch, &grace);
+    let mut program = staging(&scratch, "atomic", "data");
+    tell_to_end(&scratch);
+    std::thread::sleep(Duration::from_secs(1));
+    program.ask("append", "appended");
+    assert!(first.child.try_wait().expect("wait").is_none());
+    // Now it is the monitor's to bring what was written to the file.
+    program.kill();
+    assert!(first.child.wait().expect("wait").success());
+    assert_eq!(len(&path), before + WRITTEN.len());
+    // Or it takes everything away at once.
+    let mut second = monitor_with(&scratch, &grace);
+    let mut program = staging(&scratch, "atomic", "data");
+    tell_to_end(&scratch);
+    tell(&scratch, libc::SIGINT);
+    assert!(second.child.wait().expect("wait").success());
+    program.ask("append", "taken");
+}
+
+/// Who believed that it stays for him would soon have none, and has nothing staged until then.
+#[test]
+fn a_monitor_that_is_told_to_end_stays_for_nobody() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    scratch.old_file("data");
+    let mut monitor = monitor_with(&scratch, &[("T_BURIES_SLOWLY", Path::new("1"))]);
+    let mut program = staging(&scratch, "sync", "data");
+    program.ask("append", "appended");
+    program.kill();
+    eventually("burying", || scratch.path("burying").exists());
+    tell_to_end(&scratch);
+    eventually("it says so", || !join(&dir, std::process::id()));
+    std::fs::write(scratch.path("bury"), "").expect("write");
+    assert!(monitor.child.wait().expect("wait").success());
 }
 
 /// The processes that serve a runtime directory: the monitor, and its standby.
@@ -1090,6 +1194,72 @@ fn a_monitor_that_comes_later_goes_on_with_everything() {
     drop((again, program, first));
 }
 
+/// A user may have several monitors, with directories of their own. What one of them holds the others leave alone, the pool
+/// as well: while they have that open, its file system is in use.
+#[test]
+fn what_another_monitor_watches_is_left_alone() {
+    if !may_look_into_others() {
+        return;
+    }
+    let (scratch, elsewhere) = (Scratch::new(), Scratch::new());
+    scratch.runtime();
+    elsewhere.runtime();
+    let needed = Needed::new(&scratch);
+    let first = start_another(&scratch);
+    scratch.old_file("data");
+    let writer = staging(&scratch, "sync", "data");
+    drop(needed);
+    both(&scratch);
+    let places = Places {
+        runtime: elsewhere.path("run"),
+        list: PoolList::at(&scratch.path("run")),
+    };
+    places.announce().expect("announce");
+    let pool = PoolFile::open(&scratch.path("run/pool")).expect("the pool");
+    let seats = || pool.pool().living_slots().len();
+    let before = seats();
+    let mut second = monitor(&elsewhere);
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(1) {
+        assert_eq!(seats(), before);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    second.kill();
+    // What nobody watches any more it does find.
+    kill_both(&scratch);
+    eventually("the program's seat is left", || seats() == before - 1);
+    let _third = monitor(&elsewhere);
+    eventually("it has a seat", || seats() == before);
+    drop((writer, first));
+}
+
+/// It lives as long as the monitor, which opens many pools in that time.
+#[test]
+fn a_standby_keeps_no_pool_mapped() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let needed = Needed::new(&scratch);
+    let monitor = start_another(&scratch);
+    scratch.old_file("data");
+    let writer = staging(&scratch, "sync", "data");
+    drop(needed);
+    let (first, standby) = both(&scratch);
+    let has_pool = |pid: i32| {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
+        maps.contains(&format!("{}/pool", scratch.path("run").display()))
+    };
+    assert!(has_pool(first), "the monitor publishes from it");
+    assert!(!has_pool(standby));
+    kill(first);
+    eventually(
+        "the next one has opened it",
+        || matches!(pair(&scratch), (Some(now), Some(_)) if now == standby && has_pool(now)),
+    );
+    let (_, next) = both(&scratch);
+    assert!(!has_pool(next));
+    drop((writer, monitor));
+}
+
 /// What the first monitor knew, the next one goes on with: leases are given back, deaths noticed, age
 /// publishes.
 #[test]
@@ -1196,13 +1366,18 @@ fn a_lease_that_waits_for_its_pool_is_not_given_up_for_a_namesake() {
     assert!(!is_leased(&path));
 }
 
+/// Waits until a helper of this file has come to a word.
+fn comes_to_say(role: &str, word: &str) {
+    let scratch = Scratch::new();
+    let role = format!("monitor::tests::leases::{role}");
+    let mut helper = Helper::start(&role, &[("T_DIR", scratch.0.as_path())]);
+    helper.wait_for(word);
+}
+
 /// A standby whose end nobody learns of would take over beside the living.
 #[test]
 fn a_standby_that_cannot_be_watched_is_none() {
-    let scratch = Scratch::new();
-    let arguments = [("T_DIR", scratch.0.as_path())];
-    let mut helper = Helper::start("monitor::tests::leases::helper_few_descriptors", &arguments);
-    helper.wait_for("no child");
+    comes_to_say("helper_few_descriptors", "no child");
 }
 
 #[test]
@@ -1229,6 +1404,31 @@ fn helper_few_descriptors() {
         Err(Errno::CHILD) => say("no child"),
         there => panic!("{there:?}"),
     }
+}
+
+/// Nobody would go on with what the monitor holds.
+#[test]
+fn a_monitor_gives_way_to_no_standby_that_is_dead() {
+    comes_to_say("helper_gives_way", "goes on");
+}
+
+#[test]
+#[ignore = "a helper process of the tests"]
+fn helper_gives_way() {
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+    if !is_helper() {
+        return;
+    }
+    let records = Records::new().expect("memory");
+    let mut standby = Standby::new(Some(same_again()));
+    standby.ensure(&records);
+    let children = std::fs::read_to_string("/proc/thread-self/children").expect("children");
+    kill(children.trim().parse().expect("one child"));
+    // It stays to be waited for.
+    let ended = waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+    assert!(ended.expect("its end").is_some());
+    standby.give_way();
+    say("goes on");
 }
 
 /// Where the next monitor may not look into a program, nobody but that can end its lease, and is told so.
@@ -1283,7 +1483,7 @@ fn a_pool_that_has_grown_is_small_again_when_nobody_uses_it() {
     let program = Program::new(&scratch, &file);
     let pool_size = || len(&scratch.path("run/pool"));
     let made = pool_size();
-    let growing = |growth| crate::pools::grow(&program._file, program.stage.attachment(), growth);
+    let growing = |growth| crate::pools::grow(&program.file, program.stage.attachment(), growth);
     // Ahead of need it grows to a few times its size, and no further; on other media the blocks are the other tests'.
     if testing::scratch::medium() == adit_pmem::MediumKind::Ram {
         while growing(Growth::Ahead) {}
@@ -1303,7 +1503,7 @@ fn a_pool_that_has_grown_is_small_again_when_nobody_uses_it() {
         .expect("forget");
     let attachment = program.stage.into_attachment().expect("no file is open");
     // Whoever leaves last cuts it.
-    program._file.detach(attachment).expect("detach");
+    program.file.detach(attachment).expect("detach");
     eventually("cut", || pool_size() == made);
     let pool = PoolFile::open(&scratch.path("run/pool")).expect("open");
     assert!(pool.pool().check().expect("check").is_sound());
@@ -1353,6 +1553,34 @@ fn a_look_waits_for_nobody_who_has_the_file_locked() {
         assert_eq!(publish.join().expect("publish"), Ok(true));
     });
     assert_eq!(len(&path), before + WRITTEN.len());
+}
+
+/// Whoever forgets a file has it locked until that is durable. Where his sync fails then, he asks the monitor, which has to
+/// know of the file, or to have said by the lock that it is over.
+#[test]
+fn a_file_is_over_when_nobody_has_it_locked() {
+    let scratch = Scratch::new();
+    let path = scratch.old_file("data");
+    let _monitor = monitor(&scratch);
+    let file = open_rw(&path);
+    let program = Program::new(&scratch, &file);
+    let entry = program.enter(&file);
+    let _lease = program.acquire(&file, entry, Mode::Sync).expect("lease");
+    let id = std::fs::metadata(&path).expect("metadata");
+    let patience = Duration::from_secs(60);
+    let is_known = || client::publish(&program.dir, id.dev(), id.ino(), patience) != Ok(false);
+    let attachment = program.stage.attachment();
+    let guard = attachment.lock_file(entry).expect("lock");
+    // As in the middle of it.
+    let pool = attachment.pool();
+    let state = pool.geometry().file_entry((entry.id() & 0xff_ffff) as u32);
+    let live = pool.medium().load(state).expect("load");
+    pool.medium().store(state, live & !0xff).expect("empty");
+    // Some of the monitor's rounds.
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(is_known());
+    drop(guard);
+    eventually("it is over", || !is_known());
 }
 
 #[test]

@@ -730,6 +730,34 @@ fn the_dead_are_followed_as_by_a_walk() {
     assert!(tried > 500, "{tried}");
 }
 
+/// A program dies with its monitor, all of what it staged is published, and others are at the pool still: the entry stays,
+/// and an outsider makes the file longer. The next program appends behind that.
+#[test]
+fn where_a_file_ends_is_not_what_the_dead_knew() {
+    for mode in [Mode::Posix, Mode::Sync, Mode::Atomic, Mode::Strict] {
+        let world = World::new(tiny_size(12));
+        create_pool(&world, boot(1));
+        let file = world.create("dir/file").expect("create");
+        let pool = open_pool(world.medium(), boot(1)).expect("open");
+        let stage = || Stage::new(pool.attach().expect("attach"));
+        let (program, next) = (stage(), stage());
+        let open = |stage: &Arc<Stage<SimMedium>>| {
+            StagedFile::open(stage, &name_of(&file), file.clone(), mode).expect("stage")
+        };
+        let ours = open(&program);
+        ours.append(&[1; 100]).expect("append");
+        ours.publish(Scope::Everything).expect("publish");
+        drop(ours);
+        drop(program);
+        file.write_at(100, &[2; 50]).expect("write");
+        let theirs = open(&next);
+        assert_eq!(theirs.append(&[3; 10]).expect("append"), 150, "{mode:?}");
+        theirs.close().expect("close");
+        let wanted = [&[1; 100][..], &[2; 50], &[3; 10]].concat();
+        assert_eq!(contents(&file).expect("read"), wanted, "{mode:?}");
+    }
+}
+
 /// A fence in whose middle something happens.
 struct Fencing(SimMedium, super::reads::Middle);
 

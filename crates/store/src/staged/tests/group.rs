@@ -694,3 +694,42 @@ fn files_of_two_pools_are_not_committed_together() {
     assert!(matches!(group, Err(Error::Apart)), "{group:?}");
     assert!(files.iter().all(StagedFile::has_uncommitted));
 }
+
+/// A file that somebody has taken away is durable already, and keeps nobody from making room for the commit of the others.
+#[test]
+fn a_group_makes_room_beside_a_file_that_was_taken_away() {
+    for gone in [0, FILES] {
+        let world = World::new(tiny_size(40));
+        create_pool(&world, boot(1));
+        let pool = open_pool(world.medium(), boot(1)).expect("open");
+        let [stage, other] = [(); 2].map(|()| Stage::new(pool.attach().expect("attach")));
+        let file = |nth| world.create(&path(nth)).expect("create");
+        let files: Vec<SimFile> = (0..=FILES).map(file).collect();
+        let open = |file: &SimFile| {
+            StagedFile::open(&stage, &name_of(file), file.clone(), Mode::Atomic).expect("stage")
+        };
+        let staged: Vec<_> = files.iter().map(open).collect();
+        stage.attachment().limit_log(2);
+        // One part of the log is of the file that goes, the other one of those that stay, and has fewer places left than
+        // there are files.
+        let per_part = u64::from(TINY.records_per_chunk()) - 2;
+        let stays = |nth: &usize| *nth != gone;
+        let staying: Vec<usize> = (0..=FILES).filter(stays).collect();
+        for nth in 0..2 * per_part as usize {
+            let one = match nth < per_part as usize {
+                true => gone,
+                false => staying[nth % staying.len()],
+            };
+            staged[one].append(b"bytes").expect("append");
+        }
+        let entry = staged[gone].file();
+        let theirs = StagedFile::open_entry(&other, entry, files[gone].clone(), Mode::Atomic);
+        theirs.expect("look").close().expect("take away");
+        let all: Vec<_> = staged.iter().collect();
+        StagedFile::commit_group(&all).expect("there is room");
+        assert!(
+            all.iter()
+                .all(|file| file.is_taken() || !file.has_uncommitted())
+        );
+    }
+}

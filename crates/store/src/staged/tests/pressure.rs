@@ -253,6 +253,34 @@ fn a_pool_grows_before_it_is_published() {
     assert!(contents(&file).expect("read") == model);
 }
 
+/// Who takes a file away may have to commit what its program has not, and a log for that needs a place, too.
+#[test]
+fn a_pool_grows_for_who_takes_an_uncommitted_file_away() {
+    let Setup { file, pool, .. } = set_up(3);
+    let staged = StagedFile::open(
+        &Stage::new(pool.attach().expect("attach")),
+        &name_of(&file),
+        file.clone(),
+        Mode::Atomic,
+    );
+    let staged = staged.expect("stage");
+    let mut model = first_bytes();
+    append_all(&staged, &mut model, [100]);
+    assert_eq!(pool.free_chunks().expect("chunks"), 0);
+    let grow = |attachment: &Attachment<SimMedium>, growth| {
+        growth == Growth::Needed && {
+            let pool = attachment.pool();
+            let chunks = pool.chunk_count().expect("chunks") + 2;
+            pool.medium().grow(pool.geometry().chunk(chunks));
+            matches!(attachment.grow_to(chunks), Ok(now) if now == chunks)
+        }
+    };
+    let other = Stage::growing(pool.attach().expect("attach"), Box::new(grow));
+    let taken = StagedFile::open(&other, &name_of(&file), file.clone(), Mode::Atomic);
+    taken.expect("stage").take_away(|| ()).expect("take away");
+    assert_eq!(contents(&file).expect("read"), model);
+}
+
 /// Where a pool cannot grow, somebody else's publication is waited for: it is all the room there will be.
 #[test]
 fn another_publisher_is_waited_for() {

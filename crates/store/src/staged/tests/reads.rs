@@ -171,6 +171,62 @@ fn a_publication_under_a_read_of_the_base_is_never_seen_in_part() {
     assert_eq!(bytes, [4; PAGE]);
 }
 
+type Deed = Box<dyn FnMut() + Send>;
+
+/// A base file in the middle of each of whose reads something happens.
+struct CrowdedBase(SimFile, Arc<Mutex<Option<Deed>>>);
+
+impl BaseFile for CrowdedBase {
+    base_of!(0: size write_at sync);
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
+        if let Some(deed) = &mut *self.1.lock().expect("nobody has failed") {
+            deed();
+        }
+        self.0.read_at(offset, into)
+    }
+}
+
+/// Each `fsync` of a file that is shared publishes, or shows, what is committed: a read that takes longer than one ended
+/// when nobody synced any more.
+#[test]
+fn a_read_ends_where_others_publish_all_the_time() {
+    const MOST: usize = 500;
+    let world = World::new(tiny_size(12));
+    create_pool(&world, boot(1));
+    let file = world.create("dir/file").expect("create");
+    file.write_at(0, &[1; PAGE]).expect("write");
+    let pool = open_pool(world.medium(), boot(1)).expect("open");
+    let stage = || Stage::new(pool.attach().expect("attach"));
+    let (reader, writer) = (stage(), stage());
+    let deeds: Arc<Mutex<Option<Deed>>> = Arc::default();
+    let base = CrowdedBase(file.clone(), Arc::clone(&deeds));
+    let ours = StagedFile::open(&reader, &name_of(&file), base, Mode::Strict).expect("stage");
+    ours.share().expect("share");
+    let theirs =
+        StagedFile::open_entry(&writer, ours.file(), file.clone(), Mode::Strict).expect("stage");
+    let times = Arc::new(Mutex::new(0));
+    *deeds.lock().expect("nobody has failed") = Some(Box::new({
+        let times = Arc::clone(&times);
+        move || {
+            let lock = writer.attachment().try_lock_file(theirs.file());
+            // Nobody waits here for a lock that the reader holds.
+            let is_free = lock.expect("it lives").is_some();
+            let mut times = times.lock().expect("nobody has failed");
+            if is_free && *times < MOST {
+                *times += 1;
+                theirs.append(&[2; 64]).expect("append");
+                theirs.show_committed().expect("show");
+            }
+        }
+    }));
+    let mut bytes = vec![0; PAGE];
+    assert_eq!(ours.read_at(0, &mut bytes).expect("read"), PAGE);
+    assert_eq!(bytes, [1; PAGE]);
+    let times = *times.lock().expect("nobody has failed");
+    assert!((10..MOST).contains(&times), "{times}");
+}
+
 /// A process reads a page that it staged, after another one has relinked it: one attempt, and the bytes.
 fn read_what_was_relinked(can: Can, plant: Plant) -> (Option<usize>, Vec<u8>) {
     let world = World::new(tiny_size(12));

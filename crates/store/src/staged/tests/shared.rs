@@ -378,6 +378,27 @@ fn a_file_is_shared_in_the_middle_of_a_publication() {
     );
 }
 
+/// A write happens when it has the file's lock: it is not older than what it has waited for.
+#[test]
+fn a_write_that_waits_is_no_older_than_what_it_waits_for() {
+    let world = World::new(tiny_size(12));
+    let crowd = Crowd::of(&world, boot(1), &[Mode::Strict; 2], &[]);
+    let files = crowd.open();
+    let entry = files[0].file();
+    let attachment = crowd.stages[0].attachment();
+    std::thread::scope(|scope| {
+        let guard = attachment.lock_file(entry).expect("lock");
+        let waits = scope.spawn(|| files[1].append(b"waits"));
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let meanwhile = crate::clock::now();
+        guard.set_modified(meanwhile).expect("time");
+        drop(guard);
+        waits.join().expect("thread").expect("append");
+        let modified = attachment.pool().modified(entry).expect("time");
+        assert!(modified >= meanwhile, "{modified}, {meanwhile} before");
+    });
+}
+
 /// One reads a staged page; what it names is published by another, given back by whoever wrote it, and filled for another
 /// file: before the read, or in its middle. Of a file that is not shared, who reads has written.
 fn read_while_pages_go(shared: bool, blind: Blind, in_the_middle: bool) -> Vec<u8> {

@@ -959,3 +959,36 @@ fn a_close_makes_room_in_the_log() {
         file.close().expect("close");
     }
 }
+
+/// Files of an image and of its copy have the same handles, and may have one pool. Whoever opened the one with what is
+/// staged of the other read that, published it there, and took it away from whom it belonged to.
+#[test]
+fn what_is_staged_of_a_file_is_not_of_its_copy() {
+    let world = World::new(tiny_size(10));
+    create_pool(&world, boot(1));
+    let [image, copy] = ["image/file", "copy/file"].map(|name| world.create(name).expect("create"));
+    let pool = open_pool(world.medium(), boot(1)).expect("open");
+    let stage = || Stage::new(pool.attach().expect("attach"));
+    let (program, other) = (stage(), stage());
+    let name = name_of(&image);
+    let staged = StagedFile::open(&program, &name, image.clone(), Mode::Strict).expect("stage");
+    staged.append(&[7; 100]).expect("append");
+    let elsewhere = FileName {
+        device: name.device + 1,
+        ..name
+    };
+    let opened = StagedFile::open(&other, &elsewhere, copy.clone(), Mode::Strict);
+    let read = opened.as_ref().map(read_all).unwrap_or_default();
+    let closed = opened.map(|opened| opened.close());
+    assert_eq!(
+        (read, contents(&copy).expect("read")),
+        (Vec::new(), Vec::new())
+    );
+    assert!(matches!(closed, Err(Error::OtherFile(_))));
+    staged.append(&[8; 100]).expect("append");
+    staged.close().expect("close");
+    assert_eq!(
+        contents(&image).expect("read"),
+        [[7; 100], [8; 100]].concat()
+    );
+}
