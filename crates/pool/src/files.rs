@@ -242,7 +242,7 @@ impl<M: Medium> Pool<M> {
     /// Whether a loss of power has left a part of an entry that was just made, or was being forgotten. Where a fence
     /// is a kernel sync nothing keeps its parts in order, and nobody was told of anything that hangs on them.
     pub(crate) fn is_unfinished(&self, index: u32, entry: &FileEntry) -> bool {
-        self.medium().fence_is_slow() && entry.is_unfinished(index)
+        entry.is_unfinished(index) && self.was_cached()
     }
 
     /// Empties an entry, to be made durable by the caller: the range that has to be. Where a fence is a kernel sync the

@@ -134,7 +134,7 @@ media_struct! {
         magic: u64,
         /// [`VERSION`].
         version: u32,
-        /// Bit 0: the last user detached cleanly ([`Superblock::CLEAN`]).
+        /// [`Superblock::CLEAN`], [`Superblock::CACHED`].
         flags: u32,
         /// [`ABI`]: layout, byte order and page size of the writer.
         abi: u64,
@@ -166,6 +166,9 @@ media_struct! {
 impl Superblock {
     /// Flag: nothing is staged and nobody is attached.
     pub const CLEAN: u32 = 1;
+    /// Flag: it was written where a fence is a kernel sync, since it was clean last. A loss of power may have kept any part
+    /// of what nobody had waited for, wherever the pool lies now.
+    pub const CACHED: u32 = 2;
     /// So often no superblock was ever written.
     const NEVER: u64 = 1 << 63;
 

@@ -330,7 +330,7 @@ impl<M: Medium> Pool<M> {
         let mut recovery = None;
         if first {
             // Unclean from here on, and durably so before anything can be logged.
-            self.mark(&superblock, 0)?;
+            self.mark(&superblock, self.flags_of_use(&superblock))?;
             recovery = Some(self.rebuild(&superblock)?);
         } else {
             self.take_over_growth(&superblock)?;
@@ -408,6 +408,24 @@ impl<M: Medium> Pool<M> {
             a.update == b.update && a.flags & b.flags & Superblock::CLEAN != 0
         });
         Ok(both)
+    }
+
+    /// The flags of a pool that is used from now on, and had these before.
+    fn flags_of_use(&self, before: &Superblock) -> u32 {
+        if self.medium.fence_is_slow() {
+            Superblock::CACHED
+        } else if before.flags & Superblock::CLEAN != 0 {
+            0
+        } else {
+            before.flags & Superblock::CACHED
+        }
+    }
+
+    /// Whether a loss of power may have kept any part of what nobody had waited for. That is not asked of the medium: a pool
+    /// may lie on another one than it was written on, after its file system was mounted with DAX, or its file copied.
+    pub(crate) fn was_cached(&self) -> bool {
+        self.superblock()
+            .is_ok_and(|superblock| superblock.flags & Superblock::CACHED != 0)
     }
 
     /// Rewrites the superblocks with other flags and this boot.

@@ -117,6 +117,7 @@ fn the_constants_are_the_code() {
         ("FREE", Slot::FREE),
         ("ATTACHED", Slot::ATTACHED),
         ("CLEAN", u64::from(Superblock::CLEAN)),
+        ("CACHED", u64::from(Superblock::CACHED)),
     ];
     let written = constants_of(FORMAT);
     for (name, value) in expected {

@@ -284,7 +284,7 @@ impl<M: Medium> Pool<M> {
         entry: &FileEntry,
         items: &[Item],
     ) -> Result<bool> {
-        if !self.medium().fence_is_slow() || entry.boot == self.boot_tag() {
+        if entry.boot == self.boot_tag() || !self.was_cached() {
             return Ok(false);
         }
         let retired = checked_value(entry.retired, entry.file_id).unwrap_or(0);
@@ -305,8 +305,7 @@ impl<M: Medium> Pool<M> {
     fn was_cut_off(&self, sound: &[usize], nth: usize, found: &Recovery) -> bool {
         let item = &found.items[sound[nth]];
         let rest = sound[nth + 1..].iter().map(|i| &found.items[*i]);
-        let slow = self.medium().fence_is_slow();
-        slow && item.boot != self.boot_tag() && may_be_cut_off(item, rest)
+        item.boot != self.boot_tag() && may_be_cut_off(item, rest) && self.was_cached()
     }
 
     /// Which of the sound records that would count lack their staged bytes, by their place among them,
@@ -358,7 +357,6 @@ impl<M: Medium> Pool<M> {
         let mut verdict = Verdict::default();
         let items: Vec<Item> = sound.iter().map(|i| found.items[*i]).collect();
         let boot = self.boot_tag();
-        let slow = self.medium().fence_is_slow();
         // For members and ends of complete groups: the group's end.
         let mut group_end: Vec<Option<usize>> = vec![None; items.len()];
         for (i, end) in items.iter().enumerate() {
@@ -402,7 +400,7 @@ impl<M: Medium> Pool<M> {
                 // In this boot a record that was written while we walked may be missing here only.
                 Err(_) if commit.boot == boot => {}
                 // After a crash of the system the last commit may be there without all that it covers.
-                Err(_) if slow && may_be_cut_off(commit, items[at + 1..].iter()) => {}
+                Err(_) if may_be_cut_off(commit, items[at + 1..].iter()) && self.was_cached() => {}
                 Err(missing) => {
                     let Place { chunk, position } = commit.place;
                     verdict
