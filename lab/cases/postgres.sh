@@ -39,18 +39,26 @@ max_wal_size = 32MB
 min_wal_size = 32MB
 END
 
+# Nothing takes so long but what waits for ever: then it is told who waits for what.
+soon() {
+    timeout $((40 * LAB_PATIENCE)) "$@" || {
+        (($? != 124)) || outside ps -o pid,stat,wchan:24,args -u "$(id -u)" >&2
+        false
+    }
+}
+is_up() { timeout 10 psql -Xqc 'SELECT 1'; }
 # start COMMAND...: the server, by a command that becomes it.
 start() {
     "$@" postgres -D data >>server.log 2>&1 &
     server=$!
-    (wait_until $((60 * LAB_PATIENCE)) psql -Xqc 'SELECT 1') || die "$(tail -3 server.log)"
+    (wait_until $((40 * LAB_PATIENCE)) is_up) || die "$(tail -3 server.log)"
 }
 # stop SIGNAL: TERM, INT and QUIT are its smart, fast and immediate shutdown.
 stop() {
     kill -s "$1" "$server"
     wait "$server" || true
 }
-ask() { psql -XqAt -v ON_ERROR_STOP=1 "$@"; }
+ask() { soon psql -XqAt -v ON_ERROR_STOP=1 "$@"; }
 # Whatever it commits, what it moved from one place to another is nowhere lost.
 balance() {
     ask -c 'SELECT (SELECT sum(abalance) FROM pgbench_accounts) = (SELECT sum(delta) FROM pgbench_history)
@@ -62,7 +70,7 @@ no_monitor() { pkill -KILL -f "adit monitor --runtime-dir $ADIT_RUNTIME_DIR " ||
 # shellcheck disable=SC2086
 next_program() { outside $LAB_WRAP true; }
 # A dump without the two lines in which newer versions have a random word.
-dump() { pg_dump -t rows -t copied | sed '/^\\\(un\)\?restrict/d'; }
+dump() { soon pg_dump -t rows -t copied | sed '/^\\\(un\)\?restrict/d'; }
 
 start env
 pgbench -i -q -s 1 >pgbench.log 2>&1
@@ -94,13 +102,14 @@ outside pg_checksums --check -D data | grep '^Bad checksums'
 start env ADIT_PATH="$PWD/data"
 ask -c 'ALTER SYSTEM SET wal_sync_method = open_datasync'
 dump | cmp - before.sql
-pgbench -n -c 4 -t $((many * 150)) >pgbench.log 2>&1 &
+soon pgbench -n -c 4 -t $((many * 150)) >pgbench.log 2>>bench-errors.log &
 bench=$!
 # Monitor and standby are killed beside it, and the next ones take from all what they find shared.
 sleep 0.2
 no_monitor
 next_program
-wait $bench && grep '^number of transactions' pgbench.log
+wait $bench || die "$(tail -40 bench-errors.log)"
+grep '^number of transactions' pgbench.log
 stop QUIT
 start env ADIT_PATH="$PWD/data"
 dump | cmp - before.sql && balance
@@ -114,7 +123,7 @@ wait_until 20 grep -q . victim.log
 sleep 0.3
 kill -9 "$(head -1 victim.log)"
 wait $! || true
-wait_until $((60 * LAB_PATIENCE)) psql -Xqc 'SELECT 1'
+wait_until $((40 * LAB_PATIENCE)) is_up
 balance
 
 # All are killed while clients commit. What was acknowledged a server finds that knows nothing of Adit.
