@@ -2,8 +2,8 @@
 //! so none is kept.
 //!
 //! Other threads of the program go on meanwhile, and two things must not happen. A child that one of them forks would keep
-//! what is open just then, and with it locks and the right to write; so a fork waits until nothing is
-//! ([`before_fork`]), and nothing is opened while it lasts. And where the program has closed a standard descriptor, ours
+//! what is open just then, or mapped and not yet kept out of children, and with it locks and the right to write; so a fork
+//! waits until nothing is ([`before_fork`]), and nothing is opened while it lasts. And where the program has closed a standard descriptor, ours
 //! would get its number, and what another thread says there would go into our file ([`above_standard`]).
 //!
 //! # Safety
@@ -35,7 +35,8 @@ const PAUSE: Duration = Duration::from_micros(50);
 #[derive(Debug)]
 pub struct Brief(());
 
-/// To be had before a descriptor is opened, and until it is closed.
+/// To be had before a descriptor is opened, and until it is closed; and from before a mapping is made until it is kept out
+/// of children.
 #[must_use]
 pub fn begin() -> Brief {
     for _ in 0..TRIES {
@@ -79,6 +80,12 @@ pub fn before_fork() {
         }
         crate::rest(PAUSE);
     }
+}
+
+/// Whether this process is about to be copied.
+#[must_use]
+pub fn is_forking() -> bool {
+    FORKING.load(Ordering::SeqCst) != 0
 }
 
 /// Afterwards, in the parent.

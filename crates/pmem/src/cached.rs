@@ -139,12 +139,6 @@ impl CachedMedium {
         &self.file
     }
 
-    /// [`MappedMedium::keep_from_children`] of both mappings.
-    pub fn keep_from_children(&self) -> Result<(), MapError> {
-        self.mirror.keep_from_children()?;
-        self.file.keep_from_children()
-    }
-
     /// Whether a range belongs to the tables; ranges do not cross.
     fn in_tables(&self, offset: u64) -> bool {
         offset < self.tables

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use adit_pmem::detect::{Reason, medium_of};
-use adit_pmem::map::MapError;
 use adit_pmem::{
     CachedMedium, MappedMedium, Medium, MediumError, MediumKind, OutOfRange, Persistence, Reopen,
     TransferError, brief,
@@ -243,9 +242,27 @@ impl Medium for ReadOnlyMedium {
 
 /// What children get of an open pool.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Children {
+pub(crate) enum Children {
     Inherit,
     Without,
+}
+
+impl Children {
+    /// What `map` maps: where children are to be without it, no child is made before that is said.
+    pub(crate) fn kept_from(
+        self,
+        map: impl FnOnce() -> Result<MappedMedium>,
+    ) -> Result<MappedMedium> {
+        if self == Self::Inherit {
+            return map();
+        }
+        let _brief = brief::begin();
+        let mapped = map()?;
+        mapped
+            .keep_from_children()
+            .map_err(|error| medium_error(error.into()))?;
+        Ok(mapped)
+    }
 }
 
 /// An open pool file.
@@ -329,16 +346,10 @@ impl PoolFile {
         let boot = boot_id()?;
         let looked = look(&fd, boot)?;
         let locks = LockFile::new(path, &fd)?;
-        let mapped = map(&fd, kind, *looked.geometry())?;
         // At once: the mirror, which lies in memory, may have to be waited for.
-        if children == Children::Without {
-            mapped.keep_from_children().map_err(not_kept)?;
-        }
+        let mapped = children.kept_from(|| map(&fd, kind, *looked.geometry()))?;
         let inner = if kind == MediumKind::Cached {
-            let (cached, mirror) = cached(&fd, mapped, &locks, &looked)?;
-            if children == Children::Without {
-                cached.keep_from_children().map_err(not_kept)?;
-            }
+            let (cached, mirror) = cached(&fd, mapped, &locks, &looked, children)?;
             Inner::Cached(cached, mirror)
         } else {
             Inner::Direct(mapped)
@@ -354,6 +365,7 @@ impl PoolFile {
             if !is_growing(&opened, now) {
                 break opened?;
             }
+            let _brief = brief::begin();
             medium.mapped().grow(&fd, now).map_err(medium_error)?;
         };
         Ok(Self {
@@ -621,10 +633,11 @@ fn cached(
     mapped: MappedMedium,
     locks: &LockFile,
     looked: &Pool<ReadOnlyMedium>,
+    children: Children,
 ) -> Result<(CachedMedium, Mirror)> {
     let belongs = belongs(fd, looked)?;
     let slots = looked.geometry().slot_count;
-    let (tables, mirror) = Mirror::open(fd, locks, slots, &belongs)?;
+    let (tables, mirror) = Mirror::open(fd, locks, slots, &belongs, children)?;
     let opener = Box::new(locks.clone());
     let medium = CachedMedium::new(mapped, tables, belongs.tables, opener)?;
     Ok((medium, mirror))
@@ -639,10 +652,6 @@ fn belongs<M: Medium>(fd: &OwnedFd, pool: &Pool<M>) -> Result<Belongs> {
         system: rustix::fs::fstatvfs(fd).map_err(kernel("fstatfs"))?.f_fsid,
         doubt: pool.superblock()?.boot_id == pool.boot().0 && !pool.is_surely_clean()?,
     })
-}
-
-fn not_kept(error: MapError) -> Error {
-    medium_error(error.into())
 }
 
 fn medium_error(error: MediumError) -> Error {

@@ -24,7 +24,7 @@ use rustix::fs::{Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result, kernel};
-use crate::file::bytes;
+use crate::file::{Children, bytes};
 use crate::layout::PAGE;
 use crate::ofd::{LockFile, identity};
 use crate::pool::BootId;
@@ -299,6 +299,7 @@ impl Mirror {
         locks: &LockFile,
         slots: u32,
         belongs: &Belongs,
+        children: Children,
     ) -> Result<(MappedMedium, Self)> {
         let _gate = locks.gate()?;
         let path = path_of(pool)?;
@@ -307,8 +308,8 @@ impl Mirror {
             None if locks.is_any_slot_locked(slots)? => return Err(Error::TablesLost),
             None => make(&path, pool, belongs)?,
         };
-        let mapped = MappedMedium::new(&fd, Persistence::Ram, belongs.len() as usize)
-            .map_err(Error::Mapping)?;
+        let map = || MappedMedium::new(&fd, Persistence::Ram, belongs.len() as usize);
+        let mapped = children.kept_from(|| map().map_err(Error::Mapping))?;
         let identity = identity(&fd)?;
         Ok((mapped, Self { path, identity }))
     }

@@ -799,6 +799,7 @@ impl Staged {
                 match patiently(|| self.file.take_away(restore)) {
                     Ok(_) | Err(Error::Taken) => {
                         ofd.give_append_back(fd, self.appends);
+                        give_lease_up(fd);
                         Ok(())
                     }
                     Err(error) => Err(failure(&error)),
@@ -922,9 +923,7 @@ impl Staged {
             return;
         };
         ofd.give_append_back(fd, self.appends);
-        if let Some(dir) = init::runtime_dir() {
-            let _ = client::release(dir, lease);
-        }
+        release(fd, lease);
     }
 
     /// Whether it is the file with this identity.

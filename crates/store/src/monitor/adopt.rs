@@ -193,16 +193,20 @@ fn this_process() -> u64 {
 /// A monitor that may not look into other processes.
 #[cfg(test)]
 pub(super) mod planted {
-    use core::sync::atomic::{AtomicBool, Ordering};
+    use core::sync::atomic::{AtomicU32, Ordering};
 
-    static BLIND: AtomicBool = AtomicBool::new(false);
+    static BLIND: AtomicU32 = AtomicU32::new(0);
 
-    pub(in crate::monitor) fn blind() {
-        BLIND.store(true, Ordering::Relaxed);
+    /// So many looks find nothing.
+    pub(in crate::monitor) fn blind(looks: u32) {
+        BLIND.store(looks, Ordering::Relaxed);
     }
 
     pub(super) fn is_blind() -> bool {
-        BLIND.load(Ordering::Relaxed)
+        let one_less = |left: u32| left.checked_sub(1);
+        BLIND
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)
+            .is_ok()
     }
 }
 

@@ -111,6 +111,8 @@ pub(super) struct Leases {
     committing: bool,
     /// A worker looks for leases that nobody knows.
     adopting: bool,
+    /// When one looks once more.
+    adopts_again: Option<Instant>,
     /// Pools that the dead left something in.
     bereft: Vec<Arc<OpenPool>>,
     /// Somebody may have died, now or before our time, whose files nobody held.
@@ -239,6 +241,7 @@ impl Leases {
             aging: false,
             committing: false,
             adopting: false,
+            adopts_again: None,
             bereft: Vec::new(),
             recovery_due: true,
             recovering: false,
@@ -255,7 +258,8 @@ impl Leases {
     pub(super) fn is_empty(&self) -> bool {
         let recovered = self.bereft.is_empty() && !self.recovery_due && !self.recovering;
         let asked = !self.asking_for_pools.is_empty() || !self.finding.is_empty();
-        self.held.is_empty() && !self.waits_for_pools() && recovered && !self.adopting && !asked
+        let adopted = !self.adopting && self.adopts_again.is_none();
+        self.held.is_empty() && !self.waits_for_pools() && recovered && adopted && !asked
     }
 
     /// A process died that may have staged files under another monitor.
@@ -266,6 +270,7 @@ impl Leases {
     /// Ends, and takes everything away first.
     pub(super) fn end(&mut self) {
         self.ending = true;
+        self.adopts_again = None;
     }
 
     /// Since when it is told to end.
@@ -289,7 +294,8 @@ impl Leases {
 
     /// How long until the next [`tick`](Self::tick), unless something becomes readable.
     pub(super) fn interval(&self) -> Duration {
-        let idle = self.held.is_empty() && !self.waits_for_pools();
+        let nothing = self.held.is_empty() && !self.waits_for_pools();
+        let idle = nothing && self.adopts_again.is_none();
         let again = self.held.values().filter_map(|entry| entry.again_at).min();
         match (idle, self.pools.is_empty()) {
             (false, _) if let Some(at) = again => {
@@ -348,6 +354,7 @@ impl Leases {
                 self.standby.ensure(&self.records);
             }
             self.give_way(now);
+            self.adopt_once_more(now);
             self.ask_for_pools(now);
             self.publish_aged(now);
             self.close_idle_pools(now);

@@ -23,7 +23,7 @@ use core::ffi::{CStr, c_char};
 use std::ffi::CString;
 use std::time::{Duration, Instant};
 
-use adit_pmem::rest;
+use adit_pmem::{brief, rest};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd as _, FromRawFd as _, OwnedFd};
 use rustix::io::Errno;
@@ -157,6 +157,9 @@ fn start(successor: &Successor, records: &Records) -> Result<Process, Errno> {
     let variables = pointers(&successor.variables, Some(&state));
     let flags = libc::CLONE_FILES | libc::CLONE_PIDFD | libc::SIGCHLD;
     let mut life: libc::c_int = -1;
+    // A thread that has just locked a pool's gate, and not yet kept that from children, would never be rid of it: the
+    // standby would have it as long as it lives.
+    brief::before_fork();
     // With its descriptor or not at all: one that we knew nothing of would wait at a number that we close.
     // SAFETY: no stack is given, so the child goes on here, on a copy of this one; see the module. `life` is
     // what the call writes to.
@@ -170,14 +173,12 @@ fn start(successor: &Successor, records: &Records) -> Result<Process, Errno> {
             0_usize,
         )
     };
+    if child == 0 {
+        let program = &successor.program;
+        stand_by(&own, records.fd(), program, &arguments, &variables);
+    }
+    brief::after_fork();
     match child {
-        0 => stand_by(
-            &own,
-            records.fd(),
-            &successor.program,
-            &arguments,
-            &variables,
-        ),
         child if child > 0 => Ok(Process {
             // SAFETY: the kernel has just opened this descriptor for us.
             life: Fd::new(unsafe { OwnedFd::from_raw_fd(life) }),

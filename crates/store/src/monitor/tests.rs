@@ -153,8 +153,9 @@ fn helper_monitor() {
         let times = times.to_str().and_then(|times| times.parse().ok());
         held::planted::share_after(times.expect("a number"));
     }
-    if std::env::var_os("T_BLIND").is_some() {
-        adopt::planted::blind();
+    if let Some(looks) = std::env::var_os("T_BLIND") {
+        let looks = looks.to_str().and_then(|looks| looks.parse().ok());
+        adopt::planted::blind(looks.expect("a number"));
     }
     if let Some(threads) = std::env::var_os("T_THREADS") {
         let threads = threads.to_str().and_then(|threads| threads.parse().ok());

@@ -27,6 +27,9 @@ use crate::monitor::workers::Haste;
 use crate::registry::sys::{Fd, insist};
 use crate::staged::Mode;
 
+/// How long after the first look for leases that nobody knows the second one is.
+const ONCE_MORE: Duration = Duration::from_secs(2);
+
 /// How long requests wait at most while the pools of leases that are taken over are opened.
 const TAKING_OVER: Duration = Duration::from_secs(2);
 
@@ -137,7 +140,20 @@ impl Leases {
             Report::Found(adopt::find(&places), shared.unwrap_or_default())
         };
         self.adopting = true;
+        self.adopts_again = after_another.then(|| Instant::now() + ONCE_MORE);
         self.workers.start(Haste::Whenever, find);
+    }
+
+    /// At the first look a pool may have been in somebody's hand, or the dead not dead in every respect. Who opens a file of
+    /// which nobody knows waits as long as the kernel lets him.
+    pub(super) fn adopt_once_more(&mut self, now: Instant) {
+        let is_due = |at: &mut Instant| now >= *at && !self.adopting;
+        if self.adopts_again.take_if(is_due).is_some() {
+            let places = self.places.clone();
+            let find = move || Report::Found(adopt::find(&places), Vec::new());
+            self.adopting = true;
+            self.workers.start(Haste::Whenever, find);
+        }
     }
 
     /// Adopts what was found, when its pool is open.

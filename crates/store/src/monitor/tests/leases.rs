@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use adit_pmem::Medium as _;
+use adit_pmem::{Medium as _, brief};
 use adit_pool::layout::Geometry;
 use adit_pool::{FileMedium, FileName, FileRef, PoolFile};
 
@@ -1406,6 +1407,41 @@ fn helper_few_descriptors() {
     }
 }
 
+/// It would have what another thread of the monitor has mapped and not yet kept from children: the lock of a pool's gate,
+/// say, for as long as it lives. Nobody could attach to that pool any more.
+#[test]
+fn a_standby_is_made_when_nothing_is_on_its_way() {
+    comes_to_say("helper_half_way", "waited");
+}
+
+#[test]
+#[ignore = "a helper process of the tests"]
+fn helper_half_way() {
+    if !is_helper() {
+        return;
+    }
+    let records = Records::new().expect("memory");
+    let mut standby = Standby::new(Some(same_again()));
+    let main = rustix::thread::gettid().as_raw_nonzero();
+    let has_child = move || {
+        let children = std::fs::read_to_string(format!("/proc/self/task/{main}/children"));
+        !children.expect("children").trim().is_empty()
+    };
+    let on_its_way = brief::begin();
+    let other = std::thread::spawn(move || {
+        while !brief::is_forking() && !has_child() {
+            std::thread::yield_now();
+        }
+        let made = has_child();
+        drop(on_its_way);
+        made
+    });
+    standby.ensure(&records);
+    assert!(!other.join().expect("a thread"));
+    assert!(has_child());
+    say("waited");
+}
+
 /// Nobody would go on with what the monitor holds.
 #[test]
 fn a_monitor_gives_way_to_no_standby_that_is_dead() {
@@ -1443,7 +1479,7 @@ fn a_lease_that_the_monitor_does_not_know_is_left_to_the_program() {
     let entry = program.enter(&file);
     let lease = program.acquire(&file, entry, Mode::Strict).expect("lease");
     first.kill();
-    let _second = monitor_with(&scratch, &[("T_BLIND", Path::new("1"))]);
+    let _second = monitor_with(&scratch, &[("T_BLIND", Path::new("9"))]);
     assert!(!program.release(&lease));
     assert!(is_leased(&path), "it is the description's");
     // SAFETY: integers only.
@@ -1451,6 +1487,27 @@ fn a_lease_that_the_monitor_does_not_know_is_left_to_the_program() {
     assert!(!is_leased(&path));
     let lease = program.acquire(&file, entry, Mode::Strict).expect("lease");
     assert!(program.release(&lease));
+}
+
+/// One look may find a pool in somebody's hand. Who opens the file would wait for 45 seconds, and each file's openers anew.
+#[test]
+fn a_lease_that_nobody_knows_is_looked_for_once_more() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let before = len(&path);
+    let mut first = monitor(&scratch);
+    let mut program = staging(&scratch, "strict", "data");
+    program.ask("append", "appended");
+    first.kill();
+    let _second = monitor_with(&scratch, &[("T_BLIND", Path::new("1"))]);
+    // An open that does not wait asks the lease's owner nevertheless.
+    eventually("let in", || {
+        let mut options = File::options();
+        options.write(true).custom_flags(libc::O_NONBLOCK);
+        options.open(&path).is_ok()
+    });
+    assert_eq!(len(&path), before + WRITTEN.len());
 }
 
 #[test]
