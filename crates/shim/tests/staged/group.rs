@@ -90,6 +90,37 @@ fn a_lease_that_no_monitor_knows_goes_with_the_staging() {
     group.kill();
 }
 
+/// Nor does the program's, when it finds the staging ended by a monitor that was killed before it gave the lease up: no
+/// monitor finds a lease whose file is not in the pool.
+#[test]
+fn a_lease_that_a_killed_monitor_has_left_goes_when_its_program_looks() {
+    let Some(mut place) = Place::new("left-over") else {
+        return;
+    };
+    let program = place.compile("group");
+    let mut group = start(&place, &program, "strict", "each");
+    group.all_well(&["wA 1"]);
+    end_the_watch(&mut place);
+    let file = PoolFile::open(&place.pool()).expect("the pool");
+    let attachment = file.attach().expect("attach");
+    let files = file.pool().files().expect("files");
+    let [staged] = files[..] else {
+        panic!("{files:?}");
+    };
+    let mut guard = attachment.lock_file(staged).expect("lock");
+    let last = guard.next_seq().expect("a number") - 1;
+    guard.retire(last).expect("retire");
+    guard.forget().expect("forget");
+    file.detach(attachment).expect("detach");
+    let mut outsider = fs::OpenOptions::new();
+    outsider.read(true).custom_flags(libc::O_NONBLOCK);
+    let path = place.dir.join("A");
+    assert!(outsider.open(&path).is_err(), "the lease is the program's");
+    group.all_well(&["s"]);
+    outsider.open(&path).expect("nobody has it");
+    group.kill();
+}
+
 /// A monitor that comes when all others were killed lets openers in. It does not know that the program appends;
 /// the program does, also when it forks before it writes again.
 #[test]
