@@ -1,8 +1,9 @@
 //! `adit flush PATH`: bytes, size and times of a file visible to everyone and durable.
 //!
 //! What a program has staged is published by the monitor, which keeps its lease, so the program goes
-//! on as before; in mode atomic that is what was committed. Without a monitor, what dead programs have
-//! staged is recovered here, and a file of which something stays in a pool is not said to be durable.
+//! on as before; in mode atomic that is what was committed. What no monitor knows of, since there is none or it is of
+//! another runtime directory, is looked for in the pools: what dead programs have staged is recovered here, and a file of
+//! which something stays in a pool is not said to be durable.
 //! Of other files the bytes are visible at all times, because they lie in the file's own pages, and the
 //! kernel syncs them here. What may lag behind in either case is the modification time of a file that is
 //! changed by stores, for up to a second: so this waits until no attached program has such a change left.
@@ -13,13 +14,15 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use adit_pool::{FileName, PoolFile};
+use adit_pool::layout::Superblock;
+use adit_pool::{FileName, PoolFile, RecoveredFile};
 use adit_store::monitor::client::{self, Refused};
 use adit_store::pools::Places;
 use adit_store::recovery::recover_all;
 use adit_store::registry::RuntimeDir;
 use adit_store::staged::handle_of;
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::args::FlushArgs;
@@ -29,6 +32,10 @@ use crate::{runtime, stat};
 
 /// The monitor advances times within a second; one that has to start needs a little more.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long it is waited for that somebody else brings what is in a pool into its file: a monitor that has just begun
+/// recovers pools, and a program that closes a file publishes it.
+const OTHERS: Duration = Duration::from_secs(3);
 
 /// How long publishing a file may take: the disk has to write what it has.
 const PUBLISHING: Duration = Duration::from_secs(60);
@@ -94,20 +101,24 @@ fn flush_one(dir: &RuntimeDir, path: &Path) -> Result<Flushed, Failure> {
     flushed.times_current = wait_for_times(dir, id, &mut flushed.users)?;
     match published {
         Ok(true) => flushed.durable = true,
-        // Nothing of it is staged, as far as anybody knows who could say.
-        Ok(false) => flushed.synced(sync(path)),
-        Err(Refused::NoMonitor(_)) => {
-            let places = runtime::places(dir);
-            // What becomes of this file is looked at afterwards.
-            drop(recover_all(&places));
+        Ok(false) | Err(Refused::NoMonitor(_)) => {
+            let left = left_in_the_end(&runtime::places(dir), path);
             flushed.synced(sync(path));
-            if let Some(pool) = left_in(&places, path) {
+            if let Some(Left { pool, error }) = left {
                 let pool = pool.display();
+                let why = match error {
+                    None => format!("its newest bytes are in the pool {pool}"),
+                    Some(error) => format!(
+                        "its newest bytes may be in the pool {pool}, which cannot be looked at ({error})"
+                    ),
+                };
                 flushed.durable = false;
                 flushed.error = Some(format!(
-                    "its newest bytes are in the pool {pool}, and no monitor answers that brings them here"
+                    "{why}, and no monitor answers that brings them here"
                 ));
-                flushed.next = format!("adit pool recover {pool}");
+                flushed.next = format!(
+                    "adit pool recover {pool}; or --runtime-dir DIR, of the monitor that serves the program which writes it"
+                );
             }
         }
         Err(refused) => flushed.error = Some(refused.to_string()),
@@ -122,9 +133,29 @@ impl Flushed {
     }
 }
 
-/// The pool in which there is more of a file than what waits for its program's commit. One that has the file and cannot
-/// be read may have anything of it.
-fn left_in(places: &Places, path: &Path) -> Option<PathBuf> {
+/// A pool in which there is more of a file than what waits for its program's commit, or that cannot be looked at.
+struct Left {
+    pool: PathBuf,
+    error: Option<adit_pool::Error>,
+}
+
+/// The pool in which something of a file stays, when the dead are recovered and others had time.
+fn left_in_the_end(places: &Places, path: &Path) -> Option<Left> {
+    let begun = Instant::now();
+    left_in(places, path, |its| its.records > 0)?;
+    // What becomes of this file is looked at afterwards.
+    drop(recover_all(places));
+    loop {
+        let left = left_in(places, path, |its| its.records > its.uncommitted)?;
+        if begun.elapsed() > OTHERS {
+            return Some(left);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The first pool in which such a thing is of the file.
+fn left_in(places: &Places, path: &Path, is: impl Fn(&RecoveredFile) -> bool) -> Option<Left> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let file = rustix::fs::open(path.as_os_str().as_bytes(), flags, Mode::empty()).ok()?;
     // What has no handle is not staged.
@@ -135,18 +166,45 @@ fn left_in(places: &Places, path: &Path) -> Option<PathBuf> {
         path: Vec::new(),
         device: rustix::fs::fstat(&file).ok()?.st_dev,
     };
-    let pool = places.pool_with(&name, None)?;
-    is_left(&pool, &name).unwrap_or(true).then_some(pool)
+    let mut pools = places.pools().into_iter();
+    pools.find_map(|found| {
+        if found.only.is_some_and(|device| device != name.device) {
+            return None;
+        }
+        let error = match has(&found.path, &name, &is) {
+            Ok(false) => return None,
+            Ok(true) => None,
+            Err(error) => Some(error),
+        };
+        let pool = found.path;
+        Some(Left { pool, error })
+    })
 }
 
-fn is_left(pool: &Path, name: &FileName) -> adit_pool::Result<bool> {
-    let pool = PoolFile::open_read_only(pool)?;
+fn has(
+    path: &Path,
+    name: &FileName,
+    is: impl Fn(&RecoveredFile) -> bool,
+) -> adit_pool::Result<bool> {
+    let seen = match PoolFile::open_read_only(path) {
+        Err(adit_pool::Error::Kernel { errno, .. }) if errno == Errno::NOENT => return Ok(false),
+        seen => seen?.superblock()?,
+    };
+    if seen.flags & Superblock::CLEAN != 0 {
+        return Ok(false);
+    }
+    // Not as it is on the disk: until whoever recovers it is through, that has nothing, or everything.
+    let file = PoolFile::open_without_children(path)?;
+    let pool = file.pool();
     let Some(file) = pool.find_file(name)? else {
         return Ok(false);
     };
+    // Another file system's files may have the same handles.
+    if pool.file_name(file)?.device != name.device {
+        return Ok(false);
+    }
     let found = pool.scan()?;
-    let mut its = found.files.iter().filter(|each| each.file() == file);
-    Ok(its.any(|each| each.records > each.uncommitted))
+    Ok(found.files.iter().any(|its| its.file() == file && is(its)))
 }
 
 fn sync(path: &Path) -> std::io::Result<()> {

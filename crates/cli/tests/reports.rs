@@ -253,8 +253,28 @@ fn flush_publishes_what_a_program_has_staged_and_leaves_it_the_file() {
 /// Nobody else does it then: neither what dead programs have left is in the file, nor what one writes that lives.
 #[test]
 fn flush_without_a_monitor_says_durable_of_nothing_that_is_in_a_pool() {
+    flush_says_durable_of_nothing_that_is_in_a_pool(&Scratch::new());
+}
+
+/// So it is with a monitor that knows nothing of the file: a user may have several.
+#[test]
+fn flush_beside_a_monitor_says_durable_of_nothing_that_is_in_a_pool() {
     let scratch = Scratch::new();
-    let pool = new_pool(&scratch);
+    let begun = scratch.0.join("begun");
+    let mut command = adit(["run", "--", "sh", "-c", "mkdir \"$0\"; exec sleep 60"]);
+    command
+        .env_remove("ADIT_NO_MONITOR")
+        .env("XDG_STATE_HOME", scratch.0.join("state"))
+        .env("ADIT_RUNTIME_DIR", scratch.0.join("runtime"));
+    let _program = Ended(command.arg(&begun).spawn().unwrap());
+    eventually("a program, and its monitor", || {
+        begun.exists().then_some(())
+    });
+    flush_says_durable_of_nothing_that_is_in_a_pool(&scratch);
+}
+
+fn flush_says_durable_of_nothing_that_is_in_a_pool(scratch: &Scratch) {
+    let pool = new_pool(scratch);
     let list = PoolList::at(&scratch.0.join("state/adit"));
     let uuid = *PoolFile::open(&pool).unwrap().pool().uuid();
     list.add(&uuid, &pool).unwrap();
