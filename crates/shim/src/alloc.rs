@@ -201,11 +201,14 @@ impl Lock {
     }
 
     fn before_fork(&self) {
+        // A handler that allocates in between would wait for its own thread.
+        let _inside = engine::enter();
         self.word.take();
         self.forking.store(sys::thread_word(), Ordering::Relaxed);
     }
 
     fn after_fork(&self) {
+        let _inside = engine::enter();
         self.forking.store(0, Ordering::Relaxed);
         self.word.give_back();
     }

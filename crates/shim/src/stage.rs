@@ -370,7 +370,8 @@ impl Entry {
             list: PoolList::at(runtime),
         };
         let asked = init::asked_pool().path.map(path);
-        let Some(found) = places.pool_with(&self.name, asked) else {
+        // Of one that cannot be looked at it is asked again.
+        let Some(found) = places.pool_with(&self.name, asked).ok()? else {
             self.unstaged_after
                 .store(last.unwrap_or(0), Ordering::Relaxed);
             return None;

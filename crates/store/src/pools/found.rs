@@ -165,19 +165,29 @@ impl Places {
     }
 
     /// The pool in which somebody has a file staged, for who can ask no monitor; `asked` is the one that the user has
-    /// asked for, which may be in no list that is known here. Pools that cannot be looked at are passed over.
-    #[must_use]
-    pub fn pool_with(&self, name: &FileName, asked: Option<&Path>) -> Option<PathBuf> {
+    /// asked for, which may be in no list that is known here. Where no other pool has it, one that cannot be looked at
+    /// is an error: it may.
+    pub fn pool_with(
+        &self,
+        name: &FileName,
+        asked: Option<&Path>,
+    ) -> adit_pool::Result<Option<PathBuf>> {
         let asked = asked.map(|path| Found {
             path: path.to_owned(),
             only: self.own_device(path),
         });
-        let is_in = |found: &Found| {
-            let may_be = found.only.is_none_or(|device| device == name.device);
-            may_be && has_entry(&found.path, name).is_ok_and(|has| has)
-        };
-        let mut all = asked.into_iter().chain(self.pools());
-        all.find(is_in).map(|found| found.path)
+        let mut unknown = Ok(None);
+        for found in asked.into_iter().chain(self.pools()) {
+            if found.only.is_some_and(|device| device != name.device) {
+                continue;
+            }
+            match has_entry(&found.path, name) {
+                Ok(true) => return Ok(Some(found.path)),
+                Ok(false) => {}
+                Err(error) => unknown = Err(error),
+            }
+        }
+        unknown
     }
 
     /// The device of a pool that was made beside its files. It may be a copy of that by now, on a snapshot, and
@@ -222,7 +232,10 @@ impl Places {
 }
 
 fn has_entry(pool: &Path, name: &FileName) -> adit_pool::Result<bool> {
-    let pool = PoolFile::open_read_only(pool)?;
+    let pool = match PoolFile::open_read_only(pool) {
+        Err(adit_pool::Error::Kernel { errno, .. }) if errno == Errno::NOENT => return Ok(false),
+        pool => pool?,
+    };
     if !pool.anything_staged() {
         return Ok(false);
     }
@@ -521,19 +534,25 @@ mod tests {
             device: name.device + 1,
             ..name.clone()
         };
-        assert_eq!(places.pool_with(&name, Some(&asked)), None);
+        let pool_with = |name: &FileName, asked| places.pool_with(name, asked).expect("known");
+        assert_eq!(pool_with(&name, Some(&asked)), None);
         for (path, asks) in [(&asked, true), (&own, false)] {
             let pool = PoolFile::open(path).expect("it is there");
             let attachment = pool.attach().expect("attach");
             let entry = attachment.enter_file(&name).expect("an entry");
-            assert_eq!(places.pool_with(&name, Some(&asked)).as_ref(), Some(path));
-            assert_eq!(places.pool_with(&name, None).is_some(), !asks);
-            assert_eq!(places.pool_with(&elsewhere, Some(&asked)), None);
+            assert_eq!(pool_with(&name, Some(&asked)).as_ref(), Some(path));
+            assert_eq!(pool_with(&name, None).is_some(), !asks);
+            assert_eq!(pool_with(&elsewhere, Some(&asked)), None);
             attachment
                 .lock_file(entry)
                 .and_then(|file| file.forget())
                 .expect("forget");
             pool.detach(attachment).expect("detach");
         }
+        // One that cannot be looked at may have it; one that is gone has nothing.
+        std::fs::write(&asked, b"no pool").expect("write");
+        assert!(places.pool_with(&name, Some(&asked)).is_err());
+        std::fs::remove_file(&asked).expect("remove");
+        assert_eq!(pool_with(&name, Some(&asked)), None);
     }
 }
