@@ -2,9 +2,10 @@
 //! so none is kept.
 //!
 //! Other threads of the program go on meanwhile, and two things must not happen. A child that one of them forks would keep
-//! what is open just then, or mapped and not yet kept out of children, and with it locks and the right to write; so a fork
-//! waits until nothing is ([`before_fork`]), and nothing is opened while it lasts. And where the program has closed a standard descriptor, ours
-//! would get its number, and what another thread says there would go into our file ([`above_standard`]).
+//! what is open just then, or mapped and not yet kept out of children, and with it locks and the right to write; so a
+//! fork waits until nothing is ([`before_fork`]), and nothing is opened while it lasts. And where the program has closed a
+//! standard descriptor, ours would get its number, and what another thread says there would go into our file
+//! ([`above_standard`]).
 //!
 //! # Safety
 //!

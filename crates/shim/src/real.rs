@@ -17,6 +17,8 @@ use core::ffi::{CStr, c_char, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::signal::engine;
+
 /// A slot that holds the address of libc's function of one name. The stubs jump through it.
 ///
 /// One word and nothing else: the dynamic linker relocates every slot of every process that starts,
@@ -58,6 +60,9 @@ const FIRST_VERSION: &CStr = c"GLIBC_2.2.5";
 
 /// What is found of a name behind this library.
 pub(crate) fn next(name: &CStr) -> *mut c_void {
+    // A handler that calls the next function for the first time would wait for the loader's lock, which a thread may take
+    // several times, but not in the middle of giving it back.
+    let _inside = engine::enter();
     // SAFETY: our own `dlsym` jumps to libc's, which sees that we ask, and searches the objects loaded after this one.
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
 }
