@@ -168,6 +168,8 @@ struct Lock {
     word: Word,
     /// The thread (its thread pointer) that holds the lock while it forks.
     forking: AtomicUsize,
+    /// Forks of handlers that run in that thread meanwhile. Its own business.
+    within: AtomicUsize,
 }
 
 /// The right to be in the heap; gives the lock back unless it is the forking thread's.
@@ -186,6 +188,7 @@ impl Lock {
         Self {
             word: Word::new(),
             forking: AtomicUsize::new(0),
+            within: AtomicUsize::new(0),
         }
     }
 
@@ -203,14 +206,25 @@ impl Lock {
     fn before_fork(&self) {
         // A handler that allocates in between would wait for its own thread.
         let _inside = engine::enter();
+        if self.forking.load(Ordering::Relaxed) == sys::thread_word() {
+            self.within.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
         self.word.take();
         self.forking.store(sys::thread_word(), Ordering::Relaxed);
     }
 
     fn after_fork(&self) {
         let _inside = engine::enter();
-        self.forking.store(0, Ordering::Relaxed);
-        self.word.give_back();
+        let less = |within: usize| within.checked_sub(1);
+        let outer = self
+            .within
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+            .is_err();
+        if outer {
+            self.forking.store(0, Ordering::Relaxed);
+            self.word.give_back();
+        }
     }
 }
 
@@ -272,6 +286,15 @@ mod tests {
         other.join().unwrap();
         assert_eq!(waited, child);
         libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 1
+    }
+
+    /// A handler may fork in the middle of a fork. When both are done the heap is everybody's.
+    #[test]
+    fn a_fork_within_a_fork_holds_the_heap_once() {
+        let around = || around_fork(|| around_fork(|| std::hint::black_box(Box::new(7))));
+        assert_eq!(*around(), 7);
+        let other = std::thread::spawn(|| HEAP.with(|_| 7));
+        assert_eq!(other.join().unwrap(), 7);
     }
 
     /// A fork that nobody sees.

@@ -451,13 +451,15 @@ pub(crate) fn register_fork_handlers() {
     }
     alloc::register_fork_handlers();
     extern "C" fn before() {
+        // A handler that forks, too, would wait for its own thread, where that is about to have the next lock.
+        let _inside = engine::enter();
         // Whoever has it may write through a stream, and then need what is held from here on; libc takes it next.
         // SAFETY: libc's own lock, which one thread may take several times.
         unsafe { _IO_list_lock() };
-        let _inside = engine::enter();
         brief::before_fork();
     }
     extern "C" fn in_parent() {
+        let _inside = engine::enter();
         brief::after_fork();
         // SAFETY: it was taken before.
         unsafe { _IO_list_unlock() };
