@@ -478,6 +478,19 @@ fn a_damaged_superblock_is_named_and_mended() {
     assert!(pool.check().unwrap().is_sound());
 }
 
+/// A new pool with six writes to a file, of boot 1, by somebody who has died.
+fn six_records(medium: &Memory, locks: &LocalLocks) -> Arc<Pool<Memory>> {
+    Pool::create(medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), locks, boot(1)).unwrap();
+    let a = pool.attach().unwrap();
+    let file = a.enter_file(&name(1)).unwrap();
+    for op in 0..6 {
+        stage(&a, file, op * 10, &[op as u8; 10], When::Now).unwrap();
+    }
+    drop(a);
+    pool
+}
+
 /// Whether a loss of power may have taken the bytes of a record is a question of the medium that it was written on, not of
 /// the one that the pool lies on now: a file system may be mounted with DAX or without, or the pool be copied into memory.
 #[test]
@@ -487,14 +500,7 @@ fn a_pool_is_judged_by_the_medium_that_it_was_written_on() {
     for (written_on, last) in [(fast, Rejection::DataMismatch), (slow, Rejection::TornData)] {
         let locks = LocalLocks::default();
         let medium = written_on(&vec![0; tiny_size(8) as usize]);
-        Pool::create(&medium, &options(TINY)).unwrap();
-        let pool = open(medium.clone(), &locks, boot(1)).unwrap();
-        let a = pool.attach().unwrap();
-        let file = a.enter_file(&name(1)).unwrap();
-        for op in 0..6 {
-            stage(&a, file, op * 10, &[op as u8; 10], When::Now).unwrap();
-        }
-        drop(a);
+        let pool = six_records(&medium, &locks);
         let found = pool.scan().unwrap();
         let replayed = found.records(&pool, found.files[0].file());
         let places: Vec<u64> = replayed
@@ -526,15 +532,8 @@ fn a_pool_is_judged_by_the_medium_that_it_was_written_on() {
 #[test]
 fn bad_records_are_told_apart() {
     let medium = Memory::new(&vec![0; tiny_size(8) as usize]);
-    Pool::create(&medium, &options(TINY)).unwrap();
     let locks = LocalLocks::default();
-    let pool = open(medium.clone(), &locks, boot(1)).unwrap();
-    let a = pool.attach().unwrap();
-    let file = a.enter_file(&name(1)).unwrap();
-    for op in 0..6 {
-        stage(&a, file, op * 10, &[op as u8; 10], When::Now).unwrap();
-    }
-    drop(a);
+    let pool = six_records(&medium, &locks);
     let clean = medium.bytes();
     let log = (0..TINY.header_chunks() + 8)
         .find(|chunk| {
