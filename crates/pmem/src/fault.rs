@@ -57,13 +57,13 @@ pub fn ignore_again() {
 #[cfg(target_arch = "x86_64")]
 mod handlers {
     use super::{InstallError, handle};
-    use core::arch::{asm, global_asm};
+    use crate::syscall;
+    use core::arch::global_asm;
     use core::ffi::c_void;
     use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
     const SIGBUS: i32 = 7;
     const SIGSEGV: i32 = 11;
-    const SYS_RT_SIGACTION: usize = 13;
     const SA_SIGINFO: u64 = 4;
     const SA_RESTORER: u64 = 0x0400_0000;
     const SA_ONSTACK: u64 = 0x0800_0000;
@@ -167,45 +167,24 @@ mod handlers {
     fn exchange(signal: i32, new: Option<&KernelAction>) -> Result<KernelAction, InstallError> {
         let mut old = KernelAction::without_function(SIG_DFL);
         let new = new.map_or(core::ptr::null(), |action| action as *const KernelAction);
-        let status: isize;
-        // SAFETY: the call reads `new` (null or a live action), writes `old`, and clobbers only what
-        // is declared; a handler it installs is `on_fault`, with the restorer the kernel asks for.
-        unsafe {
-            asm!(
-                "syscall",
-                inlateout("rax") SYS_RT_SIGACTION as isize => status,
-                in("rdi") signal,
-                in("rsi") new,
-                in("rdx") &raw mut old,
-                in("r10") size_of::<u64>(),
-                lateout("rcx") _,
-                lateout("r11") _,
-                options(nostack),
-            );
-        }
-        if status < 0 {
-            Err(InstallError(-status as i32))
-        } else {
-            Ok(old)
-        }
+        let (new, old_at) = (new as usize, &raw mut old as usize);
+        let args = [signal as usize, new, old_at, size_of::<u64>(), 0, 0];
+        // SAFETY: the call reads `new` (null or a live action) and writes `old`; a handler it installs is `on_fault`, with
+        // the restorer the kernel asks for.
+        let answer = unsafe { syscall::call(libc::SYS_rt_sigaction, args) };
+        answer.map(|_| old).map_err(InstallError)
     }
 
     /// Sends a signal to this thread.
     fn raise(signal: i32) {
-        const SYS_TKILL: isize = 200;
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
-        // SAFETY: the call touches no memory and clobbers only what is declared.
-        unsafe {
-            asm!(
-                "syscall",
-                inlateout("rax") SYS_TKILL => _,
-                in("rdi") thread,
-                in("rsi") signal,
-                lateout("rcx") _,
-                lateout("r11") _,
-                options(nostack),
-            );
-        }
+        // SAFETY: the call touches no memory.
+        let _ = unsafe {
+            syscall::call(
+                libc::SYS_tkill,
+                [thread as usize, signal as usize, 0, 0, 0, 0],
+            )
+        };
     }
 
     /// Where the instruction pointer lies in the context that the kernel passes to a handler: after

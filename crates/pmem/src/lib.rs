@@ -21,6 +21,7 @@ mod mapped;
 mod medium;
 pub mod range_lock;
 mod rest;
+pub mod syscall;
 pub mod word;
 
 pub use base::BaseFile;

@@ -2,12 +2,12 @@
 //!
 //! # Safety
 //!
-//! The unsafe code is the `fcntl` system call, which rustix does not offer for these locks and which
-//! libc would let the preloaded library intercept. The invariant: the argument is a [`Flock`] of this
-//! module's own, laid out as the kernel's `struct flock` on 64-bit Linux, and the call neither keeps
+//! The unsafe code is the `fcntl` system call, which rustix does not offer for these locks. The invariant: the argument is
+//! a [`Flock`] of this module's own, laid out as the kernel's `struct flock` on 64-bit Linux, and the call neither keeps
 //! its address nor touches other memory.
 #![allow(unsafe_code)]
 
+use crate::syscall;
 use rustix::fd::{AsFd, AsRawFd as _};
 use rustix::io::Errno;
 
@@ -39,40 +39,18 @@ impl Flock {
 }
 
 fn fcntl(fd: impl AsFd, command: usize, lock: &mut Flock) -> Result<(), Errno> {
-    let fd = fd.as_fd().as_raw_fd() as usize;
-    let argument: *mut Flock = lock;
-    let result: isize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: system call 72 is fcntl; it reads and writes the one `Flock` (module invariant).
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            inlateout("rax") 72_isize => result,
-            in("rdi") fd,
-            in("rsi") command,
-            in("rdx") argument,
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack),
-        );
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: system call 25 is fcntl; it reads and writes the one `Flock` (module invariant).
-    unsafe {
-        std::arch::asm!(
-            "svc 0",
-            in("x8") 25_usize,
-            inlateout("x0") fd as isize => result,
-            in("x1") command,
-            in("x2") argument,
-            options(nostack),
-        );
-    }
-    if result < 0 {
-        Err(Errno::from_raw_os_error(-result as i32))
-    } else {
-        Ok(())
-    }
+    let lock: *mut Flock = lock;
+    let args = [
+        fd.as_fd().as_raw_fd() as usize,
+        command,
+        lock as usize,
+        0,
+        0,
+        0,
+    ];
+    // SAFETY: it reads and writes the one `Flock` (module invariant).
+    let answer = unsafe { syscall::call(libc::SYS_fcntl, args) };
+    answer.map(drop).map_err(Errno::from_raw_os_error)
 }
 
 /// Locks `len` bytes from `start` on, which may lie behind the file's end, for the description alone; `false` when another

@@ -4,12 +4,12 @@
 //! business to say so (`EFAULT`). So the handful of calls that carry program pointers are made here.
 //!
 //! # Safety
-//! The only unsafe operation is the `syscall` instruction. The kernel checks every pointer it is
-//! given, so a bad one yields an error, not undefined behaviour in this process, as long as no
-//! caller asks for a call that changes memory Rust believes it owns. Callers pass only pointers that
+//! The kernel checks every pointer it is given, so a bad one yields an error, not undefined behaviour in this process, as
+//! long as no caller asks for a call that changes memory Rust believes it owns. Callers pass only pointers that
 //! came from the program, or pointers to live locals.
 #![allow(unsafe_code)]
 
+pub(crate) use adit_pmem::syscall::call;
 use core::arch::asm;
 use core::ffi::CStr;
 use std::io::Write as _;
@@ -44,29 +44,6 @@ impl ProcPath {
 
     pub(crate) fn as_ptr(&self) -> usize {
         self.0.as_ptr() as usize
-    }
-}
-
-/// Makes system call `number` with up to six arguments.
-///
-/// # Safety
-/// See the module: pointers among the arguments come from the program or name live locals.
-#[inline]
-pub(crate) unsafe fn call(number: i64, args: [usize; 6]) -> Result {
-    let value: isize;
-    // SAFETY: the registers are those of the x86-64 Linux call convention; rcx and r11 are the ones
-    // the instruction clobbers; memory may change, which is the default for asm!.
-    unsafe {
-        asm!("syscall",
-            inlateout("rax") number as isize => value,
-            in("rdi") args[0], in("rsi") args[1], in("rdx") args[2],
-            in("r10") args[3], in("r8") args[4], in("r9") args[5],
-            lateout("rcx") _, lateout("r11") _, options(nostack));
-    }
-    if (-4095..0).contains(&value) {
-        Err(-value as i32)
-    } else {
-        Ok(value as usize)
     }
 }
 

@@ -8,7 +8,7 @@
 //! that what lies there may be overwritten.
 #![allow(unsafe_code)]
 
-use adit_pmem::BaseFile;
+use adit_pmem::{BaseFile, syscall};
 use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use rustix::fs::{FallocateFlags, OFlags, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::{Errno, IoSlice, ReadWriteFlags};
@@ -243,35 +243,15 @@ impl<F: AsFd + Send + Sync> BaseFile for KernelFile<F> {
 ///
 /// What lies at `into..into + len` may be overwritten, if anything does.
 unsafe fn pread(fd: BorrowedFd<'_>, into: *mut u8, len: usize, at: u64) -> Result<usize, Errno> {
-    let fd = fd.as_raw_fd() as usize;
-    let result: isize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: system call 17 is pread64; it writes `into..into + len` only, as the caller allows.
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            inlateout("rax") 17_isize => result,
-            in("rdi") fd,
-            in("rsi") into,
-            in("rdx") len,
-            in("r10") at,
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack),
-        );
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: system call 67 is pread64; it writes `into..into + len` only, as the caller allows.
-    unsafe {
-        std::arch::asm!(
-            "svc 0",
-            in("x8") 67_usize,
-            inlateout("x0") fd as isize => result,
-            in("x1") into,
-            in("x2") len,
-            in("x3") at,
-            options(nostack),
-        );
-    }
-    usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result as i32))
+    let args = [
+        fd.as_raw_fd() as usize,
+        into as usize,
+        len,
+        at as usize,
+        0,
+        0,
+    ];
+    // SAFETY: it writes `into..into + len` only, as the caller allows.
+    let read = unsafe { syscall::call(libc::SYS_pread64, args) };
+    read.map_err(Errno::from_raw_os_error)
 }

@@ -13,6 +13,7 @@
 
 use std::ffi::CStr;
 
+use adit_pmem::syscall;
 use adit_pool::FileName;
 use rustix::fd::{AsFd, AsRawFd as _, OwnedFd};
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
@@ -56,46 +57,21 @@ fn name_to_handle(
     raw: &mut Raw,
 ) -> Result<(), Errno> {
     let fd = file.as_fd().as_raw_fd() as usize;
-    let path = path.as_ptr();
     let raw: *mut Raw = raw;
     let mut mount = 0_i32;
-    let mount = &raw mut mount;
-    let flags = flags.bits() as usize;
-    let result: isize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: system call 303 is name_to_handle_at; see the module.
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            inlateout("rax") 303_isize => result,
-            in("rdi") fd,
-            in("rsi") path,
-            in("rdx") raw,
-            in("r10") mount,
-            in("r8") flags,
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack),
-        );
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: system call 264 is name_to_handle_at; see the module.
-    unsafe {
-        std::arch::asm!(
-            "svc 0",
-            in("x8") 264_usize,
-            inlateout("x0") fd as isize => result,
-            in("x1") path,
-            in("x2") raw,
-            in("x3") mount,
-            in("x4") flags,
-            options(nostack),
-        );
-    }
-    if result < 0 {
-        return Err(Errno::from_raw_os_error(-result as i32));
-    }
-    Ok(())
+    let (path, mount, flags) = (
+        path.as_ptr() as usize,
+        &raw mut mount as usize,
+        flags.bits() as usize,
+    );
+    // SAFETY: see the module.
+    let answer = unsafe {
+        syscall::call(
+            libc::SYS_name_to_handle_at,
+            [fd, path, raw as usize, mount, flags, 0],
+        )
+    };
+    answer.map(drop).map_err(Errno::from_raw_os_error)
 }
 
 /// Opens the file that records were written for, by its path, or by the name that it has in its directory
