@@ -26,6 +26,9 @@ const WINDOW: u32 = 32;
 /// Between two looks for an entry, as long as those that are free are being emptied.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// How often an entry is looked at that changes while it is: each time it was given up or made.
+const LOOKS: u32 = 64;
+
 /// Value of [`FileEntry::end`] when nobody said yet where the file ends.
 pub(crate) const END_UNKNOWN: u64 = u64::MAX;
 
@@ -105,7 +108,21 @@ impl<M: Medium> Pool<M> {
         Ok(FileEntry::decode(&bytes))
     }
 
-    /// Fails when the file is no longer in the table. Cheap: nothing else of the entry is looked at.
+    /// The same word by word, for who finds it unsound: `None` where it was given up or made meanwhile. All else is stored
+    /// before the `state` of an entry that lives, and zero before any of it is changed; so what says that it lives before
+    /// and after is whole in between, but for damage.
+    fn read_entry_alone(&self, index: u32) -> Result<Option<FileEntry>> {
+        let offset = self.geometry().file_entry(index);
+        let mut bytes = [0; FileEntry::SIZE];
+        for (i, word) in bytes.as_chunks_mut().0.iter_mut().enumerate() {
+            *word = self.load(offset + i as u64 * 8)?.to_le_bytes();
+        }
+        let entry = FileEntry::decode(&bytes);
+        let is_alone = self.load(offset + at!(FileEntry.state))? == entry.state;
+        Ok(is_alone.then_some(entry))
+    }
+
+    /// Fails when the file is no longer in the table. Cheap: as long as it is, nothing else of the entry is looked at.
     pub fn ensure_live(&self, file: FileRef) -> Result<()> {
         if file.index() >= self.geometry().file_count {
             return Err(Error::Forgotten);
@@ -118,10 +135,35 @@ impl<M: Medium> Pool<M> {
         let state = self.load(entry + at!(FileEntry.state))?;
         let id = self.load(entry + at!(FileEntry.file_id))?;
         if state as u8 == FileEntry::LIVE && id == file.id {
-            Ok(())
-        } else {
-            Err(Error::Forgotten)
+            return Ok(());
         }
+        self.why_not_live(file)
+    }
+
+    /// Whether an entry that does not say that it is this file's has been given up, or is damaged: who believes that its
+    /// file is not staged any more goes on with the base file, which lacks what is staged. An entry that was given up has
+    /// a `state` of zero, and that of the next file agrees with all that this one is known by. A bit that changes in the
+    /// `state` or the `file_id` of one that lives makes neither of them.
+    #[cold]
+    #[inline(never)]
+    fn why_not_live(&self, file: FileRef) -> Result<()> {
+        let index = file.index();
+        for _ in 0..LOOKS {
+            match self.read_entry_alone(index)? {
+                None => {}
+                Some(entry) if entry.state == 0 => return Err(Error::Forgotten),
+                Some(entry) if !entry.is_itself(index) => return Err(self.damaged_entry(index)),
+                Some(entry) if entry.file_id != file.id => return Err(Error::Forgotten),
+                Some(_) => return Ok(()),
+            }
+        }
+        // Others have it, one after the other.
+        Err(Error::Forgotten)
+    }
+
+    fn damaged_entry(&self, index: u32) -> Error {
+        let offset = self.geometry().file_entry(index);
+        Error::damaged("file entry", offset, "its checks disagree")
     }
 
     /// The same for who goes on with the base file when it is not: that is durable by then, also where whoever has
@@ -218,31 +260,32 @@ impl<M: Medium> Pool<M> {
         if file.index() >= self.geometry().file_count {
             return Err(Error::Forgotten);
         }
-        let entry = self.read_entry(file.index())?;
-        let is_its = entry.kind() == FileEntry::LIVE && entry.file_id == file.id;
-        if entry.is_valid(file.index()) {
-            return if is_its {
-                Ok(entry)
-            } else {
-                Err(Error::Forgotten)
-            };
+        let index = file.index();
+        let its = |entry: FileEntry| {
+            let is_its = entry.kind() == FileEntry::LIVE && entry.file_id == file.id;
+            is_its.then_some(entry).ok_or(Error::Forgotten)
+        };
+        let entry = self.read_entry(index)?;
+        if entry.is_valid(index) {
+            return its(entry);
         }
         // One that is just being emptied, or filled, is seen in part; what stays as it is, is damaged, and may be this file's.
-        let offset = self.geometry().file_entry(file.index());
-        let changes = || -> Result<bool> {
-            Ok(self.load(offset + at!(FileEntry.state))? != entry.state
-                || self.load(offset + at!(FileEntry.file_id))? != entry.file_id)
-        };
-        if self.is_unfinished(file.index(), &entry) || !is_its && changes()? {
-            return Err(Error::Forgotten);
+        for _ in 0..LOOKS {
+            match self.read_entry_alone(index)? {
+                None => {}
+                Some(entry) if entry.is_valid(index) => return its(entry),
+                Some(entry) if self.is_unfinished(index, &entry) => return Err(Error::Forgotten),
+                Some(_) => return Err(self.damaged_entry(index)),
+            }
         }
-        Err(Error::damaged("file entry", offset, "its checks disagree"))
+        Err(Error::Forgotten)
     }
 
     /// Whether a loss of power has left a part of an entry that was just made, or was being forgotten. Where a fence
-    /// is a kernel sync nothing keeps its parts in order, and nobody was told of anything that hangs on them.
+    /// is a kernel sync nothing keeps its parts in order, and nobody was told of anything that hangs on them. Who attaches
+    /// first empties all of these: what looks like one afterwards is the damaged entry of a file that is staged.
     pub(crate) fn is_unfinished(&self, index: u32, entry: &FileEntry) -> bool {
-        entry.is_unfinished(index) && self.was_cached()
+        !self.is_rebuilt() && entry.is_unfinished(index) && self.was_cached()
     }
 
     /// Empties an entry, to be made durable by the caller: the range that has to be. Where a fence is a kernel sync the

@@ -330,14 +330,20 @@ impl FileEntry {
         match self.kind() {
             Self::EMPTY => self.state == 0,
             Self::LIVE => {
-                self.state == self.live_state()
-                    && self.file_id & ((1 << Self::INDEX_BITS) - 1) == u64::from(index)
+                self.is_itself(index)
                     && self.name_len as usize <= Name::SIZE + HANDLE_MAX + PATH_LIMIT
                     && checked_value(self.retired, self.file_id).is_some()
                     && checked_value(self.sealed, self.file_id).is_some()
             }
             _ => false,
         }
+    }
+
+    /// Whether it lives, at place `index` of the table, and its `state` agrees with all that its file is known by.
+    #[must_use]
+    pub fn is_itself(&self, index: u32) -> bool {
+        self.state == self.live_state()
+            && self.file_id & ((1 << Self::INDEX_BITS) - 1) == u64::from(index)
     }
 
     /// Whether the words are zero that an entry behind a page cache gives up when its file is forgotten.

@@ -1,7 +1,7 @@
 //! The pool as a whole: creating and opening it, attaching and detaching.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use adit_pmem::Medium;
 
@@ -51,6 +51,8 @@ pub struct Pool<M: Medium> {
     locks: Box<dyn SlotLocks>,
     /// Chunks that the superblock said when we opened or attached.
     opened_chunks: AtomicU32,
+    /// Whether this process has attached, to what the first one of all had rebuilt by then.
+    rebuilt: AtomicBool,
     boot_tag: u32,
     /// Threads that a walk over the logs may use.
     walkers: AtomicUsize,
@@ -143,6 +145,7 @@ impl<M: Medium> Pool<M> {
             boot,
             locks,
             opened_chunks: AtomicU32::new(superblock.chunk_count),
+            rebuilt: AtomicBool::new(false),
             boot_tag: boot.tag(),
             walkers: AtomicUsize::new(1),
         }))
@@ -320,6 +323,7 @@ impl<M: Medium> Pool<M> {
         let epoch = fork::enter()?;
         let gate = self.locks.gate()?;
         let first = self.living_slots().is_empty();
+        self.rebuilt.store(!first, Ordering::Release);
         if first {
             self.medium.begin_anew()?;
         }
@@ -332,6 +336,7 @@ impl<M: Medium> Pool<M> {
             // Unclean from here on, and durably so before anything can be logged.
             self.mark(&superblock, self.flags_of_use(&superblock))?;
             recovery = Some(self.rebuild(&superblock)?);
+            self.rebuilt.store(true, Ordering::Release);
         } else {
             self.take_over_growth(&superblock)?;
         }
@@ -419,6 +424,11 @@ impl<M: Medium> Pool<M> {
         } else {
             before.flags & Superblock::CACHED
         }
+    }
+
+    /// Whether nothing is left, as far as this process knows, of what a loss of power had left in part.
+    pub(crate) fn is_rebuilt(&self) -> bool {
+        self.rebuilt.load(Ordering::Acquire)
     }
 
     /// Whether a loss of power may have kept any part of what nobody had waited for. That is not asked of the medium: a pool
