@@ -285,15 +285,18 @@ impl<M: Medium> Pool<M> {
     /// is a kernel sync nothing keeps its parts in order, and nobody was told of anything that hangs on them. Who attaches
     /// first empties all of these: what looks like one afterwards is the damaged entry of a file that is staged.
     pub(crate) fn is_unfinished(&self, index: u32, entry: &FileEntry) -> bool {
-        !self.is_rebuilt() && entry.is_unfinished(index) && self.was_cached()
+        !self.is_rebuilt() && entry.is_unfinished(index)
     }
 
     /// Empties an entry, to be made durable by the caller: the range that has to be. Where a fence is a kernel sync the
-    /// identity goes as well: what is left of the next one after a loss of power is told by what it lacks.
+    /// identity goes as well: what is left of the next one after a loss of power is told by what it lacks. Not that of one
+    /// that was made elsewhere: what is left of it would be told to be damage. The next one is then made durable before it
+    /// lives, as anywhere else.
     pub(crate) fn empty_entry(&self, index: u32) -> Result<(u64, u64)> {
         let offset = self.geometry().file_entry(index);
+        let was_cached = self.load(offset + at!(FileEntry.state))? & FileEntry::CACHED != 0;
         self.store(offset + at!(FileEntry.state), 0)?;
-        if !self.medium().fence_is_slow() {
+        if !(was_cached && self.medium().fence_is_slow()) {
             return Ok((offset, 8));
         }
         // Not the number, by which whoever still waits for the file is told, and the next one made; nor the marks: a loss of
@@ -625,6 +628,9 @@ impl<M: Medium> Attachment<M> {
             pending: 0,
             version: 0,
         };
+        if pool.medium().fence_is_slow() {
+            entry.state = FileEntry::CACHED;
+        }
         entry.state = entry.live_state();
         let offset = pool.geometry().file_entry(index);
         let encoded = entry.encode();

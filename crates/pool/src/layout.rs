@@ -134,7 +134,7 @@ media_struct! {
         magic: u64,
         /// [`VERSION`].
         version: u32,
-        /// [`Superblock::CLEAN`], [`Superblock::CACHED`].
+        /// [`Superblock::CLEAN`].
         flags: u32,
         /// [`ABI`]: layout, byte order and page size of the writer.
         abi: u64,
@@ -166,9 +166,6 @@ media_struct! {
 impl Superblock {
     /// Flag: nothing is staged and nobody is attached.
     pub const CLEAN: u32 = 1;
-    /// Flag: it was written where a fence is a kernel sync, since it was clean last. A loss of power may have kept any part
-    /// of what nobody had waited for, wherever the pool lies now.
-    pub const CACHED: u32 = 2;
     /// So often no superblock was ever written.
     const NEVER: u64 = 1 << 63;
 
@@ -259,7 +256,8 @@ impl Slot {
 media_struct! {
     /// One staged file: identity (first line) and progress (second line).
     FileEntry: 128 {
-        /// Low byte: [`FileEntry::EMPTY`] or [`FileEntry::LIVE`]; high half: CRC32C of the identity.
+        /// Low byte: [`FileEntry::EMPTY`] or [`FileEntry::LIVE`]; above [`FileEntry::CACHED`]; high half: CRC32C of the
+        /// identity.
         state: u64,
         /// Generation of the entry (upper 40 bits) and its index (lower 24).
         file_id: u64,
@@ -303,19 +301,29 @@ impl FileEntry {
     pub const EMPTY: u8 = 0;
     /// Names a file; its records count.
     pub const LIVE: u8 = 1;
+    /// Beside [`FileEntry::LIVE`]: made where a fence is a kernel sync, so that a loss of power may have left a part of it.
+    pub const CACHED: u64 = 1 << 8;
     /// Bits of `file_id` that number the entry.
     pub const INDEX_BITS: u32 = 24;
 
-    /// CRC32C of the identity: the bytes between the state and the words that change.
+    /// CRC32C of the identity: the bytes between the state and the words that change, behind whether it is
+    /// [`FileEntry::CACHED`].
     #[must_use]
     pub fn identity_crc(&self) -> u32 {
-        crc32c::crc32c(&self.encode()[8..56])
+        crc32c::crc32c_append(u32::from(self.is_cached()), &self.encode()[8..56])
     }
 
-    /// The state word of a live entry with this identity.
+    /// The state word of a live entry with this identity, made where this one was.
     #[must_use]
     pub fn live_state(&self) -> u64 {
-        u64::from(self.identity_crc()) << 32 | u64::from(Self::LIVE)
+        let live = u64::from(Self::LIVE) | self.state & Self::CACHED;
+        u64::from(self.identity_crc()) << 32 | live
+    }
+
+    /// Whether it says that it was made where a fence is a kernel sync.
+    #[must_use]
+    pub fn is_cached(&self) -> bool {
+        self.state & Self::CACHED != 0
     }
 
     /// Low byte of the state.
@@ -354,10 +362,10 @@ impl FileEntry {
 
     /// Whether an entry that says it lives, and is not sound, is a part of one that was made over a blank one
     /// ([`FileEntry::is_blank`]), or of one that was being made blank: a word of it is missing, or its number or its
-    /// marks are still those of the file before.
+    /// marks are still those of the file before. Only where a fence is a kernel sync nothing keeps its parts in order.
     #[must_use]
     pub fn is_unfinished(&self, index: u32) -> bool {
-        if self.kind() != Self::LIVE || self.is_valid(index) {
+        if self.kind() != Self::LIVE || !self.is_cached() || self.is_valid(index) {
             return false;
         }
         let bytes = self.encode();
@@ -420,7 +428,7 @@ media_struct! {
         /// A [`RecordKind`].
         kind: u8,
         /// [`Record::COMMITTED`], [`Record::GROUP`], [`Record::DATA_CRC`], [`Record::CHAINED`],
-        /// [`Record::TOGETHER`].
+        /// [`Record::TOGETHER`], [`Record::PAGED`].
         flags: u8,
         /// Zero.
         reserved: u16,
@@ -458,6 +466,8 @@ impl Record {
     pub const CHAINED: u8 = 8;
     /// Flag of a commit: one of a ring, each of another file, which count only all together.
     pub const TOGETHER: u8 = 16;
+    /// Flag: written where a fence is a kernel sync, so a loss of power may have kept any part of what it names.
+    pub const PAGED: u8 = 32;
 
     /// The words of the record on the medium, which are quicker to make and to write than bytes.
     #[must_use]

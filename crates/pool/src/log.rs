@@ -486,6 +486,9 @@ impl<M: Medium> Attachment<M> {
         record.crc = 0;
         record.generation = map.generation();
         record.boot = self.pool.boot_tag();
+        if self.pool.medium().fence_is_slow() {
+            record.flags |= Record::PAGED;
+        }
         let mut words = record.words();
         words[0] |= u64::from(crc_of_words(
             &words,

@@ -334,7 +334,7 @@ impl<M: Medium> Pool<M> {
         let mut recovery = None;
         if first {
             // Unclean from here on, and durably so before anything can be logged.
-            self.mark(&superblock, self.flags_of_use(&superblock))?;
+            self.mark(&superblock, 0)?;
             recovery = Some(self.rebuild(&superblock)?);
             self.rebuilt.store(true, Ordering::Release);
         } else {
@@ -415,27 +415,9 @@ impl<M: Medium> Pool<M> {
         Ok(both)
     }
 
-    /// The flags of a pool that is used from now on, and had these before.
-    fn flags_of_use(&self, before: &Superblock) -> u32 {
-        if self.medium.fence_is_slow() {
-            Superblock::CACHED
-        } else if before.flags & Superblock::CLEAN != 0 {
-            0
-        } else {
-            before.flags & Superblock::CACHED
-        }
-    }
-
     /// Whether nothing is left, as far as this process knows, of what a loss of power had left in part.
     pub(crate) fn is_rebuilt(&self) -> bool {
         self.rebuilt.load(Ordering::Acquire)
-    }
-
-    /// Whether a loss of power may have kept any part of what nobody had waited for. That is not asked of the medium: a pool
-    /// may lie on another one than it was written on, after its file system was mounted with DAX, or its file copied.
-    pub(crate) fn was_cached(&self) -> bool {
-        self.superblock()
-            .is_ok_and(|superblock| superblock.flags & Superblock::CACHED != 0)
     }
 
     /// Rewrites the superblocks with other flags and this boot.

@@ -112,12 +112,13 @@ fn the_constants_are_the_code() {
         ("DATA_CRC", u64::from(Record::DATA_CRC)),
         ("CHAINED", u64::from(Record::CHAINED)),
         ("TOGETHER", u64::from(Record::TOGETHER)),
+        ("PAGED", u64::from(Record::PAGED)),
         ("EMPTY", u64::from(FileEntry::EMPTY)),
         ("LIVE", u64::from(FileEntry::LIVE)),
+        ("CACHED", FileEntry::CACHED),
         ("FREE", Slot::FREE),
         ("ATTACHED", Slot::ATTACHED),
         ("CLEAN", u64::from(Superblock::CLEAN)),
-        ("CACHED", u64::from(Superblock::CACHED)),
     ];
     let written = constants_of(FORMAT);
     for (name, value) in expected {

@@ -284,7 +284,7 @@ impl<M: Medium> Pool<M> {
         entry: &FileEntry,
         items: &[Item],
     ) -> Result<bool> {
-        if entry.boot == self.boot_tag() || !self.was_cached() {
+        if entry.boot == self.boot_tag() || !entry.is_cached() {
             return Ok(false);
         }
         let retired = checked_value(entry.retired, entry.file_id).unwrap_or(0);
@@ -305,7 +305,7 @@ impl<M: Medium> Pool<M> {
     fn was_cut_off(&self, sound: &[usize], nth: usize, found: &Recovery) -> bool {
         let item = &found.items[sound[nth]];
         let rest = sound[nth + 1..].iter().map(|i| &found.items[*i]);
-        item.boot != self.boot_tag() && may_be_cut_off(item, rest) && self.was_cached()
+        item.boot != self.boot_tag() && may_be_cut_off(item, rest)
     }
 
     /// Which of the sound records that would count lack their staged bytes, by their place among them,
@@ -400,7 +400,7 @@ impl<M: Medium> Pool<M> {
                 // In this boot a record that was written while we walked may be missing here only.
                 Err(_) if commit.boot == boot => {}
                 // After a crash of the system the last commit may be there without all that it covers.
-                Err(_) if may_be_cut_off(commit, items[at + 1..].iter()) && self.was_cached() => {}
+                Err(_) if may_be_cut_off(commit, items[at + 1..].iter()) => {}
                 Err(missing) => {
                     let Place { chunk, position } = commit.place;
                     verdict
@@ -477,11 +477,16 @@ fn standing(items: &[Item], retired: u64) -> Vec<bool> {
     stands
 }
 
-/// Whether none of the records of the file behind this one says that it was durable. What commits says so of all before
-/// it, unless it is chained to the record before; but a record's own commit became durable with it.
+/// Whether a loss of power may have kept a record without what it names: it was written where a fence is a kernel sync,
+/// which it says itself, as the pool may lie on another medium by now, and none of the records of the file behind it says
+/// that it was durable. What commits says so of all before it, unless it is chained to the record before; but a record's
+/// own commit became durable with it.
 fn may_be_cut_off<'a>(item: &Item, rest: impl Iterator<Item = &'a Item>) -> bool {
     let by_itself =
         |item: &Item| item.flags & Record::COMMITTED != 0 || item.kind == RecordKind::Commit;
+    if item.flags & Record::PAGED == 0 {
+        return false;
+    }
     let own = usize::from(!by_itself(item));
     let mut later = rest.filter(|later| by_itself(later)).skip(own);
     let mut seen = 0;

@@ -200,7 +200,8 @@ impl<M: Medium> Pool<M> {
             | Record::GROUP
             | Record::DATA_CRC
             | Record::CHAINED
-            | Record::TOGETHER;
+            | Record::TOGETHER
+            | Record::PAGED;
         if record.flags & !known != 0 || record.reserved != 0 {
             return Err("unknown flags");
         }
