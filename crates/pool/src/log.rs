@@ -6,7 +6,7 @@
 //! is written.
 //!
 //! What a dead owner of the lock may leave, and the next owner repairs: a sequence number without a
-//! record (a gap, harmless), or a record that the end of the file does not show yet (`pending` says
+//! record (a gap, harmless but for a ring of commits, see `together.rs`), or a record that the end of the file does not show yet (`pending` says
 //! where to look).
 
 use std::sync::atomic::Ordering;
@@ -523,7 +523,7 @@ impl<M: Medium> Attachment<M> {
     }
 
     /// Gives up a place whose record does not count. `true` when it was still waiting.
-    fn settle(&self, place: Place) -> bool {
+    pub(crate) fn settle(&self, place: Place) -> bool {
         let Some(map) = self.map(place.chunk) else {
             return false;
         };
@@ -706,11 +706,12 @@ impl<M: Medium> FileGuard<'_, M> {
                 chunk: (place >> 32) as u32,
                 position: place as u32,
             };
-            if let Some(record) = self.pool().read_record(place)?
-                && record.file_id == self.file.id
-                && record.seq.wrapping_add(1) == self.next_seq()?
-            {
-                self.take_over(place, &record)?;
+            let seq = self.next_seq()?.wrapping_sub(1);
+            let record = self.pool().read_record(place)?;
+            match record.filter(|record| record.file_id == self.file.id && record.seq == seq) {
+                Some(record) => self.take_over(place, &record)?,
+                // It was numbered and never written. Where it was to be one of a ring, others of that may be.
+                None => self.mend_ring(seq)?,
             }
         }
         self.set(at!(FileEntry.pending), 0)
@@ -723,9 +724,7 @@ impl<M: Medium> FileGuard<'_, M> {
         if record.flags & Record::TOGETHER != 0 {
             // A commit with other files counts or does not whether the chain leads through it or past it,
             // and must not be in the chain when it does not.
-            self.pool()
-                .write_back(|record| record.flags & Record::TOGETHER != 0)?;
-            return self.pool().fence();
+            return self.mend_ring(record.seq);
         }
         if record.flags & Record::GROUP == 0 {
             self.pool().make_record_durable(place, record)?;

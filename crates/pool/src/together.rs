@@ -10,15 +10,18 @@
 //! is erased by the first who attaches, before anything can be retired ([`Pool::erase_broken`]).
 //!
 //! A process that dies between two of the records leaves parts of a ring as well. They commit nothing
-//! and no chain leads through them; in the boot of the dead everything acknowledged counts anyway.
+//! and no chain leads through them; in the boot of the dead everything acknowledged counts anyway. But
+//! any of the files may be retired by itself then, and after a loss of power the part before it would
+//! look whole. So whoever takes the lock of one of the files from the dead erases all the parts, before
+//! anything of the file can be retired ([`FileGuard::mend_ring`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use adit_pmem::Medium;
 
 use crate::error::{Error, Result};
 use crate::files::FileRef;
-use crate::layout::{Record, RecordKind, checked_value};
+use crate::layout::{Record, RecordKind, SHARED, at, checked_value};
 use crate::log::{EMPTY, FileGuard, Place};
 use crate::pool::{Attachment, Pool};
 
@@ -79,16 +82,35 @@ impl<M: Medium> Attachment<M> {
         };
         for (nth, (guard, record)) in guards.iter().zip(&mut ring).enumerate() {
             if let Err(error) = guard.put(places[nth], record) {
-                // Those that are written commit nothing, and go with what their files retire next.
-                self.give_up(guards, &places[nth + 1..])?;
+                let (written, rest) = places.split_at(nth + 1);
+                if self.erase(written).is_err() {
+                    // Whoever takes the locks next has to, before one of the files goes by itself.
+                    rest.iter().for_each(|place| self.settle_unwritten(*place));
+                    leave_unrepaired(guards);
+                } else {
+                    self.give_up(guards, rest)?;
+                }
                 return Err(error);
             }
         }
-        self.pool.fence()?;
+        // Of what was not synced any part may be durable: whoever takes the locks next makes all of it so.
+        let durable = self.pool.fence();
+        durable.inspect_err(|_| leave_unrepaired(guards))?;
         for (guard, record) in guards.iter().zip(&ring) {
             guard.finish(record)?;
         }
         Ok(ring.iter().map(|record| record.seq).collect())
+    }
+
+    /// Erases parts of a ring that never became whole, durably. They lie in the log still: nothing of their files was
+    /// retired since.
+    fn erase(&self, places: &[Place]) -> Result<()> {
+        self.pool.erase_broken(places.iter().copied())?;
+        for place in places {
+            // Of another's log its owner keeps the place until he leaves.
+            self.settle(*place);
+        }
+        Ok(())
     }
 
     fn give_up(&self, guards: &[FileGuard<'_, M>], places: &[Place]) -> Result<()> {
@@ -97,6 +119,66 @@ impl<M: Medium> Attachment<M> {
         }
         guards.iter().try_for_each(FileGuard::nothing_pending)
     }
+}
+
+fn leave_unrepaired<M: Medium>(guards: &[FileGuard<'_, M>]) {
+    guards
+        .iter()
+        .for_each(|guard| guard.lock.leave_unrepaired());
+}
+
+impl<M: Medium> FileGuard<'_, M> {
+    /// What somebody who died with this file's lock has left of the ring that was to have its part in record `seq` of the
+    /// file, if that was to be one of a ring: all of it is durable from here on, or nothing is left of it.
+    ///
+    /// He had the locks of all its files. So until the first of them comes here nothing of them is retired, and a part lies
+    /// where it is found, also in the log of a process that lives, one of whose threads has jumped out. From the log of a
+    /// dead one chunks are freed under the recovery lock; as it is held here, the others come here one after the other, and
+    /// find all of the ring or nothing. Who frees chunks takes no file's lock.
+    pub(crate) fn mend_ring(&self, seq: u64) -> Result<()> {
+        let (attachment, pool) = (self.attachment(), self.pool());
+        let recovery = SHARED + at!(Shared.recovery_lock);
+        let (_lock, _) = attachment.lock_shared("recovery lock", recovery)?;
+        let (mut rings, mut places) = (Rings::new(), BTreeMap::new());
+        pool.for_each_record(|place, record| {
+            if record.flags & Record::TOGETHER != 0 {
+                let key = (record.file_id, record.seq);
+                rings.insert(key, Link::of(record, true));
+                places.insert(key, place);
+            }
+            Ok(())
+        })?;
+        let parts = parts_with((self.file().id, seq), &rings);
+        rings.retain(|key, _| parts.contains(key));
+        let places: Vec<Place> = rings.keys().map(|key| places[key]).collect();
+        if !pool.broken(&rings)?.is_empty() {
+            return attachment.erase(&places);
+        }
+        for place in &places {
+            if let Some(record) = pool.read_record(*place)? {
+                pool.write_record_back(*place, &record)?;
+            }
+        }
+        if places.is_empty() {
+            Ok(())
+        } else {
+            pool.fence()
+        }
+    }
+}
+
+/// What hangs together with one part of a ring, which may itself be missing: what leads to it and what it leads to.
+fn parts_with(part: (u64, u64), rings: &Rings) -> BTreeSet<(u64, u64)> {
+    let before: BTreeMap<_, _> = rings.iter().map(|(key, link)| (link.next, *key)).collect();
+    let mut parts = BTreeSet::new();
+    let mut open = vec![part];
+    while let Some(part) = open.pop() {
+        if parts.insert(part) {
+            open.extend(before.get(&part).copied());
+            open.extend(rings.get(&part).map(|link| link.next));
+        }
+    }
+    parts
 }
 
 /// The records, numbered: all numbers are taken before the first record is written, so no other record

@@ -675,6 +675,36 @@ fn a_common_commit_that_fails_leaves_no_place_waiting() {
     }
 }
 
+/// What was written of a commit of several files that failed commits none of them, also when another one of them has ended
+/// before the power was cut.
+#[test]
+fn a_common_commit_that_fails_commits_nothing_later() {
+    for room in 0..3 {
+        let medium = Memory::new(&vec![0; tiny_size(30) as usize]);
+        let (pool, a, _other) = two_of(&medium);
+        let mut files = [1, 2, 3].map(|n| a.enter_file(&name(n)).unwrap());
+        files.sort_unstable();
+        for file in files {
+            a.lock_file(file).unwrap().set_end(0).unwrap();
+            stage(&a, file, 0, &[1; 60], When::WithCommit).unwrap();
+        }
+        let mut guards = files.map(|file| a.lock_file(file).unwrap());
+        medium.refuse_after(room);
+        a.commit_together(&mut guards).unwrap_err();
+        drop(guards);
+        medium.refuse_after(u64::MAX);
+        a.forget_file(files[1]).unwrap();
+        drop((a, pool));
+        let pool = open(
+            Memory::new(&medium.bytes()),
+            &LocalLocks::default(),
+            boot(2),
+        )
+        .unwrap();
+        assert_eq!(pool.scan().unwrap().counts.live, 0, "with room for {room}");
+    }
+}
+
 /// Who could not count the files after the death of another leaves that to the next one.
 #[test]
 fn a_count_that_fails_is_made_up_for() {

@@ -18,13 +18,24 @@ impl<M: Medium> Pool<M> {
     /// Starts the write-back of some records of all logs, and of what they stage, whoever wrote them: a
     /// fence makes them durable.
     pub(crate) fn write_back(&self, wanted: impl Fn(&Record) -> bool) -> Result<()> {
+        self.for_each_record(|place, record| {
+            if wanted(record) {
+                self.write_record_back(place, record)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Shows every whole record of all logs.
+    pub(crate) fn for_each_record(
+        &self,
+        mut shown: impl FnMut(Place, &Record) -> Result<()>,
+    ) -> Result<()> {
         for chunk in self.chunks_to_walk()? {
             for position in 0..self.geometry().records_per_chunk() {
                 let place = Place { chunk, position };
-                if let Some(record) = self.read_record(place)?
-                    && wanted(&record)
-                {
-                    self.write_record_back(place, &record)?;
+                if let Some(record) = self.read_record(place)? {
+                    shown(place, &record)?;
                 }
             }
         }
