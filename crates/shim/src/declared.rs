@@ -18,7 +18,6 @@ use crate::{descriptors, fds, init, stack, stage, vfork};
 use adit_store::monitor::client::{self, Refused};
 use core::ffi::{c_char, c_int};
 use rustix::fd::BorrowedFd;
-use rustix::fs::{Dir, Mode, OFlags};
 use rustix::io::Errno;
 
 /// The longest path that the kernel takes, with its end.
@@ -254,53 +253,6 @@ fn with_named<T>(
         Err(libc::ENOENT) if unsafe { path.read_volatile() } == 0 => once(dir),
         Err(_) => None,
     }
-}
-
-/// Whether this process has `fcntl` locks on the file of a descriptor, or may have: they end when it closes any other one
-/// of that file, but those that open it for nothing, of which the kernel tells no locks either.
-pub(crate) fn is_locked(fd: c_int) -> bool {
-    let Some(this) = descriptors::stat_of(fd) else {
-        return true;
-    };
-    let _inside = engine::enter();
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let all = rustix::fs::open("/proc/thread-self/fd", flags, Mode::empty());
-    let Ok(mut all) = all.and_then(Dir::new) else {
-        return true;
-    };
-    all.any(|entry| {
-        let Ok(entry) = entry else {
-            return true;
-        };
-        let Some(number) = entry
-            .file_name()
-            .to_str()
-            .ok()
-            .and_then(|name| name.parse().ok())
-        else {
-            return false;
-        };
-        let is_it = |stat: libc::stat| (stat.st_dev, stat.st_ino) == (this.st_dev, this.st_ino);
-        descriptors::stat_of(number).is_some_and(is_it) && has_locks(number)
-    })
-}
-
-/// Whether the kernel tells of `fcntl` locks of this process beside a descriptor.
-fn has_locks(fd: c_int) -> bool {
-    let path = ProcPath::of_description(fd);
-    let mut text = [0u8; LONGEST];
-    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
-    let dir = libc::AT_FDCWD as usize;
-    let Ok(info) = sys::openat(dir, path.as_ptr(), flags, 0) else {
-        return true;
-    };
-    let read = sys::read(info, text.as_mut_ptr() as usize, text.len());
-    let _ = sys::close(info);
-    // What is cut off may be one.
-    read.map_or(&text[..], |len| &text[..len])
-        .windows(5)
-        .any(|word| word == b"POSIX")
-        || read == Ok(text.len())
 }
 
 /// For the library's constructor: descriptions that this program was started with may write to declared files behind

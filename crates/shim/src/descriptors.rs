@@ -12,7 +12,8 @@ use crate::real::call_real;
 use crate::sys::{self, ProcPath};
 use crate::writer::{self, Writer};
 use crate::{
-    appends, data, declared, init, pointers, process, signal, stack, stage, stdio, table, vfork,
+    appends, data, declared, init, pointers, process, record_locks, signal, stack, stage, stdio,
+    table, vfork,
 };
 use adit_pmem::{MediumKind, brief};
 use adit_store::direct::DirectFile;
@@ -249,14 +250,14 @@ fn is_ours_alone(fd: c_int, flags: c_int) -> bool {
     let ends = || may_be_shared(fd) && !process::shares_for_good();
     wait_while(ends, RightOfWay::LASTS);
     // The locks that the program has on the file would end with the first description.
-    !may_be_shared(fd) && !declared::is_locked(fd) && opened_again(fd, flags)
+    !may_be_shared(fd) && !record_locks::are_on(fd) && opened_again(fd, flags)
 }
 
 /// Gives a descriptor that nobody knows yet a description whose writes wait for the medium, as libc will make them itself. Not
 /// where the program has locks on the file, which would end with the first description.
 pub(crate) fn write_through(fd: c_int, flags: c_int) {
     let at = sys::lseek(fd as usize, 0, libc::SEEK_CUR as usize);
-    let opened = !declared::is_locked(fd) && opened_again(fd, flags | libc::O_DSYNC);
+    let opened = !record_locks::are_on(fd) && opened_again(fd, flags | libc::O_DSYNC);
     if let (true, Ok(at @ 1..)) = (opened, at) {
         let _ = sys::lseek(fd as usize, at, libc::SEEK_SET as usize);
     }

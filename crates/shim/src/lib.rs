@@ -45,6 +45,7 @@ mod ofd;
 mod pointers;
 mod process;
 mod real;
+mod record_locks;
 mod signal;
 mod stack;
 mod stage;

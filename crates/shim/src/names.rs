@@ -23,7 +23,9 @@ use crate::ofd::Ofd;
 use crate::real::call_real;
 use crate::sys::{self, ProcPath};
 use crate::writer::Writer;
-use crate::{data, declared, descriptors, fds, init, process, stack, stage, table, vfork};
+use crate::{
+    data, declared, descriptors, fds, init, process, record_locks, stack, stage, table, vfork,
+};
 use adit_pmem::MediumKind;
 use adit_store::staged::Mode;
 use core::ffi::{CStr, c_char, c_int, c_uint};
@@ -636,7 +638,7 @@ fn truncate_declared(path: Path, size: libc::off_t) -> sys::Result {
             return cut_through(fd, size);
         }
     }
-    if declared::with_path(libc::AT_FDCWD, path, 0, declared::is_locked) == Some(true) {
+    if declared::with_path(libc::AT_FDCWD, path, 0, record_locks::are_on) == Some(true) {
         return truncate_locked(path, size);
     }
     let flags = libc::O_WRONLY | libc::O_CLOEXEC | libc::O_NOCTTY;

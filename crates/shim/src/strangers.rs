@@ -10,8 +10,9 @@
 //! mapped for them, inside of its length. A `vfork` child leaves its list to its parent, which unmaps it when it goes on.
 #![allow(unsafe_code)]
 
+use crate::stage::ProgramFd;
 use crate::sys::{self, ProcPath};
-use crate::{init, stack, vfork};
+use crate::{init, record_locks, stack, vfork};
 use adit_store::elf::{self, Bytes};
 use core::ffi::{CStr, c_char, c_int};
 use core::mem::MaybeUninit;
@@ -64,7 +65,7 @@ fn string(at: usize, into: &mut [u8]) -> Option<&CStr> {
 
 /// A program's file, and its first bytes, where nearly all that is asked for lies.
 struct Program {
-    file: OwnedFd,
+    file: ProgramFd,
     start: [u8; FIRST],
     len: usize,
 }
@@ -72,7 +73,7 @@ struct Program {
 const FIRST: usize = 1024;
 
 impl Program {
-    fn new(file: OwnedFd) -> Self {
+    fn new(file: ProgramFd) -> Self {
         let mut start = [0; FIRST];
         let len = rustix::io::pread(&file, &mut start, 0).unwrap_or(0);
         Self { file, start, len }
@@ -93,7 +94,7 @@ impl Bytes for Program {
 }
 
 /// Whether the library must not be loaded into the program in an open file. Of scripts their interpreter decides.
-fn is_stranger(mut file: OwnedFd) -> bool {
+fn is_stranger(mut file: ProgramFd) -> bool {
     for _ in 0..elf::MAX_SCRIPTS {
         let program = Program::new(file);
         let line = &program.start[..program.len.min(elf::SCRIPT_LINE)];
@@ -111,27 +112,51 @@ fn is_stranger(mut file: OwnedFd) -> bool {
 }
 
 /// Opens a program to look at it: a file, and no device that an open would move.
-fn open(path: &CStr) -> Option<OwnedFd> {
+fn open(path: &CStr) -> Option<ProgramFd> {
     open_at(libc::AT_FDCWD, path.as_ptr() as usize)
 }
 
-fn open_at(dir: c_int, path: usize) -> Option<OwnedFd> {
+fn open_at(dir: c_int, path: usize) -> Option<ProgramFd> {
     let dir = dir as usize;
     let mut stat = MaybeUninit::<libc::stat>::zeroed();
     sys::newfstatat(dir, path, stat.as_mut_ptr() as usize, 0).ok()?;
     // SAFETY: all zero is a valid stat, and the kernel has filled it.
-    let mode = unsafe { stat.assume_init() }.st_mode;
-    if mode & libc::S_IFMT != libc::S_IFREG {
+    let stat = unsafe { stat.assume_init() };
+    if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
         return None;
+    }
+    if let Some(open) = already_open(&stat) {
+        return open.map(ProgramFd::Program);
     }
     let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
     let fd = sys::openat(dir, path, flags as usize, 0).ok()?;
     // SAFETY: the kernel has just opened it for us.
-    Some(unsafe { OwnedFd::from_raw_fd(fd as c_int) })
+    Some(unsafe { OwnedFd::from_raw_fd(fd as c_int) }.into())
+}
+
+/// The descriptor by which the program itself can read a file: to close another one would end the locks that it has on it,
+/// and `exec` keeps them. What it has locked and cannot read so nobody looks at: it is open to be written, and the kernel
+/// executes no such file. Without `/proc` nobody knows, and a stranger could not begin with the library.
+fn already_open(file: &libc::stat) -> Option<Option<c_int>> {
+    let mut locked = false;
+    let reads = |fd: c_int| {
+        let flags = sys::fcntl(fd as usize, libc::F_GETFL as usize, 0);
+        let flags = flags.map_or(libc::O_PATH, |flags| flags as c_int);
+        let plain = flags & (libc::O_PATH | libc::O_DIRECT) == 0;
+        if plain && flags & libc::O_ACCMODE != libc::O_WRONLY {
+            return true;
+        }
+        locked |= flags & libc::O_PATH == 0 && record_locks::have_come_by(fd);
+        false
+    };
+    match record_locks::find_open(file, reads) {
+        Ok(None) | Err(_) if !locked => None,
+        found => Some(found.ok().flatten()),
+    }
 }
 
 /// What libc finds under a name without a slash: the path is left in `file`.
-fn search(name: &CStr, file: &mut [u8; MAX_STRING]) -> Option<OwnedFd> {
+fn search(name: &CStr, file: &mut [u8; MAX_STRING]) -> Option<ProgramFd> {
     if name.to_bytes().contains(&b'/') {
         file.get_mut(..name.count_bytes() + 1)?
             .copy_from_slice(name.to_bytes_with_nul());
@@ -170,7 +195,7 @@ pub(crate) enum Named {
 }
 
 impl Named {
-    fn open(self, found: &mut [u8; MAX_STRING]) -> Option<OwnedFd> {
+    fn open(self, found: &mut [u8; MAX_STRING]) -> Option<ProgramFd> {
         match self {
             Self::Path(path) => open_at(libc::AT_FDCWD, path),
             Self::Searched(name) if name.is_null() => None,
@@ -186,7 +211,7 @@ impl Named {
 }
 
 /// Another description of what a descriptor is of, which may be open to be executed only.
-fn of_descriptor(fd: c_int) -> Option<OwnedFd> {
+fn of_descriptor(fd: c_int) -> Option<ProgramFd> {
     open(ProcPath::of_file(fd).as_c_str())
 }
 

@@ -1,6 +1,8 @@
 // Executes a program that only tells whether it was preloaded, and then itself to tell the same.
-//   stranger HOW PROGRAM   HOW: the call that executes; "vfork" calls execve in a child of vfork
-//   stranger tell          whether the library is mapped, and what LD_PRELOAD says but for separators
+//   stranger HOW PROGRAM [locked]   HOW: the call that executes; "vfork" calls execve in a child of vfork. With a record
+//                                   lock on the program, which a process keeps that executes it
+//   stranger tell                   whether the library is mapped, whether somebody has such a lock on this program, and
+//                                   what LD_PRELOAD says but for separators
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <spawn.h>
@@ -18,12 +20,28 @@ __attribute__((section(".note.go.buildid"), used, aligned(4))) static const stru
 } note = {4, 4, 4, "Go", "abc"};
 #endif
 
+static int locked;
+
+static int lock(const char *path, int command) {
+    struct flock whole = {.l_type = command == F_GETLK ? F_WRLCK : F_RDLCK, .l_whence = SEEK_SET};
+    return fcntl(open(path, O_RDONLY), command, &whole) ? -1 : whole.l_type;
+}
+
+/* The locks of this process are not in its own way. */
+static int is_locked(void) {
+    int status;
+    pid_t child = fork();
+    if (!child) _exit(lock("/proc/self/exe", F_GETLK) != F_UNLCK);
+    waitpid(child, &status, 0);
+    return status;
+}
+
 static void tell(void) {
     char line[8192], *list = getenv("LD_PRELOAD");
     int mapped = 0;
     FILE *maps = fopen("/proc/self/maps", "r");
     while (maps && fgets(line, sizeof line, maps)) mapped |= strstr(line, "/libadit.so") != NULL;
-    printf("%s, LD_PRELOAD%s", mapped ? "preloaded" : "alone", list ? "" : " unset");
+    printf("%s%s, LD_PRELOAD%s", mapped ? "preloaded" : "alone", is_locked() ? ", locked" : "", list ? "" : " unset");
     for (char *word = list ? strtok(strdup(list), ": ") : NULL; word; word = strtok(NULL, ": "))
         printf(" %s", strstr(word, "libadit.so") ? "ours" : word);
     printf("\n");
@@ -32,6 +50,7 @@ static void tell(void) {
 static void execute(const char *how, char *path) {
     char *arguments[] = {path, "tell", NULL}, *name = strrchr(path, '/') + 1;
     char old[8192] = "";
+    if (locked) lock(path, F_SETLK);
     if (!strcmp(how, "execve") || !strcmp(how, "vfork")) execve(path, arguments, environ);
     if (!strcmp(how, "execv")) execv(path, arguments);
     if (!strcmp(how, "fexecve")) fexecve(open(path, O_PATH), arguments, environ);
@@ -54,6 +73,7 @@ static int start(const char *how, char *path) {
     pid_t child;
     int status = -1;
     if (!strcmp(how, "posix_spawn") || !strcmp(how, "posix_spawnp")) {
+        if (locked) lock(path, F_SETLK);
         if ((how[11] ? posix_spawnp : posix_spawn)(&child, path, NULL, NULL, arguments, environ)) return 1;
     } else if (!strcmp(how, "vfork")) {
         child = vfork();
@@ -71,6 +91,7 @@ int main(int count, char **args) {
     if (count > 1 && !strcmp(args[count - 1], "tell")) return tell(), 0;
     if (count < 3 || readlink("/proc/self/exe", self, sizeof self - 1) < 0) return 2;
     setvbuf(stdout, NULL, _IONBF, 0);
+    locked = count > 3;
     // What cannot be executed changes nothing for what comes next.
     char *none[] = {"/", NULL};
     if (execve(args[2][0] == '/' ? "/" : args[2], none, environ) != -1) return 3;

@@ -18,12 +18,7 @@ fn build(place: &Place, name: &str, words: &[&str]) -> PathBuf {
 
 /// A program of another C library is told by the name of its dynamic linker; this one's is glibc's own under such a
 /// name, so that it runs, and would have the library loaded.
-#[test]
-fn strangers_run_without_the_library() {
-    let Some(place) = Place::new("strangers") else {
-        return;
-    };
-    let own = place.compile("stranger");
+fn build_musl(place: &Place) -> PathBuf {
     let linker = place.dir.join("ld-musl-x86_64.so.1");
     let real = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
     let real = real
@@ -31,34 +26,42 @@ fn strangers_run_without_the_library() {
         .find(|path| Path::new(path).exists())
         .expect("a dynamic linker");
     std::os::unix::fs::symlink(real, &linker).expect("a link");
-    let musl = build(
-        &place,
-        "musl",
-        &[&format!("-Wl,--dynamic-linker={}", linker.display())],
-    );
+    let word = format!("-Wl,--dynamic-linker={}", linker.display());
+    build(place, "musl", &[&word])
+}
+
+/// The calls that execute a program.
+const CALLS: [&str; 14] = [
+    "execve",
+    "execv",
+    "execvp",
+    "execvpe",
+    "execl",
+    "execlp",
+    "execle",
+    "SYS_execve",
+    "SYS_execveat",
+    "fexecve",
+    "execveat",
+    "posix_spawn",
+    "posix_spawnp",
+    "vfork",
+];
+
+#[test]
+fn strangers_run_without_the_library() {
+    let Some(place) = Place::new("strangers") else {
+        return;
+    };
+    let own = place.compile("stranger");
+    let musl = build_musl(&place);
     let go = build(&place, "go", &["-DGO"]);
     let script = place.dir.join("script");
     fs::write(&script, format!("#! {} \n", musl.display())).expect("a script");
     let rights = std::os::unix::fs::PermissionsExt::from_mode;
     fs::set_permissions(&script, rights(0o755)).expect("chmod");
-    let calls = [
-        "execve",
-        "execv",
-        "execvp",
-        "execvpe",
-        "execl",
-        "execlp",
-        "execle",
-        "SYS_execve",
-        "SYS_execveat",
-        "fexecve",
-        "execveat",
-        "posix_spawn",
-        "posix_spawnp",
-        "vfork",
-    ];
     for mode in ["posix", "strict"] {
-        for how in calls {
+        for how in CALLS {
             for (program, alone) in [(&musl, true), (&go, true), (&own, false)] {
                 let said = run(place.command(&own, Some(mode)).arg(how).arg(program)).stdout;
                 let said = String::from_utf8_lossy(&said).into_owned();
@@ -82,6 +85,31 @@ fn strangers_run_without_the_library() {
             !said.contains("preloaded\n") && said.ends_with("preloaded, LD_PRELOAD ours\n"),
             "{said}"
         );
+    }
+}
+
+/// A process keeps its record locks on a program when it executes it, or looks whether it may be preloaded into it.
+#[test]
+fn a_program_stays_locked_that_is_executed() {
+    let Some(place) = Place::new("locked-program") else {
+        return;
+    };
+    let own = place.compile("stranger");
+    let musl = build_musl(&place);
+    for mode in [None, Some("posix"), Some("strict")] {
+        for how in CALLS {
+            for program in [&musl, &own] {
+                let mut command = place.command(&own, mode);
+                let said = run(command.arg(how).arg(program).arg("locked")).stdout;
+                let said = String::from_utf8_lossy(&said).into_owned();
+                let preloaded = match mode {
+                    Some(_) if program == &own => "preloaded, locked, LD_PRELOAD ours",
+                    _ => "alone, locked, LD_PRELOAD unset",
+                };
+                let first = said.lines().next();
+                assert_eq!(first, Some(preloaded), "{mode:?}, {how}, {program:?}");
+            }
+        }
     }
 }
 
