@@ -13,7 +13,7 @@
 use crate::ofd::Ofd;
 use crate::stat::Logical;
 use crate::sys::ProcPath;
-use crate::{alloc, data, declared, init, process, signal, sys};
+use crate::{alloc, data, declared, init, process, record_locks, signal, sys};
 use adit_pmem::{Medium as _, MediumKind, brief};
 use adit_pool::{FileMedium, FileName, FileRef, PoolFile};
 use adit_store::monitor::client::{self, AcquireRequest, Lease, PoolPath, Refused};
@@ -26,7 +26,7 @@ use core::cell::UnsafeCell;
 use core::mem;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, IntoRawFd as _, OwnedFd};
 use rustix::fs::{FileType, OFlags, Stat};
 use rustix::io::Errno;
 use std::ffi::{CString, OsStr};
@@ -448,8 +448,7 @@ pub(crate) fn end_for_all(fd: i32) -> Result<(), i32> {
 }
 
 /// Does `work` with a description by which the file can be written where one says: the program's own, or one of our own
-/// for a moment. That ends the process's locks on the file when it is closed, but who has locks has had it taken away
-/// from all before.
+/// for a moment. Closing that would end the record locks that the process has on the file, so it stays where there are any.
 fn with_base<T>(
     fd: i32,
     work: impl FnOnce(KernelFile<ProgramFd>) -> Result<T, Error>,
@@ -465,7 +464,12 @@ fn with_base<T>(
     let opened = brief::above_standard(|| {
         rustix::fs::open(path.as_c_str(), flags, rustix::fs::Mode::empty())
     });
-    let base = ProgramFd::Pool(opened.map_err(Error::Base)?);
+    let opened = opened.map_err(Error::Base)?;
+    let base = if record_locks::are_on(fd) {
+        ProgramFd::Program(opened.into_raw_fd())
+    } else {
+        ProgramFd::Pool(opened)
+    };
     work(KernelFile::new(base).map_err(Error::Base)?)
 }
 

@@ -938,6 +938,43 @@ fn what_the_kernel_needs_is_taken_from_all_without_a_monitor() {
     }
 }
 
+/// Who takes the file from all by one of its names keeps the record locks that he has on it, also through a description by
+/// which nobody publishes it.
+#[test]
+fn who_takes_a_file_from_all_without_a_monitor_keeps_his_locks() {
+    for reads in [false, true] {
+        let Some((place, program, [mut one, other])) = orphans("orphans-locks", "strict") else {
+            return;
+        };
+        let [file, moved] = ["file", "moved"].map(|name| place.file().with_file_name(name));
+        let (file, moved) = (file.display(), moved.display());
+        let mut locker = other;
+        let mut others = Vec::new();
+        if reads {
+            others.push(std::mem::replace(
+                &mut locker,
+                sharer(&place, &program, "strict"),
+            ));
+            locker.all_well(&[&format!("o0 r {file}")]);
+        }
+        locker.all_well(&["l0 r", &format!("R {file} {moved}")]);
+        let content = || fs::read_to_string(moved.to_string()).expect("the file");
+        assert_eq!(content(), "one two three ", "it was taken from all");
+        assert_eq!(
+            one.tell("l0 w"),
+            format!("{} -", libc::EAGAIN),
+            "reads: {reads}"
+        );
+        one.all_well(&["w0 four"]);
+        locker.all_well(&["c0"]);
+        one.all_well(&["l0 w"]);
+        for sharer in [one, locker].into_iter().chain(others) {
+            sharer.end();
+        }
+        assert_eq!(content(), "one two three four", "reads: {reads}");
+    }
+}
+
 /// The next monitor does not know of them. It lets nobody write beside them, and who opens the file sees everything.
 #[test]
 fn sharers_and_the_monitor_that_comes_later() {
