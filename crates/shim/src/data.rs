@@ -127,16 +127,19 @@ pub(crate) fn sequential_read(
         };
         match attempt(at) {
             Ok(got) if !ofd.advance(at, at + got as u64) => {}
+            // The number may lead to another file by now, which has no such place.
+            Err(_) if matches!(ofd.offset(), Offset::Handed) => {}
             result => return result,
         }
     }
 }
 
-/// A sequential write of `len` bytes: the range is claimed first; what was not written is given back
-/// if nobody has moved on from there.
+/// A sequential write of `len` bytes, which `attempt` writes at a position: the range is claimed first; what was not written
+/// is given back if nobody has moved on from there.
 ///
-/// What makes the file longer is the kernel's in any case. Where threads may do it at once it has the offset as well, or
-/// the later part could be in the file before the earlier one, with zeros between.
+/// Where there are threads the kernel has the offset as well. A later part could be in the file before an earlier one, with
+/// zeros between; and a write that the kernel does at a place that was claimed would find another file there, if a thread
+/// has put one behind the number meanwhile, where the kernel's own goes on with the file that it has begun with.
 #[inline]
 fn sequential_write(
     ofd: &Ofd,
@@ -155,7 +158,7 @@ fn sequential_write(
         else {
             return attempt(at);
         };
-        if !init::single_threaded() && ofd.file().is_some_and(|file| !file.reaches(end)) {
+        if !init::single_threaded() {
             ofd.hand_over_offset(fd);
             return kernel();
         }

@@ -711,15 +711,25 @@ pub(crate) extern "C" fn formatted(fd: c_int, _b: usize, _c: usize, written: c_i
 }
 
 pub(crate) extern "C" fn close(fd: c_int) -> c_int {
-    let mut published = Ok(());
     if vfork::in_child() {
         vfork::has_left(fd);
-    } else {
-        published = publish(fd);
-        forget(fd);
+        return sys::to_libc(sys::close(fd as usize)) as c_int;
     }
-    let closed = sys::close(fd as usize);
-    sys::to_libc(closed.and_then(|zero| published.map(|()| zero))) as c_int
+    let closed = in_turn(fd, || {
+        let published = publish(fd);
+        forget(fd);
+        let closed = sys::close(fd as usize);
+        closed.and_then(|zero| published.map(|()| zero))
+    });
+    sys::to_libc(closed) as c_int
+}
+
+/// Takes the number from a description while no other thread is in the middle of a write by it: the kernel goes on with the
+/// file that a call has begun with, and a write that has claimed its place there would find another one by the number.
+fn in_turn<T>(fd: c_int, leave: impl FnOnce() -> T) -> T {
+    let writer = fds::promoted(fd).filter(|ofd| ofd.writer().is_some());
+    let _turn = writer.as_ref().and_then(|ofd| ofd.turn_to_leave());
+    leave()
 }
 
 /// Publishes what is staged through `fd` and leaves it to the kernel, as when its last name is about to
@@ -796,8 +806,10 @@ pub(crate) extern "C" fn before_login(fd: c_int) {
 /// The call that follows may fail and leave `fd` open, so its offset goes to the kernel first. What
 /// cannot be published is the monitor's from here on: these calls have no way to say so.
 pub(crate) fn forget_handing_over(fd: c_int) {
-    let _ = hand_over(fd);
-    forget(fd);
+    in_turn(fd, || {
+        let _ = hand_over(fd);
+        forget(fd);
+    });
 }
 
 /// Before `fd` gets another name: the engine knows a description by one number, which may be closed

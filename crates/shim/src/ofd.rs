@@ -326,12 +326,23 @@ impl Ofd {
         if matches!(self.offset(), Offset::Handed) && !comes_back() {
             return None;
         }
+        Some(self.take_turn())
+    }
+
+    /// The same to take a number away: also where the kernel has the offset by now, as who had the turn before that may
+    /// have a place of his own in the file.
+    pub(crate) fn turn_to_leave(&self) -> Option<Turn<'_>> {
+        let alone = init::single_threaded() || process::is_untold_child();
+        (!alone).then(|| self.take_turn())
+    }
+
+    fn take_turn(&self) -> Turn<'_> {
         let inside = engine::enter();
         self.turn.take();
-        Some(Turn {
+        Turn {
             ofd: self,
             _inside: inside,
-        })
+        }
     }
 
     /// Moves the offset from `from` to `to` unless someone moved it meanwhile.

@@ -781,6 +781,34 @@ fn threads_write_in_turns() {
     }
 }
 
+/// A write is one of the file that its number led to when it began, or of the one that another thread puts there meanwhile;
+/// never of that one at the offset of the first.
+#[test]
+fn a_write_stays_with_the_file_that_it_began_with() {
+    if !has_strace() {
+        return;
+    }
+    let Some(place) = Place::new("replaced") else {
+        return;
+    };
+    let program = place.compile("replaced");
+    let other = place.file().with_file_name("other");
+    let eager = "posix ADIT_ADOPT_BYTES=0 ADIT_ADOPT_PERCENT=0";
+    for mode in [eager].into_iter().chain(ALL) {
+        for child in [false, true] {
+            fs::write(place.file(), [0; 64 * 4096]).expect("the file");
+            // What the kernel is told the place of begins late.
+            let late = "pwrite64,pwritev2:delay_enter=500000";
+            let mut command = place.traced(&program, mode, Some(late));
+            command.arg(place.file()).arg(&other);
+            let output = run(command.args(child.then_some("child")));
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            let right = ["the file", "the other"].map(|file| format!("1, wrote 4096, {file}\n"));
+            assert!(right.contains(&said), "{mode}, child: {child}: {said}");
+        }
+    }
+}
+
 /// Nor is one behind a gap, where a part could not be written as a whole and the kernel has the file from then on; and the
 /// offset is not ahead of what is written.
 #[test]

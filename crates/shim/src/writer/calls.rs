@@ -174,6 +174,8 @@ impl Writer {
     fn write_whole(&self, ofd: &Ofd, fd: i32, from: Buffers, at: Option<i64>) -> sys::Result {
         // Appends are in order by themselves.
         let _turn = (at.is_none() && !self.appends).then(|| ofd.turn());
+        // Nor puts a handler another file behind the number, when a place in this one is claimed.
+        let _inside = ofd.common().map(|_| engine::enter());
         let mut claimed = None;
         let result = self.write_somehow(ofd, fd, from, at, &mut claimed);
         if let Some((start, end)) = claimed {
