@@ -757,6 +757,10 @@ pub(crate) fn put_down(fd: c_int) {
 pub(crate) extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) {
     const CLOSE_RANGE_UNSHARE: c_int = 2;
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    // The kernel refuses it, and nothing is closed.
+    if first > last || flags & !(CLOSE_RANGE_UNSHARE | CLOSE_RANGE_CLOEXEC) != 0 {
+        return;
+    }
     if vfork::in_child() {
         // With other flags it may not be closed.
         if flags & !CLOSE_RANGE_UNSHARE == 0 {
@@ -894,9 +898,19 @@ pub(crate) extern "C" fn dup(old: c_int) -> c_int {
     fd
 }
 
+fn is_known(fd: c_int) -> bool {
+    fds::word(fd).is_some_and(|word| word.load(Ordering::SeqCst) != 0)
+}
+
+/// Whether a descriptor of this process may have the number. The kernel refuses others before it looks at anything.
+fn is_a_number(fd: c_int) -> bool {
+    let below = init::limit(libc::RLIMIT_NOFILE).is_none_or(|limit| (fd as u64) < limit);
+    fd >= 0 && below
+}
+
 /// What `dup2` and `dup3` do before and after: `old` gets the name `new`, which may be in use.
 fn dup_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
-    if old == new {
+    if old == new || (is_known(old) && !is_a_number(new)) {
         return call();
     }
     if let Err(errno) = before_alias(old) {
@@ -907,7 +921,6 @@ fn dup_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
         vfork::has_left(fd);
         return fd;
     }
-    let is_known = |fd| fds::word(fd).is_some_and(|word| word.load(Ordering::SeqCst) != 0);
     let known = is_known(old);
     // Nothing happens to it where the call fails.
     if is_known(new) && sys::fcntl(old as usize, libc::F_GETFD as usize, 0).is_err() {
@@ -932,10 +945,13 @@ pub(crate) extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
 
 pub(crate) extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     type Function = unsafe extern "C" fn(c_int, c_int, c_int) -> c_int;
-    dup_onto(old, new, || {
-        // SAFETY: libc's own function with the program's own arguments.
-        unsafe { call_real!(table::dup3, Function)(old, new, flags) }
-    })
+    // SAFETY: libc's own function with the program's own arguments.
+    let call = || unsafe { call_real!(table::dup3, Function)(old, new, flags) };
+    // The kernel refuses other flags, and nothing happens to either descriptor.
+    if flags & !libc::O_CLOEXEC != 0 {
+        return call();
+    }
+    dup_onto(old, new, call)
 }
 
 const F_SETSIG: c_int = 10;
@@ -954,7 +970,7 @@ pub(crate) fn ready_for_fcntl(fd: c_int, command: c_int, argument: usize) -> Res
         libc::F_GETFL => fds::served(fd).map(drop),
         libc::F_SETFD if argument & libc::FD_CLOEXEC as usize == 0 => before_inheriting(fd),
         // A second name of what is staged would be published through the number of another file.
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => before_alias(fd),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if is_a_number(argument as c_int) => before_alias(fd),
         // New status flags may add O_APPEND or O_DIRECT: to a writer that is the kernel's alone, any
         // may come.
         libc::F_SETFL if is_writer(fd) => unstage(fd),
@@ -1025,7 +1041,7 @@ pub(crate) extern "C" fn after_fcntl(
     result: c_int,
 ) -> c_int {
     match command {
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => alias(fd, result, false),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if result >= 0 => alias(fd, result, false),
         libc::F_GETFL => {
             if let Some(ofd) = fds::promoted(fd)
                 && let Some(writer) = ofd.writer()

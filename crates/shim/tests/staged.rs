@@ -534,6 +534,7 @@ fn every_call_answers_as_the_kernel_does() {
             "cut",
             "appending",
             "locked",
+            "refused",
             "before sharing",
         ] {
             // A cut is the kernel's, and what follows is on trial anew.

@@ -302,6 +302,27 @@ static void others(void) {
     whole(fd, "own");
     close(fd);
 
+    // What the kernel refuses has done nothing.
+    fd = fresh(O_RDWR);
+    say("write", write(fd, bytes, sizeof bytes));
+    say("dup3", dup3(fd, 77, O_CLOEXEC | O_APPEND));
+    say("dup3", dup3(0, fd, 1));
+    say("dup3", dup3(fd, fd, 0));
+    say("dup3", dup3(fd, fd, O_CLOEXEC));
+    say("dup3", syscall(SYS_dup3, fd, 77, 1));
+    say("F_DUPFD", fcntl(fd, F_DUPFD, 100000000));
+    say("F_DUPFD", fcntl(fd, F_DUPFD_CLOEXEC, -1));
+    say("dup2", dup2(fd, -1));
+    say("dup2", dup2(fd, 100000000));
+    say("dup2", dup2(-1, fd));
+    say("dup2", dup2(fd, fd) == fd);
+    say("close_range", close_range((unsigned)fd, (unsigned)fd, 8));
+    say("close_range", close_range((unsigned)fd, 2, 0));
+    say("close_range", syscall(SYS_close_range, (unsigned)fd, ~0u, 1 << 30));
+    staged_now(fd, "refused");
+    whole(fd, "own");
+    close(fd);
+
     signal(SIGXFSZ, SIG_IGN);
     fd = fresh(O_RDWR);
     say("write", write(fd, bytes, sizeof bytes));
