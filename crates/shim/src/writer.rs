@@ -285,14 +285,18 @@ impl Writer {
     }
 
     /// The status flags as the program set them, which differ from the kernel's while the file is
-    /// staged: `O_APPEND` is off, and `O_ASYNC` is the lease's.
+    /// staged: `O_APPEND` is off, and `O_ASYNC` is the lease's. A child that cannot ask for the file finds them so until
+    /// somebody else has, who may have changed them.
     pub(crate) fn status_flags(&self, ofd: &Ofd, fd: i32, kernel: i32) -> i32 {
-        if self.is_the_parents() && self.ask_the_parent(ofd, fd).is_ok() {
-            let flags = sys::fcntl(fd as usize, libc::F_GETFL as usize, 0);
-            return flags.map_or(kernel, |flags| flags as i32);
+        if self.is_the_parents() {
+            let asked = self.ask_the_parent(ofd, fd);
+            if asked.is_ok() || matches!(ofd.offset(), Offset::Handed) {
+                let flags = sys::fcntl(fd as usize, libc::F_GETFL as usize, 0);
+                return flags.map_or(kernel, |flags| flags as i32);
+            }
         }
         let _inside = engine::enter();
-        if !matches!(*self.look(), State::Staged(_)) {
+        if !matches!(*self.look(), State::Staged(_) | State::Parents) {
             return kernel;
         }
         let append = if self.appends { libc::O_APPEND } else { 0 };

@@ -546,7 +546,8 @@ static void flags_then_used(void) {
     }
 }
 
-// A child without a number to ask by does not learn where the end is, and moves what its parent goes by nowhere else.
+// A child without a number to ask by does not learn where the end is, and moves what its parent goes by nowhere else. The
+// flags are those that the program has given the description, all the same.
 static void cannot_ask(void) {
     int back[2];
     char byte;
@@ -558,6 +559,7 @@ static void cannot_ask(void) {
         told();
         if (setrlimit(RLIMIT_NOFILE, &none)) die("setrlimit");
         lseek(fd, 0, SEEK_END);
+        dprintf(1, "flags %x\n", fcntl(fd, F_GETFL));
         _exit(write(back[1], "x", 1) != 1);
     }
     lines("beside", 20);
