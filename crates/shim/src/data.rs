@@ -134,18 +134,18 @@ pub(crate) fn sequential_read(
     }
 }
 
-/// A sequential write of `len` bytes, which `attempt` writes at a position: the range is claimed first; what was not written
-/// is given back if nobody has moved on from there.
+/// A sequential write of `len` bytes, which `served` does by stores and `place` has the kernel do at a position: the range is
+/// claimed first; what was not written is given back if nobody has moved on from there.
 ///
-/// Where there are threads the kernel has the offset as well. A later part could be in the file before an earlier one, with
-/// zeros between; and a write that the kernel does at a place that was claimed would find another file there, if a thread
-/// has put one behind the number meanwhile, where the kernel's own goes on with the file that it has begun with.
+/// What makes the file longer is the kernel's in any case. Where threads may do it at once it has the offset as well, or
+/// the later part could be in the file before the earlier one, with zeros between.
 #[inline]
 fn sequential_write(
     ofd: &Ofd,
     fd: i32,
     len: usize,
-    attempt: impl Fn(u64) -> sys::Result,
+    served: impl Fn(u64) -> Option<usize>,
+    place: impl Fn(u64) -> sys::Result,
     kernel: impl Fn() -> sys::Result,
 ) -> sys::Result {
     loop {
@@ -156,22 +156,39 @@ fn sequential_write(
             .checked_add(len as u64)
             .filter(|&end| end <= i64::MAX as u64)
         else {
-            return attempt(at);
+            return place(at);
         };
-        if !init::single_threaded() {
+        let alone = init::single_threaded();
+        if !alone && ofd.file().is_some_and(|file| !file.reaches(end)) {
             ofd.hand_over_offset(fd);
             return kernel();
         }
         if !ofd.advance(at, end) {
             continue;
         }
-        let result = attempt(at);
+        let result = match served(at) {
+            Some(done) => Ok(done),
+            None if !alone && has_no_place(ofd, fd, (at, end)) => return kernel(),
+            None => place(at),
+        };
         let done = *result.as_ref().unwrap_or(&0) as u64;
         if at + done != end {
             ofd.advance(end, at + done);
         }
         return result;
     }
+}
+
+/// A thread has claimed a place that stores could not serve, and another one may have put another file behind the number
+/// meanwhile: the kernel goes on with the file that a call has begun with, ours would find the new one. So it is the
+/// kernel's to write at its own offset, where that is this place, or the number leads elsewhere by now.
+#[cold]
+fn has_no_place(ofd: &Ofd, fd: i32, (at, end): (u64, u64)) -> bool {
+    if ofd.advance(end, at) {
+        ofd.hand_over_offset(fd);
+        return true;
+    }
+    !fds::promoted(fd).is_some_and(|now| core::ptr::eq(&*now, ofd))
 }
 
 pub(crate) extern "C" fn read(fd: i32, into: *mut c_void, len: usize) -> isize {
@@ -222,14 +239,10 @@ pub(crate) extern "C" fn write(fd: i32, from: *const c_void, len: usize) -> isiz
         &ofd,
         fd,
         len,
+        |at| served_overwrite(&ofd, fd, at, from, len),
         |at| {
-            or_kernel(
-                &ofd,
-                at,
-                served_overwrite(&ofd, fd, at, from, len),
-                || sys::pwrite(fd as usize, from as usize, len, at as usize),
-                DirectFile::wrote,
-            )
+            let place = || sys::pwrite(fd as usize, from as usize, len, at as usize);
+            or_kernel(&ofd, at, None, place, DirectFile::wrote)
         },
         kernel,
     ))
@@ -386,15 +399,10 @@ pub(crate) extern "C" fn writev(fd: i32, iov: *const libc::iovec, count: i32) ->
         &ofd,
         fd,
         vector.total,
+        |at| vector.overwrite(&ofd, fd, at),
         |at| {
-            let served = vector.overwrite(&ofd, fd, at);
-            or_kernel(
-                &ofd,
-                at,
-                served,
-                || kernel_pwritev(fd, iov, count, at as i64, 0),
-                DirectFile::wrote,
-            )
+            let place = || kernel_pwritev(fd, iov, count, at as i64, 0);
+            or_kernel(&ofd, at, None, place, DirectFile::wrote)
         },
         kernel,
     ))

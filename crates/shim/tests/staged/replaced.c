@@ -45,7 +45,7 @@ int main(int count, char **args) {
     memset(two, 'x', PAGE);
     mprotect(two + PAGE, PAGE, PROT_NONE);
     pthread_create(&thread, NULL, write_two, NULL);
-    usleep(200000);
+    usleep(100000);
     int replaced = dup2(other, fd) == fd;
     pthread_join(thread, NULL);
     if (child) close(ends[1]), waitpid(child, NULL, 0);
