@@ -120,7 +120,7 @@ impl Kept {
     /// How long it is worth waiting for whoever has these bytes, or their file, in hand now.
     fn patience(&self) -> Option<Duration> {
         match self.reason {
-            Error::Base(Errno::AGAIN) => Some(LEASED),
+            Error::Base(Errno::AGAIN) | Error::DirectoryLocked => Some(LEASED),
             Error::Contended
             | Error::Publishing { .. }
             | Error::Pool(adit_pool::Error::Busy { .. }) => Some(PATIENCE),

@@ -40,6 +40,9 @@ pub enum Error {
     /// The file that the bytes belong to is not where it was; they stay in the pool.
     #[error("{0}")]
     OtherFile(&'static str),
+    /// Somebody has the directory of the file locked, whose rights have to be changed to open it.
+    #[error("the file cannot be opened as it is, and its directory is locked by somebody")]
+    DirectoryLocked,
     /// The pool failed.
     #[error(transparent)]
     Pool(adit_pool::Error),
@@ -56,7 +59,7 @@ impl Error {
             Self::NoSpace => Errno::NOSPC,
             Self::TooLarge => Errno::FBIG,
             Self::AlreadyOpen | Self::Shared => Errno::BUSY,
-            Self::Publishing { .. } | Self::Contended => Errno::AGAIN,
+            Self::Publishing { .. } | Self::Contended | Self::DirectoryLocked => Errno::AGAIN,
             Self::Taken | Self::OtherFile(_) => Errno::STALE,
             Self::Fault => Errno::FAULT,
             Self::Apart => Errno::XDEV,

@@ -165,15 +165,16 @@ fn open_unwritable(seen: &OwnedFd, path: &[u8]) -> Result<OwnedFd> {
     Ok(opened?)
 }
 
-/// Locks what others lock for microseconds, or says that it is not to be had now.
-fn lock_patiently(directory: &OwnedFd) -> Result<(), Errno> {
+/// Locks what others of ours lock for microseconds, or says that it is not to be had now: by no word of the kernel's, as
+/// `EAGAIN` would say that a living program has a lease on the file.
+fn lock_patiently(directory: &OwnedFd) -> Result<()> {
     for _ in 0..LOCK_TRIES {
         match rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => adit_pmem::rest(std::time::Duration::from_millis(1)),
-            locked => return locked,
+            locked => return Ok(locked?),
         }
     }
-    Err(Errno::AGAIN)
+    Err(Error::DirectoryLocked)
 }
 
 /// Fails unless the open file is this user's, and the one that the records are of.
@@ -302,6 +303,31 @@ mod tests {
             std::fs::remove_file(&other).unwrap();
             assert!(matches!(open_by_name(&name), Err(Error::OtherFile(_))));
             assert_eq!(changed().unwrap(), before);
+        });
+    }
+
+    /// Who has the directory locked is no living program that would publish the file: its user has to know.
+    #[test]
+    fn a_file_in_a_directory_that_somebody_has_locked_waits_for_its_user() {
+        let scratch = Scratch::new();
+        let path = scratch.path("object");
+        std::fs::write(&path, "it").unwrap();
+        let name = name_of(&path);
+        let directory = path.parent().unwrap();
+        let bytes = directory.as_os_str().as_bytes();
+        let locked = rustix::fs::open(bytes, OFlags::RDONLY, Mode::empty()).unwrap();
+        rustix::fs::flock(&locked, FlockOperation::NonBlockingLockExclusive).unwrap();
+        as_an_ordinary_user(&[directory, &path], || {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).unwrap();
+            let kept = crate::recovery::Kept {
+                file_id: 1,
+                name: None,
+                records: 1,
+                reason: open_by_name(&name).err().expect("it is locked"),
+            };
+            assert!(!kept.needs_nobody(), "{:?}", kept.reason);
+            drop(locked);
+            open_by_name(&name).unwrap();
         });
     }
 
