@@ -319,11 +319,14 @@ mod tests {
         rustix::fs::flock(&locked, FlockOperation::NonBlockingLockExclusive).unwrap();
         as_an_ordinary_user(&[directory, &path], || {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).unwrap();
+            let Err(reason) = open_by_name(&name) else {
+                panic!("it is locked");
+            };
             let kept = crate::recovery::Kept {
                 file_id: 1,
                 name: None,
                 records: 1,
-                reason: open_by_name(&name).err().expect("it is locked"),
+                reason,
             };
             assert!(!kept.needs_nobody(), "{:?}", kept.reason);
             drop(locked);
