@@ -39,6 +39,19 @@ impl Told {
     }
 }
 
+/// Has a program in each mode that stages do what is tested, with a file that is not there yet. Of a place that there is not
+/// nothing is tested.
+fn in_each_mode(name: &str, test: impl Fn(&Place, &str, &mut Told)) {
+    let Some(place) = Place::new(name) else {
+        return;
+    };
+    place.compile("required");
+    for mode in ATOMIC {
+        let _ = fs::remove_file(place.file());
+        test(&place, mode, &mut Told::start(&place, mode, &place.file()));
+    }
+}
+
 /// libc flushes its streams when the process has ended for us. Nobody would hear of an error, so it is no time for one.
 #[test]
 fn what_is_flushed_at_the_end_is_written() {
@@ -124,54 +137,33 @@ fn what_cannot_be_staged_is_refused_with_a_reason() {
 /// so does what its mode promises.
 #[test]
 fn a_promise_does_not_end_with_a_child_of_vfork() {
-    let Some(place) = Place::new("vforked_exit") else {
-        return;
-    };
-    place.compile("required");
-    let file = place.file();
-    for mode in ATOMIC {
-        let _ = fs::remove_file(&file);
-        let mut program = Told::start(&place, mode, &file);
+    in_each_mode("vforked_exit", |place, mode, program| {
         program.answers(&[("q", "done"), ("o0 a", "done"), ("w0 one", "done")]);
-        let reader = fs::File::open(&file).expect("the file");
+        let reader = fs::File::open(place.file()).expect("the file");
         program.answers(&[("w0 two", "EBUSY")]);
         drop(reader);
         program.answers(&[("w0 three", "done"), ("c0", "done")]);
         assert_eq!(place.content(), "one\nthree\n", "mode {mode}");
-    }
+    });
 }
 
 /// To close one of two descriptors by the call's number takes nothing away from the other one.
 #[test]
 fn a_copy_keeps_its_promise_when_the_other_one_is_closed_by_number() {
-    let Some(place) = Place::new("closed_by_number") else {
-        return;
-    };
-    place.compile("required");
-    let file = place.file();
-    for mode in ATOMIC {
-        let _ = fs::remove_file(&file);
-        let mut program = Told::start(&place, mode, &file);
+    in_each_mode("closed_by_number", |place, mode, program| {
         program.answers(&[("o0 a", "done"), ("w0 one", "done"), ("b0", "done")]);
         program.answers(&[("w0 two", "EOPNOTSUPP"), ("c0", "done")]);
         assert_eq!(place.content(), "one\n", "mode {mode}");
-    }
+    });
 }
 
 /// What was staged when it was opened may not be so later. The write then fails, as it does where the pool is full,
 /// and happens when nothing speaks against it any more.
 #[test]
 fn a_promise_is_not_weakened_behind_the_programs_back() {
-    let Some(place) = Place::new("weakened") else {
-        return;
-    };
-    place.compile("required");
-    let file = place.file();
-    for mode in ATOMIC {
-        let _ = fs::remove_file(&file);
-        let mut program = Told::start(&place, mode, &file);
+    in_each_mode("weakened", |place, mode, program| {
         program.answers(&[("o0 a", "done"), ("w0 one", "done")]);
-        let reader = fs::File::open(&file).expect("the file");
+        let reader = fs::File::open(place.file()).expect("the file");
         program.answers(&[("w0 two", "EBUSY"), ("t0", "EBUSY"), ("w0 two", "EBUSY")]);
         assert_eq!(place.content(), "one\n", "mode {mode}");
         drop(reader);
@@ -181,12 +173,19 @@ fn a_promise_is_not_weakened_behind_the_programs_back() {
         program.answers(&[("c0", "done"), ("o0 a", "done"), ("w0 five", "done")]);
         program.answers(&[("c0", "done")]);
         assert_eq!(place.content(), "one\nthree\nfive\n", "mode {mode}");
-    }
-    // Where the kernel keeps the promise it does.
-    fs::remove_file(&file).expect("remove");
-    let mut program = Told::start(&place, "sync", &file);
+    });
+}
+
+/// Where the kernel keeps the promise it does.
+#[test]
+fn a_promise_that_the_kernel_keeps_is_its_to_keep() {
+    let Some(place) = Place::new("weakened-sync") else {
+        return;
+    };
+    place.compile("required");
+    let mut program = Told::start(&place, "sync", &place.file());
     program.answers(&[("o0 a", "done"), ("w0 one", "done")]);
-    let reader = fs::File::open(&file).expect("the file");
+    let reader = fs::File::open(place.file()).expect("the file");
     program.answers(&[("w0 two", "done"), ("d0", "done"), ("w0 three", "done")]);
     drop(reader);
     program.answers(&[("w0 four", "done"), ("c0", "done")]);
@@ -489,13 +488,7 @@ fn formatted_text_is_durable() {
 /// to write.
 #[test]
 fn rights_and_times_may_be_set() {
-    let Some(place) = Place::new("rights") else {
-        return;
-    };
-    place.compile("required");
-    for mode in ATOMIC {
-        let _ = fs::remove_file(place.file());
-        let mut program = Told::start(&place, mode, &place.file());
+    in_each_mode("rights", |place, mode, program| {
         program.answers(&[("o0 a", "done")]);
         for what in ["h0", "H", "e0", "E"] {
             program.answers(&[(what, "done"), ("w0 text", "done")]);
@@ -503,7 +496,7 @@ fn rights_and_times_may_be_set() {
         }
         program.answers(&[("c0", "done")]);
         assert_eq!(place.content(), "text\n".repeat(4), "mode {mode}");
-    }
+    });
 }
 
 fn beside(place: &Place, what: &str) -> PathBuf {
