@@ -137,7 +137,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let mut done = Published::default();
         for _ in 0..ATTEMPTS {
             if self.publish_once(scope, &mut done)? {
-                self.stage.tidy()?;
+                // It is published, whatever becomes of the space.
+                let _ = self.stage.tidy();
                 return Ok(done);
             }
         }
