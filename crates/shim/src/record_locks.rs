@@ -12,9 +12,9 @@ use core::mem::MaybeUninit;
 use rustix::fs::{Mode, OFlags, RawDir};
 use rustix::io::Errno;
 
-/// Much more than a descriptor's entry takes, and room for what the kernel tells of a few locks.
+/// Much more than a descriptor's entry takes, and what the kernel tells of a description with some locks. It lies on the
+/// program's stack, which may be small.
 const ROOM: usize = 1024;
-const LONGEST: usize = 4096;
 
 /// Whether this process has `fcntl` locks on the file of a descriptor, or may have: they end when it closes any other one
 /// of that file, but those that open it for nothing, of which the kernel tells no locks either.
@@ -52,7 +52,7 @@ pub(crate) fn find_open(
 /// Whether the kernel tells of locks of this process that were taken through a descriptor.
 pub(crate) fn have_come_by(fd: c_int) -> bool {
     let path = ProcPath::of_description(fd);
-    let mut text = [0u8; LONGEST];
+    let mut text = [0u8; ROOM];
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
     let dir = libc::AT_FDCWD as usize;
     let Ok(info) = sys::openat(dir, path.as_ptr(), flags, 0) else {
