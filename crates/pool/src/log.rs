@@ -6,8 +6,8 @@
 //! is written.
 //!
 //! What a dead owner of the lock may leave, and the next owner repairs: a sequence number without a
-//! record (a gap, harmless but for a ring of commits, see `together.rs`), or a record that the end of the file does not show yet (`pending` says
-//! where to look).
+//! record (a gap, harmless but for a ring of commits, see `together.rs`), or a record that the end of the
+//! file does not show yet (`pending` says where to look).
 
 use std::sync::atomic::Ordering;
 
