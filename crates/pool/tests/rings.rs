@@ -203,7 +203,7 @@ fn a_part_of_a_ring_commits_nothing_whichever_files_end() {
 
 /// The same where the dead is buried first, and what is free of his log is another's.
 #[test]
-fn a_part_of_a_ring_is_erased_where_it_is_and_nowhere_else() {
+fn a_part_of_a_ring_is_erased_when_the_dead_is_buried() {
     for ends in [[1, 2], [3, 1]] {
         survives(Case {
             ends,
