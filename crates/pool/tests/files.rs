@@ -7,6 +7,7 @@
 
 mod common;
 mod place;
+mod replay;
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -17,6 +18,7 @@ use adit_pool::layout::{ChunkKind, Geometry};
 use adit_pool::{Error, FileName, PoolFile, When};
 use common::*;
 use place::*;
+use replay::replayed;
 
 const MB: u64 = 1 << 20;
 

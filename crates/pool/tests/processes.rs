@@ -10,6 +10,7 @@
 
 mod common;
 mod place;
+mod replay;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -24,6 +25,7 @@ use adit_pool::{Attachment, Error, FileMedium, FileRef, Op, PoolFile, When};
 use adit_sim::Rng;
 use common::*;
 use place::*;
+use replay::replayed;
 
 const MB: u64 = 1 << 20;
 

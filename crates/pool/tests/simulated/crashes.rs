@@ -5,14 +5,15 @@
 //! it, after a loss of power what was committed), operations are whole or absent, and the pool works
 //! afterwards.
 
-mod common;
-
 use std::sync::Arc;
 
 use adit_pmem::{Medium, OutOfRange};
 use adit_pool::{Attachment, BootId, FileRef, LocalLocks, Op, Pool, Result, When};
 use adit_sim::{Config, Crash, Failure, History, Report, SimMedium, World, enumerate, replay};
-use common::*;
+
+use crate::common::*;
+use crate::pools::*;
+use crate::replay::replayed;
 
 fn config(name: &str, chunks: u32, states: u64) -> Config {
     Config {

@@ -1,13 +1,14 @@
 //! Commits of several files that a death cuts short, whose files end one by one before the power does.
 
-mod common;
-
 use std::sync::Arc;
 
 use adit_pool::layout::Geometry;
 use adit_pool::{Attachment, CreateOptions, Error, FileRef, LocalLocks, Pool, When};
 use adit_sim::{Config, History, SimMedium, World, enumerate};
-use common::*;
+
+use crate::common::*;
+use crate::pools::*;
+use crate::replay::replayed;
 
 /// Files that are committed together: so many that some are left when two have ended.
 const FILES: usize = 4;

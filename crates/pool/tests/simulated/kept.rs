@@ -1,8 +1,6 @@
 //! What was acknowledged is kept, whoever died while the pool grew, whatever a loss of power took of an entry, and
 //! whichever bit is flipped; and what failed takes no room.
 
-mod common;
-
 use adit_pool::layout::{
     ChunkKind, FileEntry, NAMES, Name, SHARED, SUPERBLOCK_A, SUPERBLOCK_B, Shared, Superblock,
 };
@@ -11,9 +9,12 @@ use adit_pool::{
     Result, When,
 };
 use adit_sim::{Config, History, World, enumerate};
-use common::memory::Memory;
-use common::*;
 use std::sync::Arc;
+
+use crate::common::*;
+use crate::memory::Memory;
+use crate::pools::*;
+use crate::replay::replayed;
 
 fn options_in(world: &World) -> CreateOptions {
     CreateOptions {

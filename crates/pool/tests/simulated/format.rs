@@ -6,7 +6,7 @@ use adit_pool::layout::{
     self, FieldPlace, FileEntry, Geometry, Name, Record, Shared, Slot, Superblock,
 };
 
-const FORMAT: &str = include_str!("../../../docs/format.md");
+const FORMAT: &str = include_str!("../../../../docs/format.md");
 
 type Structures = BTreeMap<String, (usize, Vec<(String, usize, usize)>)>;
 

@@ -1,13 +1,14 @@
 //! One process, no crash: what is staged is found, what is retired is gone, what is freed comes back.
 
-mod common;
-
 use adit_pmem::Medium as _;
 use adit_pool::layout::{FileEntry, Geometry, Slot};
 use adit_pool::{Error, Extent, FileName, LocalLocks, Op, PUBLISHER, Pool, When};
 use adit_sim::SimMedium;
-use common::memory::Memory;
-use common::*;
+
+use crate::common::*;
+use crate::memory::Memory;
+use crate::pools::*;
+use crate::replay::replayed;
 
 fn tiny(chunks: u32) -> (SimMedium, LocalLocks) {
     let medium = SimMedium::new(tiny_size(chunks));
@@ -909,7 +910,7 @@ fn sizes_that_cannot_be_are_refused() {
 /// Threads allocate, mark, look and give back at once: no two ever hold the same line.
 #[test]
 fn threads_never_share_an_extent() {
-    let memory = memory::Memory::new(&vec![0; tiny_size(10) as usize]);
+    let memory = Memory::new(&vec![0; tiny_size(10) as usize]);
     Pool::create(&memory, &options(TINY)).unwrap();
     let pool = open(memory.clone(), &LocalLocks::default(), boot(1)).unwrap();
     let a = pool.attach().unwrap();

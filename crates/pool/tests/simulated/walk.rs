@@ -1,12 +1,13 @@
 //! A walk beside two who write one file in turns finds the later of two records and not the earlier one, and the end of the
 //! numbers does not tell: what it has found says so itself.
 
-mod common;
 use adit_pmem::{Medium, OutOfRange};
 use adit_pool::{LocalLocks, Pool, When};
-use common::memory::Memory;
-use common::*;
 use std::sync::{Arc, Mutex};
+
+use crate::common::*;
+use crate::memory::Memory;
+use crate::pools::*;
 
 type Act = Box<dyn FnOnce() + Send>;
 struct Hooked(Memory, u64, Arc<Mutex<Option<Act>>>);

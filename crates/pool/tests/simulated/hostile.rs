@@ -3,8 +3,6 @@
 //! Whatever the bytes are, opening, checking, dumping, walking, attaching, publishing and using the
 //! pool ends soon in success or in a typed error, and nothing outside the medium is touched.
 
-mod common;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,8 +13,10 @@ use adit_pool::layout::{
 };
 use adit_pool::{Error, LocalLocks, Op, Pool, Rejection, ReplayOp, Result, When};
 use adit_sim::Rng;
-use common::memory::Memory;
-use common::*;
+
+use crate::common::*;
+use crate::memory::Memory;
+use crate::pools::*;
 
 /// A pool with everything in it: committed and uncommitted records, a group, a retired record, a
 /// second file, a dead attachment, a recycled log chunk.

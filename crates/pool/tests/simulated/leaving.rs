@@ -1,14 +1,15 @@
 //! Who leaves the pool with records that count, while somebody buries the dead.
 
-mod common;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use adit_pmem::{Medium, OutOfRange};
 use adit_pool::{Attachment, LocalLocks, Pool, Result, When};
 use adit_sim::{SimMedium, World};
-use common::*;
+
+use crate::common::*;
+use crate::pools::*;
+use crate::replay::replayed;
 
 type Deed = Box<dyn FnOnce() + Send>;
 

@@ -1,15 +1,15 @@
 //! Whose an entry of the file table is, for those who hold a file: that it has ended is told from damage.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use adit_pmem::Medium;
 use adit_pool::layout::FileEntry;
 use adit_pool::{Error, FileRef, LocalLocks, Pool, When};
-use common::memory::Memory;
-use common::*;
+
+use crate::common::*;
+use crate::memory::Memory;
+use crate::pools::*;
 
 fn new_pool(slow: bool) -> (Memory, Arc<Pool<Memory>>) {
     let bytes = vec![0; tiny_size(8) as usize];

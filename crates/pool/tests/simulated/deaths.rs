@@ -4,15 +4,16 @@
 //! has to hold all the same: so whatever he builds on, he makes durable first, and whatever he cannot know
 //! to be whole, he does not build on.
 
-mod common;
-
 use adit_pmem::Medium;
 use adit_pool::layout::{FileEntry, SHARED, Shared};
 use adit_pool::{
     Attachment, FileGuard, FileRef, Intent, LocalLocks, Op, Pool, ReplayOp, Result, When,
 };
 use adit_sim::{Config, History, SimMedium, World, enumerate};
-use common::*;
+
+use crate::common::*;
+use crate::pools::*;
+use crate::replay::replayed;
 
 /// Bytes of an operation, and where they are in the base file, which all files share.
 const LEN: u64 = 100;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use adit_pmem::{Medium, OutOfRange};
 
 #[derive(Clone)]
-pub struct Memory {
+pub(crate) struct Memory {
     words: Arc<[AtomicU64]>,
     strays: Arc<AtomicU64>,
     slow: bool,
@@ -30,7 +30,7 @@ type HeldFence = (Sender<()>, Receiver<()>);
 
 impl Memory {
     /// The next fence waits: the first channel says when it does, and the second lets it go on.
-    pub fn hold_next_fence(&self) -> (Receiver<()>, Sender<()>) {
+    pub(crate) fn hold_next_fence(&self) -> (Receiver<()>, Sender<()>) {
         let (says, waits) = channel();
         let (lets, goes_on) = channel();
         *self.held.lock().unwrap() = Some((says, goes_on));
@@ -38,22 +38,22 @@ impl Memory {
     }
 
     /// Something happens beside whoever reads next where this offset is the first.
-    pub fn when_read(&self, offset: u64, happens: impl FnOnce() + Send + 'static) {
+    pub(crate) fn when_read(&self, offset: u64, happens: impl FnOnce() + Send + 'static) {
         *self.beside.lock().unwrap() = Some((offset, Box::new(happens)));
     }
 
     /// Whether that has happened.
-    pub fn was_read(&self) -> bool {
+    pub(crate) fn was_read(&self) -> bool {
         self.beside.lock().unwrap().is_none()
     }
 
     /// Whether nothing can be written back, as on a disk that is full.
-    pub fn refuse_write_backs(&self, refuse: bool) {
+    pub(crate) fn refuse_write_backs(&self, refuse: bool) {
         self.full.store(refuse, Ordering::SeqCst);
     }
 
     /// So many write-backs and streams succeed yet, and none after them.
-    pub fn refuse_after(&self, room: u64) {
+    pub(crate) fn refuse_after(&self, room: u64) {
         self.room.store(room, Ordering::SeqCst);
     }
 
@@ -70,20 +70,20 @@ impl Memory {
     }
 
     /// From now on no store to the word at this offset succeeds.
-    pub fn break_word(&self, offset: Option<u64>) {
+    pub(crate) fn break_word(&self, offset: Option<u64>) {
         self.broken
             .store(offset.map_or(0, |offset| offset + 1), Ordering::SeqCst);
     }
 
     /// One whose fences wait for a device, as those of a page cache.
-    pub fn slow(bytes: &[u8]) -> Self {
+    pub(crate) fn slow(bytes: &[u8]) -> Self {
         Self {
             slow: true,
             ..Self::new(bytes)
         }
     }
 
-    pub fn new(bytes: &[u8]) -> Self {
+    pub(crate) fn new(bytes: &[u8]) -> Self {
         let words = bytes
             .chunks_exact(8)
             .map(|word| AtomicU64::new(u64::from_le_bytes(word.try_into().unwrap())))
@@ -101,7 +101,7 @@ impl Memory {
         }
     }
 
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         self.words
             .iter()
             .flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes())
@@ -109,12 +109,12 @@ impl Memory {
     }
 
     /// Accesses that were refused.
-    pub fn strays(&self) -> u64 {
+    pub(crate) fn strays(&self) -> u64 {
         self.strays.load(Ordering::Relaxed)
     }
 
     /// Fences so far.
-    pub fn fences(&self) -> u64 {
+    pub(crate) fn fences(&self) -> u64 {
         self.fences.load(Ordering::Relaxed)
     }
 
