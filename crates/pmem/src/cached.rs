@@ -36,6 +36,7 @@ use crate::mapped::{MappedMedium, MediumError};
 use crate::medium::{Medium, OutOfRange, TransferError};
 use crate::range_lock;
 use crate::rest::Pauses;
+use crate::words::Words;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use core::time::Duration;
 use rustix::fd::OwnedFd;
@@ -426,6 +427,16 @@ impl Medium for CachedMedium {
             self.mirror.compare_exchange(offset, current, new)
         } else {
             Err(OutOfRange::outside(offset, 8, self.tables))
+        }
+    }
+
+    /// Only tables are read and written where they are mapped.
+    #[inline]
+    fn words<const N: usize>(&self, offset: u64) -> Result<Words<'_, N>, OutOfRange> {
+        if self.in_tables(offset) {
+            self.mirror.words(offset)
+        } else {
+            Ok(Words::asking(self, offset))
         }
     }
 

@@ -23,6 +23,7 @@ pub mod range_lock;
 mod rest;
 pub mod syscall;
 pub mod word;
+mod words;
 
 pub use base::BaseFile;
 pub use cached::{CachedMedium, MIRROR_TAIL, Reopen, mirror_tail};
@@ -33,6 +34,7 @@ pub use detect::{
 pub use mapped::{Damage, MappedMedium, MediumError, Persistence};
 pub use medium::{Medium, OutOfRange, TransferError};
 pub use rest::{Pauses, rest};
+pub use words::Words;
 
 /// The kernel's error as people know it; rustix without `std` shows a number.
 fn in_words(error: rustix::io::Errno) -> std::io::Error {

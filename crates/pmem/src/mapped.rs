@@ -30,6 +30,7 @@ use crate::in_words;
 use crate::map::{Access, MapError, PAGE, Synchronous, Window};
 use crate::medium::{Medium, OutOfRange, TransferError};
 use crate::word;
+use crate::words::Words;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
@@ -328,7 +329,7 @@ impl MappedMedium {
     /// # Safety
     ///
     /// As for the source of [`guarded_copy`].
-    #[inline]
+    #[inline(always)]
     unsafe fn stream_in(
         &self,
         offset: u64,
@@ -440,6 +441,14 @@ impl Medium for MappedMedium {
     }
 
     #[inline]
+    fn words<const N: usize>(&self, offset: u64) -> Result<Words<'_, N>, OutOfRange> {
+        self.address(offset, N as u64 * 8)?;
+        let at = self.word(offset)?;
+        // SAFETY: `address` checked the range and `word` the alignment; the window is mapped for as long as `self` lives.
+        Ok(unsafe { Words::at(at, self, offset) })
+    }
+
+    #[inline]
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
         let len = into.len();
         // SAFETY: the destination is a slice.
@@ -447,17 +456,21 @@ impl Medium for MappedMedium {
             .map_err(|Fault| self.lost(offset, len as u64))
     }
 
+    #[inline(always)]
+    fn write_line(&self, offset: u64, line: &[u8; LINE]) -> Result<(), OutOfRange> {
+        if !offset.is_multiple_of(LINE as u64) {
+            return self.write_streaming(offset, line);
+        }
+        let to = self.address(offset, LINE as u64)?;
+        let streaming = self.persistence == Persistence::Dax;
+        // SAFETY: `address` checked the destination, whose window begins on a page; the source is a line.
+        unsafe { guarded_copy_line(to, line.as_ptr(), streaming) }
+            .map_err(|Fault| self.lost(offset, LINE as u64))
+    }
+
     #[inline]
     fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
         let len = from.len();
-        if len == LINE && offset.is_multiple_of(LINE as u64) {
-            let to = self.address(offset, LINE as u64)?;
-            let streaming = self.persistence == Persistence::Dax;
-            // SAFETY: `address` checked the destination, whose window begins on a page; the source is a
-            // slice of that length.
-            return unsafe { guarded_copy_line(to, from.as_ptr(), streaming) }
-                .map_err(|Fault| self.lost(offset, len as u64));
-        }
         // SAFETY: the source is a slice.
         unsafe { self.stream_in(offset, from.as_ptr(), len, STREAM_VOLATILE_FROM)? }
             .map_err(|Fault| self.lost(offset, len as u64))
@@ -474,7 +487,7 @@ impl Medium for MappedMedium {
         unsafe { self.copy_out(offset, into, len)? }.map_err(|Fault| self.whose_fault(offset, len))
     }
 
-    #[inline]
+    #[inline(always)]
     unsafe fn write_streaming_from(
         &self,
         offset: u64,

@@ -17,8 +17,9 @@
 
 use rustix::io::Errno;
 
-use crate::copy::{Fault, guarded_copy};
+use crate::copy::{Fault, LINE, guarded_copy};
 use crate::in_words;
+use crate::words::Words;
 
 /// Bytes that travel at once where a medium has no direct way to a program's memory.
 const BOUNCE: usize = 4096;
@@ -110,6 +111,14 @@ pub trait Medium: Send + Sync {
         new: u64,
     ) -> Result<Result<u64, u64>, OutOfRange>;
 
+    /// `N` words that follow each other from an aligned offset on, to be used again and again.
+    fn words<const N: usize>(&self, offset: u64) -> Result<Words<'_, N>, OutOfRange>
+    where
+        Self: Sized,
+    {
+        Ok(Words::asking(self, offset))
+    }
+
     /// Copies bytes out of the medium. Concurrent writers may tear it at 8-byte granularity; callers
     /// validate with versions or checksums.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange>;
@@ -117,6 +126,11 @@ pub trait Medium: Send + Sync {
     /// Copies bytes into the medium, past the cache where that pays. Durable after the next
     /// [`fence`](Self::fence) without a flush, and not to be published to others before it.
     fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange>;
+
+    /// [`write_streaming`](Self::write_streaming) of one line to a multiple of its length.
+    fn write_line(&self, offset: u64, line: &[u8; LINE]) -> Result<(), OutOfRange> {
+        self.write_streaming(offset, line)
+    }
 
     /// Two [`write_streaming`](Self::write_streaming) at once, in no order.
     fn write_both(&self, one: (u64, &[u8]), other: (u64, &[u8])) -> Result<(), OutOfRange> {

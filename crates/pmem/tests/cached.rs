@@ -126,6 +126,22 @@ fn flushed_after(medium: &CachedMedium, place: &Place, other: &OwnedFd) -> Vec<u
     })
 }
 
+#[test]
+fn words_are_found_in_tables_and_in_chunks() {
+    let place = Place::new("found");
+    let medium = place.medium(true);
+    let table = medium.words::<2>(64).expect("words");
+    table.store(1, 5).expect("store");
+    assert_eq!(medium.load(72), Ok(5));
+    assert_eq!(place.bytes()[72], 0, "it was not flushed");
+    let chunk = medium.words::<2>(TABLES + 64).expect("words");
+    chunk.store(1, 7).expect("store");
+    assert_eq!(chunk.load(1), Ok(7));
+    assert_eq!(place.bytes()[TABLES as usize + 72], 7);
+    let swapped = chunk.compare_exchange(1, 7, 8);
+    assert!(swapped.is_err(), "only tables have words that are swapped");
+}
+
 /// Many write words back at once, most of them words that nobody else does.
 #[test]
 fn only_who_writes_the_same_words_back_is_waited_for() {

@@ -352,12 +352,93 @@ fn lines_and_pages_behind_the_end_of_a_file_are_errors() {
         let gone = PAGE as u64;
         assert!(medium.write_streaming(gone - 64, &[1; 64]).is_ok());
         assert!(medium.write_streaming(gone, &[1; 64]).is_err());
+        assert!(medium.write_line(gone - 64, &[1; 64]).is_ok());
+        assert!(medium.write_line(gone, &[1; 64]).is_err());
         assert_eq!(medium.damage().map(|damage| damage.offset), Some(gone));
         let page = [1; PAGE];
         // SAFETY: the source is an array of that length.
         let written = unsafe { medium.write_cold_from(gone, page.as_ptr(), PAGE) };
         assert!(matches!(written, Err(TransferError::OutOfRange(_))));
     }
+}
+
+#[test]
+fn a_line_may_lie_anywhere() {
+    for (file, medium) in media() {
+        for at in [0, 64, 100] {
+            let line = std::array::from_fn(|nth| (at + nth) as u8);
+            medium.write_line(at as u64, &line).expect("write");
+            let mut seen = [0; 64];
+            pread(&file, &mut seen, at as u64).expect("read");
+            assert_eq!(seen, line);
+        }
+        assert!(medium.write_line(medium.size() - 63, &[1; 64]).is_err());
+        assert!(medium.write_line(u64::MAX - 63, &[1; 64]).is_err());
+    }
+}
+
+/// A medium that is asked for each word, as one is that has no addresses.
+struct Asked(MappedMedium);
+
+impl Medium for Asked {
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+    fn load(&self, offset: u64) -> Result<u64, OutOfRange> {
+        self.0.load(offset)
+    }
+    fn store(&self, offset: u64, value: u64) -> Result<(), OutOfRange> {
+        self.0.store(offset, value)
+    }
+    fn compare_exchange(
+        &self,
+        offset: u64,
+        current: u64,
+        new: u64,
+    ) -> Result<Result<u64, u64>, OutOfRange> {
+        self.0.compare_exchange(offset, current, new)
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
+        self.0.read(offset, into)
+    }
+    fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
+        self.0.write_streaming(offset, from)
+    }
+    fn flush(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
+        self.0.flush(offset, len)
+    }
+    fn fence(&self) {
+        self.0.fence();
+    }
+}
+
+fn words_are_the_mediums(medium: &impl Medium) {
+    let words = medium.words::<3>(64).expect("words");
+    medium.store(64 + 8, 5).expect("store");
+    assert_eq!(words.load(1), Ok(5));
+    words.store(2, 7).expect("store");
+    assert_eq!(medium.load(64 + 16), Ok(7));
+    assert_eq!(words.compare_exchange(0, 1, 2), Ok(Err(0)));
+    assert_eq!(words.compare_exchange(0, 0, 2), Ok(Ok(0)));
+    assert_eq!(medium.load(64), Ok(2));
+    let outside = OutOfRange::outside(64 + 24, 8, 64 + 24);
+    assert_eq!(words.load(3), Err(outside));
+    assert_eq!(words.store(3, 1), Err(outside));
+    assert_eq!(words.compare_exchange(3, 0, 1), Err(outside));
+    assert_eq!(medium.load(64 + 24), Ok(0));
+}
+
+#[test]
+fn words_are_found_once() {
+    for (_file, medium) in media() {
+        words_are_the_mediums(&medium);
+        let size = medium.size();
+        assert!(medium.words::<1>(size - 8).is_ok());
+        assert!(medium.words::<2>(size - 8).is_err());
+        assert!(medium.words::<2>(u64::MAX - 7).is_err());
+        assert!(medium.words::<2>(4).is_err(), "a word must be aligned");
+    }
+    words_are_the_mediums(&Asked(medium(1, Persistence::Ram).1));
 }
 
 #[test]
@@ -523,6 +604,14 @@ fn a_medium_cut_short_gives_errors_and_remembers() {
     assert_eq!(
         medium.compare_exchange(gone + 16, 0, 1),
         Err(lost(gone + 16, 8))
+    );
+    let words = medium.words::<4>(gone).expect("words");
+    assert_eq!(words.load(0), Err(lost(gone, 8)));
+    assert_eq!(words.store(1, 1), Err(lost(gone + 8, 8)));
+    assert_eq!(
+        words.compare_exchange(3, 0, 1),
+        Err(lost(gone + 24, 8)),
+        "they were found before it was cut"
     );
     assert_eq!(medium.read(gone - 8, &mut [0; 16]), Err(lost(gone - 8, 16)));
     assert_eq!(

@@ -775,6 +775,7 @@ impl<M: Medium> Attachment<M> {
     }
 
     /// Where it is kept who named an extent last, which is for extents of one page only.
+    #[inline(always)]
     fn name_of_page(&self, extent: Extent) -> Option<&AtomicU64> {
         if Footprint::of(extent.len) != Footprint::Pages(1) {
             return None;
@@ -784,6 +785,7 @@ impl<M: Medium> Attachment<M> {
     }
 
     /// A record at `place` names the extent.
+    #[inline(always)]
     pub(crate) fn name_extent(&self, extent: Extent, place: Place) {
         if let Some(name) = self.name_of_page(extent) {
             name.store(place.packed() + 1, Ordering::Release);
@@ -873,9 +875,15 @@ impl<M: Medium> Attachment<M> {
         unwritten.unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether bytes of any extent wait for their record.
+    #[inline]
+    pub(crate) fn has_unwritten(&self) -> bool {
+        self.state.waits_unwritten.load(Ordering::Acquire) != 0
+    }
+
     /// What waits to be written to the extent at `offset`.
     pub(crate) fn take_unwritten(&self, offset: u64) -> Option<Vec<u8>> {
-        if self.state.waits_unwritten.load(Ordering::Acquire) == 0 {
+        if !self.has_unwritten() {
             return None;
         }
         let mut unwritten = self.unwritten();

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use adit_pmem::detect::{Reason, medium_of};
 use adit_pmem::{
     CachedMedium, MappedMedium, Medium, MediumError, MediumKind, OutOfRange, Persistence, Reopen,
-    TransferError, brief,
+    TransferError, Words, brief,
 };
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags};
@@ -94,12 +94,20 @@ impl Medium for FileMedium {
         on!(self, medium => medium.compare_exchange(offset, current, new))
     }
     #[inline]
+    fn words<const N: usize>(&self, offset: u64) -> Result<Words<'_, N>, OutOfRange> {
+        on!(self, medium => medium.words(offset))
+    }
+    #[inline]
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
         on!(self, medium => medium.read(offset, into))
     }
     #[inline]
     fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
         on!(self, medium => medium.write_streaming(offset, from))
+    }
+    #[inline(always)]
+    fn write_line(&self, offset: u64, line: &[u8; 64]) -> Result<(), OutOfRange> {
+        on!(self, medium => medium.write_line(offset, line))
     }
     #[inline]
     fn write_both(&self, one: (u64, &[u8]), other: (u64, &[u8])) -> Result<(), OutOfRange> {
@@ -115,7 +123,7 @@ impl Medium for FileMedium {
         // SAFETY: the caller vouches for the destination.
         on!(self, medium => unsafe { medium.read_into(offset, into, len) })
     }
-    #[inline]
+    #[inline(always)]
     unsafe fn write_streaming_from(
         &self,
         offset: u64,

@@ -15,7 +15,7 @@ use crate::layout::{
     ChunkKind, FileEntry, HANDLE_MAX, NAME_PAGES, NAMES, Name, PAGE, PATH_LIMIT, SHARED, at,
     checked_value, checked_word,
 };
-use crate::lock::{Acquired, Locked, PATIENCE};
+use crate::lock::{Acquired, LockWord, Locked, PATIENCE};
 use crate::log::FileGuard;
 use crate::pool::{Attachment, Pool};
 
@@ -130,10 +130,15 @@ impl<M: Medium> Pool<M> {
         self.ensure_live_at(self.geometry().file_entry(file.index()), file)
     }
 
-    /// The same for who knows where the file's entry begins.
-    pub(crate) fn ensure_live_at(&self, entry: u64, file: FileRef) -> Result<()> {
+    fn ensure_live_at(&self, entry: u64, file: FileRef) -> Result<()> {
         let state = self.load(entry + at!(FileEntry.state))?;
         let id = self.load(entry + at!(FileEntry.file_id))?;
+        self.ensure_says(state, id, file)
+    }
+
+    /// The same for who has looked.
+    #[inline]
+    pub(crate) fn ensure_says(&self, state: u64, id: u64, file: FileRef) -> Result<()> {
         if state as u8 == FileEntry::LIVE && id == file.id {
             return Ok(());
         }
@@ -510,9 +515,10 @@ impl<M: Medium> Attachment<M> {
         offset: u64,
     ) -> Result<(Locked<'_, M>, Acquired)> {
         self.ensure_current()?;
-        let acquired = self.pool.lock_word(name, offset, self.owner, PATIENCE)?;
+        let word = LockWord::at(&self.pool, offset)?;
+        let acquired = self.pool.take_lock(name, &word, self.owner, PATIENCE)?;
         let attachment = self;
-        Ok((Locked { attachment, offset }, acquired))
+        Ok((Locked { attachment, word }, acquired))
     }
 
     fn lock_files(&self) -> Result<Locked<'_, M>> {

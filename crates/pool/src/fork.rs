@@ -46,8 +46,23 @@ fn map_page() -> Result<usize> {
     Ok(at as usize)
 }
 
+/// The epoch in which something was made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Epoch {
+    value: u64,
+    page: &'static AtomicU64,
+}
+
+impl Epoch {
+    /// Whether it was begun by this very process.
+    #[inline]
+    pub(crate) fn is_current(self) -> bool {
+        self.page.load(Ordering::Acquire) == self.value
+    }
+}
+
 /// The epoch of this process; a new one is begun in a process that has none.
-pub(crate) fn enter() -> Result<u64> {
+pub(crate) fn enter() -> Result<Epoch> {
     if PAGE.get().is_none() {
         // Two threads may map a page each; the loser's page stays unused, 4 KB once.
         let at = map_page()?;
@@ -57,13 +72,7 @@ pub(crate) fn enter() -> Result<u64> {
         return Err(crate::Error::NotAttached);
     };
     let fresh = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-    match page.compare_exchange(0, fresh, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => Ok(fresh),
-        Err(present) => Ok(present),
-    }
-}
-
-/// Whether `epoch` was begun by this very process.
-pub(crate) fn is_current(epoch: u64) -> bool {
-    page().is_some_and(|page| page.load(Ordering::Acquire) == epoch)
+    let begun = page.compare_exchange(0, fresh, Ordering::AcqRel, Ordering::Acquire);
+    let value = begun.map_or_else(|present| present, |_| fresh);
+    Ok(Epoch { value, page })
 }

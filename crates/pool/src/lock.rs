@@ -10,10 +10,10 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use adit_pmem::{Medium, Pauses};
+use adit_pmem::{Medium, Pauses, Words};
 
 use crate::error::{Error, Result};
-use crate::layout::at;
+use crate::layout::{FileEntry, at};
 use crate::pool::{Attachment, Pool};
 
 /// How long somebody alive is waited for who holds a lock.
@@ -105,29 +105,29 @@ impl<M: Medium> Pool<M> {
         Ok(incarnation as u16 == holder.incarnation && self.locks().is_alive(holder.slot))
     }
 
-    /// Takes the lock at `offset`, waiting up to `patience` for each owner that lives.
-    #[inline]
-    pub(crate) fn lock_word(
+    /// Takes a lock, waiting up to `patience` for each owner that lives.
+    #[inline(always)]
+    pub(crate) fn take_lock<const N: usize, const AT: usize>(
         &self,
         name: &'static str,
-        offset: u64,
+        lock: &LockWord<'_, N, AT>,
         owner: Owner,
         patience: Duration,
     ) -> Result<Acquired> {
         let mine = owner.word();
-        match self.cas(offset, 0, mine)? {
+        match lock.swap(0, mine)? {
             Ok(_) => Ok(Acquired::Clean),
-            Err(_) => self.wait_for_word(name, offset, mine, patience),
+            Err(_) => self.wait_for_lock(name, lock, mine, patience),
         }
     }
 
     /// The same when somebody was seen to hold it.
     #[cold]
     #[inline(never)]
-    fn wait_for_word(
+    fn wait_for_lock<const N: usize, const AT: usize>(
         &self,
         name: &'static str,
-        offset: u64,
+        lock: &LockWord<'_, N, AT>,
         mine: u64,
         patience: Duration,
     ) -> Result<Acquired> {
@@ -135,12 +135,12 @@ impl<M: Medium> Pool<M> {
         let mut pauses = Pauses::new(PAUSE, Duration::MAX);
         let mut spins = 0_u32;
         loop {
-            let seen = match self.cas(offset, 0, mine)? {
+            let seen = match lock.swap(0, mine)? {
                 Ok(_) => return Ok(Acquired::Clean),
                 Err(seen) => seen,
             };
             // What its former self said was of another work.
-            if seen & !LONG == mine && (seen == mine || self.cas(offset, seen, mine)?.is_ok()) {
+            if seen & !LONG == mine && (seen == mine || lock.swap(seen, mine)?.is_ok()) {
                 return Ok(Acquired::OwnerDied);
             }
             spins += 1;
@@ -154,7 +154,7 @@ impl<M: Medium> Pool<M> {
                 continue;
             }
             if !self.holder_lives(seen)? {
-                if self.cas(offset, seen, mine)?.is_ok() {
+                if lock.swap(seen, mine)?.is_ok() {
                     return Ok(Acquired::OwnerDied);
                 }
                 continue;
@@ -174,55 +174,92 @@ impl<M: Medium> Pool<M> {
             pauses.rest();
         }
     }
+}
 
-    /// Releases the lock, unless it is no longer this thread's. As long as it is, nobody else changes the word, so this
-    /// takes no locked instruction.
-    pub(crate) fn unlock_word(&self, offset: u64, owner: Owner) {
-        // An error means that the offset is outside the medium, and then it was never locked.
-        if self.is_held_by(offset, owner) {
-            let _ = self.store(offset, 0);
+/// The `AT`th of some words of the pool, which is a lock.
+pub(crate) struct LockWord<'a, const N: usize, const AT: usize> {
+    pub(crate) words: Words<'a, N>,
+}
+
+/// Words of a file's entry, and which of them is its lock.
+const ENTRY: usize = FileEntry::SIZE / 8;
+const ITS_LOCK: usize = at!(FileEntry.lock) as usize / 8;
+
+/// The lock of a file, among the words of its entry.
+pub(crate) type FileLock<'a> = LockWord<'a, ENTRY, ITS_LOCK>;
+
+impl<'a> FileLock<'a> {
+    /// Of the entry at an offset.
+    #[inline]
+    pub(crate) fn of_entry<M: Medium>(pool: &'a Pool<M>, offset: u64) -> Result<Self> {
+        let words = pool.medium().words(offset)?;
+        Ok(Self { words })
+    }
+}
+
+impl<'a> LockWord<'a, 1, 0> {
+    /// The lock at an offset.
+    pub(crate) fn at<M: Medium>(pool: &'a Pool<M>, offset: u64) -> Result<Self> {
+        let words = pool.medium().words(offset)?;
+        Ok(Self { words })
+    }
+}
+
+impl<const N: usize, const AT: usize> LockWord<'_, N, AT> {
+    #[inline]
+    fn swap(&self, seen: u64, new: u64) -> Result<Result<u64, u64>> {
+        Ok(self.words.compare_exchange(AT, seen, new)?)
+    }
+
+    /// Changes the word, unless it is no longer this thread's. As long as it is, nobody else does, so this takes no locked
+    /// instruction.
+    #[inline]
+    fn set(&self, owner: Owner, word: u64) {
+        // An error means that the medium is lost, and the lock with it.
+        let seen = self.words.load(AT);
+        if seen.is_ok_and(|seen| seen & !LONG == owner.word()) {
+            let _ = self.words.store(AT, word);
         }
     }
 
-    fn is_held_by(&self, offset: u64, owner: Owner) -> bool {
-        let held = self.load(offset);
-        held.is_ok_and(|word| word & !LONG == owner.word())
+    #[inline]
+    pub(crate) fn release(&self, owner: Owner) {
+        self.set(owner, 0);
     }
 }
 
-/// A lock of an attachment, held until dropped. It is moved by every append, so it is kept short.
-pub(crate) struct Locked<'a, M: Medium> {
+/// A lock of an attachment, held until dropped.
+pub(crate) struct Locked<'a, M: Medium, const N: usize = 1, const AT: usize = 0> {
     pub(crate) attachment: &'a Attachment<M>,
-    pub(crate) offset: u64,
+    pub(crate) word: LockWord<'a, N, AT>,
 }
+
+/// A file, locked.
+pub(crate) type LockedFile<'a, M> = Locked<'a, M, ENTRY, ITS_LOCK>;
 
 /// A word that nobody who lives has, of a slot that no pool has: the lock of a dead owner whose repair failed.
 pub(crate) const NOBODY: u64 = 0xffff | 1 << 32;
 
-impl<M: Medium> Locked<'_, M> {
+impl<M: Medium, const N: usize, const AT: usize> Locked<'_, M, N, AT> {
     /// Whoever takes the lock next is told again that its owner died: what he left could not be repaired.
     pub(crate) fn leave_unrepaired(&self) {
-        let Attachment { pool, owner, .. } = self.attachment;
-        if pool.is_held_by(self.offset, *owner) {
-            let _ = pool.store(self.offset, NOBODY);
-        }
+        self.word.set(self.attachment.owner, NOBODY);
     }
 
     /// Who wants the lock waits from here on for as long as this thread's process lives.
     pub(crate) fn takes_long(&self) {
-        let Attachment { pool, owner, .. } = self.attachment;
-        if pool.is_held_by(self.offset, *owner) {
-            let _ = pool.store(self.offset, owner.word() | LONG);
-        }
+        let owner = self.attachment.owner;
+        self.word.set(owner, owner.word() | LONG);
     }
 }
 
-impl<M: Medium> Drop for Locked<'_, M> {
+impl<M: Medium, const N: usize, const AT: usize> Drop for Locked<'_, M, N, AT> {
+    #[inline(always)]
     fn drop(&mut self) {
         // A child forked while the lock was held has a copy of this guard, not of the lock.
-        let Attachment { pool, owner, .. } = self.attachment;
-        if crate::fork::is_current(self.attachment.epoch) {
-            pool.unlock_word(self.offset, *owner);
+        let Attachment { epoch, owner, .. } = self.attachment;
+        if epoch.is_current() {
+            self.word.release(*owner);
         }
     }
 }
@@ -241,15 +278,20 @@ mod tests {
         let path = scratch::place().join(format!("adit-pool-turns-{}", std::process::id()));
         let pool = PoolFile::create(&path, 8 << 20, Geometry::default()).expect("create");
         let [one, other, last] = [(); 3].map(|()| pool.attach().expect("attach"));
-        let lock = SHARED + at!(Shared.files_lock);
+        let lock = || {
+            let offset = SHARED + at!(Shared.files_lock);
+            LockWord::at(pool.pool(), offset).expect("lock")
+        };
         let wait = || {
-            let all = pool.pool();
-            let acquired = all.lock_word("files lock", lock, last.owner, 20 * TURN);
-            all.unlock_word(lock, last.owner);
+            let lock = lock();
+            let acquired = pool
+                .pool()
+                .take_lock("files lock", &lock, last.owner, 20 * TURN);
+            lock.release(last.owner);
             acquired
         };
         let hand_on = |from: u64, to: u64| {
-            assert!(matches!(pool.pool().cas(lock, from, to), Ok(Ok(_))));
+            assert!(matches!(lock().swap(from, to), Ok(Ok(_))));
             adit_pmem::rest(TURN);
         };
         let [first, second] = [&one, &other].map(|attachment| attachment.owner.word());

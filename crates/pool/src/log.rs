@@ -19,7 +19,7 @@ use crate::files::{END_UNKNOWN, FileRef};
 use crate::layout::{
     ChunkKind, ChunkWord, Record, RecordKind, at, checked_value, checked_word, crc_of_words,
 };
-use crate::lock::{Acquired, LONG, Locked, PATIENCE};
+use crate::lock::{Acquired, FileLock, LONG, Locked, LockedFile, PATIENCE};
 use crate::pool::{Attachment, Pool};
 
 mod reclaim;
@@ -33,6 +33,9 @@ const LOGGED_TOGETHER: u64 = 2 << 20;
 
 /// Log chunks that every attachment may have, whatever the others hold: one to fill, and one to empty.
 const LOG_SHARE: u32 = 2;
+
+/// What the lock of a file is called.
+const FILE: &str = "file lock";
 
 /// Largest sequence number.
 pub(crate) const SEQ_MAX: u64 = (1 << 48) - 1;
@@ -400,6 +403,7 @@ impl<M: Medium> Attachment<M> {
     /// Takes the next position of the log. The last positions of each chunk are kept for commit records:
     /// when no chunk is left, for whatever reason, all that is logged can still be committed, and so
     /// published, and so make room.
+    #[inline]
     pub(crate) fn take_place(&self, for_commit: bool) -> Result<Place> {
         let capacity = self.pool.geometry().records_per_chunk();
         let end = if for_commit {
@@ -431,6 +435,8 @@ impl<M: Medium> Attachment<M> {
         })
     }
 
+    #[cold]
+    #[inline(never)]
     fn next_log_chunk(&self, seen: u64, for_commit: bool) -> Result<()> {
         if !self.may_grow_log(for_commit)? {
             return Err(Error::LogFull {
@@ -469,6 +475,7 @@ impl<M: Medium> Attachment<M> {
     }
 
     /// Writes a record to its place: one line, streamed.
+    #[inline(always)]
     pub(crate) fn write_record(&self, place: Place, record: &mut Record) -> Result<()> {
         let geometry = self.pool.geometry();
         let word = self.pool.load(geometry.chunk_word(place.chunk))?;
@@ -504,17 +511,26 @@ impl<M: Medium> Attachment<M> {
         if let Some(word) = map.waiting().get((place.position / 64) as usize) {
             word.fetch_or(1 << (place.position % 64), Ordering::AcqRel);
         }
-        let mut unwritten = None;
-        if RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent) {
+        let has_extent = RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent);
+        if has_extent {
             self.name_extent(extent_of(record), place);
-            unwritten = self.take_unwritten(record.pool_offset);
         }
         let offset = self.pool.geometry().record(place.chunk, place.position);
+        if has_extent && self.has_unwritten() {
+            return self.write_with_bytes(record, offset, &line);
+        }
+        Ok(self.pool.medium().write_line(offset, &line)?)
+    }
+
+    /// The line of a record, and the bytes of its extent with it if these wait for it.
+    #[cold]
+    #[inline(never)]
+    fn write_with_bytes(&self, record: &Record, offset: u64, line: &[u8; 64]) -> Result<()> {
         let medium = self.pool.medium();
-        let Some(bytes) = unwritten else {
-            return Ok(medium.write_streaming(offset, &line)?);
+        let Some(bytes) = self.take_unwritten(record.pool_offset) else {
+            return Ok(medium.write_line(offset, line)?);
         };
-        let written = medium.write_both((record.pool_offset, &bytes), (offset, &line));
+        let written = medium.write_both((record.pool_offset, &bytes), (offset, line));
         if written.is_err() {
             // Whoever tries again writes another record, of the same bytes.
             self.put_unwritten(record.pool_offset, bytes);
@@ -539,87 +555,87 @@ impl<M: Medium> Attachment<M> {
     }
 
     /// Locks a file: sequence numbers, end and log of the file are the caller's until it is dropped.
+    #[inline(always)]
     pub fn lock_file(&self, file: FileRef) -> Result<FileGuard<'_, M>> {
-        let entry = self.entry_to_lock(file)?;
-        let acquired = self.wait_for_file(entry, entry + at!(FileEntry.lock))?;
-        self.locked(file, entry, acquired)
+        let lock = self.lock_of(file)?;
+        let acquired = self.wait_for_file(file, &lock)?;
+        self.locked(file, lock, acquired)
     }
 
     /// Locks a file unless somebody who lives has it locked; for who has others locked, and must not make
     /// those who want them wait for this one.
     pub fn try_lock_file(&self, file: FileRef) -> Result<Option<FileGuard<'_, M>>> {
-        let entry = self.entry_to_lock(file)?;
-        let offset = entry + at!(FileEntry.lock);
+        let lock = self.lock_of(file)?;
         let at_once = core::time::Duration::ZERO;
-        match self
-            .pool
-            .lock_word("file lock", offset, self.owner, at_once)
-        {
+        match self.pool.take_lock(FILE, &lock, self.owner, at_once) {
             Err(Error::Busy { .. }) => Ok(None),
-            acquired => self.locked(file, entry, acquired?).map(Some),
+            acquired => self.locked(file, lock, acquired?).map(Some),
         }
     }
 
-    fn entry_to_lock(&self, file: FileRef) -> Result<u64> {
+    #[inline(always)]
+    fn lock_of(&self, file: FileRef) -> Result<FileLock<'_>> {
         self.ensure_current()?;
         let geometry = self.pool.geometry();
         if file.index() >= geometry.file_count {
             return Err(Error::Forgotten);
         }
-        Ok(geometry.file_entry(file.index()))
+        FileLock::of_entry(&self.pool, geometry.file_entry(file.index()))
     }
 
-    fn locked(&self, file: FileRef, entry: u64, acquired: Acquired) -> Result<FileGuard<'_, M>> {
-        let offset = entry + at!(FileEntry.lock);
+    #[inline(always)]
+    fn locked<'a>(
+        &'a self,
+        file: FileRef,
+        lock: FileLock<'a>,
+        acquired: Acquired,
+    ) -> Result<FileGuard<'a, M>> {
         let attachment = self;
-        let lock = Locked { attachment, offset };
+        let lock = Locked {
+            attachment,
+            word: lock,
+        };
         let guard = FileGuard { file, lock };
         // It may have been forgotten, and its entry reused, before or while we waited.
-        if acquired == Acquired::OwnerDied {
-            let repaired = self
-                .pool
-                .ensure_not_forgotten(file)
-                .and_then(|()| guard.repair());
-            if let Err(error) = repaired {
-                // The dead one may have had the lock of the next file that has the entry.
-                let is_reused = self.pool.load(entry + at!(FileEntry.file_id))? != file.id;
-                if is_reused || !matches!(error, Error::Forgotten) {
-                    guard.lock.leave_unrepaired();
-                }
-                return Err(error);
-            }
-        } else {
+        match acquired {
             // Who forgets a file has its lock until that is durable.
-            guard.ensure_live()?;
+            Acquired::Clean => guard.ensure_live()?,
+            Acquired::OwnerDied => guard.inherit()?,
         }
         Ok(guard)
     }
 
     /// Takes the lock of a file. Who holds it while he publishes the file may take as long as the base
     /// file system does, and who looks through the logs as long as they are: he is waited for while he lives.
-    fn wait_for_file(&self, entry: u64, offset: u64) -> Result<Acquired> {
+    #[inline(always)]
+    fn wait_for_file(&self, file: FileRef, lock: &FileLock<'_>) -> Result<Acquired> {
         loop {
-            match self
-                .pool
-                .lock_word("file lock", offset, self.owner, PATIENCE)
-            {
-                Err(Error::Busy { slot, .. }) if self.is_worth_waiting(entry, offset, slot)? => {}
-                result => return result,
+            match self.pool.take_lock(FILE, lock, self.owner, PATIENCE) {
+                Ok(acquired) => return Ok(acquired),
+                Err(busy) => self.ensure_worth_waiting(file, busy)?,
             }
         }
     }
 
-    /// Whether who has this slot holds the lock and has said that it takes long.
-    fn is_worth_waiting(&self, entry: u64, offset: u64, slot: u32) -> Result<bool> {
+    /// Fails, with what was found, unless it is that who holds the lock has said that it takes long.
+    #[cold]
+    #[inline(never)]
+    fn ensure_worth_waiting(&self, file: FileRef, found: Error) -> Result<()> {
+        let Error::Busy { slot, .. } = found else {
+            return Err(found);
+        };
+        let entry = self.pool.geometry().file_entry(file.index());
         let publisher = self.pool.load(entry + at!(FileEntry.version))? & PUBLISHER;
-        Ok(publisher == u64::from(slot) + 1 || self.pool.load(offset)? & LONG != 0)
+        let lock = self.pool.load(entry + at!(FileEntry.lock))?;
+        let takes_long = publisher == u64::from(slot) + 1 || lock & LONG != 0;
+        takes_long.then_some(()).ok_or(found)
     }
 }
 
 /// A locked file.
 pub struct FileGuard<'a, M: Medium> {
     file: FileRef,
-    pub(crate) lock: Locked<'a, M>,
+    pub(crate) lock: LockedFile<'a, M>,
 }
 
 impl<M: Medium> FileGuard<'_, M> {
@@ -633,17 +649,17 @@ impl<M: Medium> FileGuard<'_, M> {
 
     /// Where the file's entry begins.
     pub(crate) fn entry(&self) -> u64 {
-        self.lock.offset - at!(FileEntry.lock)
+        self.pool().geometry().file_entry(self.file.index())
     }
 
     #[inline]
     fn get(&self, field: u64) -> Result<u64> {
-        self.pool().load(self.entry() + field)
+        Ok(self.lock.word.words.load(field as usize / 8)?)
     }
 
     #[inline]
     fn set(&self, field: u64, value: u64) -> Result<()> {
-        self.pool().store(self.entry() + field, value)
+        Ok(self.lock.word.words.store(field as usize / 8, value)?)
     }
 
     /// The file.
@@ -660,6 +676,7 @@ impl<M: Medium> FileGuard<'_, M> {
 
     /// End of the file with everything staged; `None` until [`FileGuard::set_end`] after the entry
     /// was made or the pool rebuilt.
+    #[inline]
     pub fn end(&self) -> Result<Option<u64>> {
         let end = self.get(at!(FileEntry.end))?;
         Ok((end != END_UNKNOWN).then_some(end))
@@ -673,6 +690,11 @@ impl<M: Medium> FileGuard<'_, M> {
     /// Sequence number the next record will get.
     pub fn next_seq(&self) -> Result<u64> {
         self.get(at!(FileEntry.next_seq))
+    }
+
+    /// [`Pool::retired_word`] of this file.
+    pub fn retired_word(&self) -> Result<u64> {
+        self.get(at!(FileEntry.retired))
     }
 
     /// The publishing word of the file: who publishes it (slot + 1 in bits 0-15, 0 for nobody), and a
@@ -692,9 +714,28 @@ impl<M: Medium> FileGuard<'_, M> {
         self.set(at!(FileEntry.modified), nanoseconds)
     }
 
+    /// Repairs what a dead owner left. Where that fails, the next one has to.
+    #[cold]
+    #[inline(never)]
+    fn inherit(&self) -> Result<()> {
+        let live = self.pool().ensure_not_forgotten(self.file);
+        let Err(error) = live.and_then(|()| self.repair()) else {
+            return Ok(());
+        };
+        // The dead one may have had the lock of the next file that has the entry.
+        let is_reused = self.get(at!(FileEntry.file_id))? != self.file.id;
+        if is_reused || !matches!(error, Error::Forgotten) {
+            self.lock.leave_unrepaired();
+        }
+        Err(error)
+    }
+
     /// Fails when the file is no longer in the table.
+    #[inline]
     fn ensure_live(&self) -> Result<()> {
-        self.pool().ensure_live_at(self.entry(), self.file)
+        let state = self.get(at!(FileEntry.state))?;
+        let id = self.get(at!(FileEntry.file_id))?;
+        self.pool().ensure_says(state, id, self.file)
     }
 
     /// What a dead owner may have left: see the module's head.
@@ -744,6 +785,7 @@ impl<M: Medium> FileGuard<'_, M> {
     }
 
     /// Shows a written record in the progress words. Doing it twice changes nothing.
+    #[inline(always)]
     pub(crate) fn finish(&self, record: &Record) -> Result<()> {
         if let Some(end) = self.end()? {
             let after = end_after(end, record);
@@ -757,6 +799,7 @@ impl<M: Medium> FileGuard<'_, M> {
 
     /// Writes one record: place, sequence number, line. `prev` is the record before it in the chain; it
     /// and all before it are durable if it is no later than `durable`.
+    #[inline(always)]
     fn write(&self, record: &mut Record, prev: u64, durable: u64) -> Result<Place> {
         let for_commit = record.kind == RecordKind::Commit as u8;
         let place = self.attachment().take_place(for_commit)?;
@@ -770,6 +813,7 @@ impl<M: Medium> FileGuard<'_, M> {
     }
 
     /// The next sequence number, for the record at a place, which the caller gives up when there is none.
+    #[inline(always)]
     pub(crate) fn number(&self, place: Place) -> Result<u64> {
         let seq = self.next_seq()?;
         if seq == 0 || seq > SEQ_MAX {
@@ -800,6 +844,7 @@ impl<M: Medium> FileGuard<'_, M> {
     }
 
     /// Writes a record to its place, which is given up when that fails.
+    #[inline(always)]
     pub(crate) fn put(&self, place: Place, record: &mut Record) -> Result<()> {
         self.attachment()
             .write_record(place, record)
@@ -826,6 +871,7 @@ impl<M: Medium> FileGuard<'_, M> {
     /// [`FileGuard::append`] that never waits for a device: where a fence does, the caller gives the lock
     /// up first, then waits for [`Pool::settle`], and tells nobody of the operation before. `durable` is
     /// the last record of the file of which the caller knows that it is durable, with all before it.
+    #[inline(always)]
     pub fn log(&mut self, op: &Op, counts: When, durable: u64) -> Result<u64> {
         self.attachment().ensure_current()?;
         op.check()?;
@@ -858,6 +904,7 @@ impl<M: Medium> FileGuard<'_, M> {
         Ok(())
     }
 
+    #[inline]
     fn trim(&self, op: &Op) {
         if let Some((extent, len)) = op.extent()
             && len < extent.len
@@ -993,6 +1040,8 @@ impl<M: Medium> FileGuard<'_, M> {
 
 impl<M: Medium> Attachment<M> {
     /// Counts a place that never got its record, or whose record failed halfway.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn settle_unwritten(&self, place: Place) {
         if !self.settle(place)
             && let Some(map) = self.map(place.chunk)

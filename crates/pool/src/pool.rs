@@ -564,7 +564,7 @@ pub(crate) struct AttachmentState {
 pub struct Attachment<M: Medium> {
     pub(crate) pool: Arc<Pool<M>>,
     pub(crate) owner: Owner,
-    pub(crate) epoch: u64,
+    pub(crate) epoch: fork::Epoch,
     hold: Option<Box<dyn Hold>>,
     pub(crate) maps: Box<[std::sync::OnceLock<Box<ChunkMap>>]>,
     pub(crate) state: AttachmentState,
@@ -601,7 +601,7 @@ impl<M: Medium> Attachment<M> {
 
     /// Fails in a process that inherited the attachment instead of making it.
     pub fn ensure_current(&self) -> Result<()> {
-        if fork::is_current(self.epoch) {
+        if self.epoch.is_current() {
             Ok(())
         } else {
             Err(Error::NotAttached)
@@ -660,7 +660,7 @@ impl<M: Medium> Drop for Attachment<M> {
         // A child has a copy of the hold, whose mapping it did not inherit: releasing it would unmap
         // an address that may be something else by now.
         if let Some(hold) = self.hold.take()
-            && !fork::is_current(self.epoch)
+            && !self.epoch.is_current()
         {
             std::mem::forget(hold);
         }

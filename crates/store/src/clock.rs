@@ -5,6 +5,7 @@ use rustix::time::{ClockId, clock_gettime};
 /// Nanoseconds since 1970, of the kernel itself: what a user preloads to give a program another time must not become
 /// the time of files. Never that of the last tick, as some kernels have it for files: it could be older than a time that
 /// the kernel gave a file before.
+#[inline]
 pub(crate) fn now() -> u64 {
     let now = clock_gettime(ClockId::Realtime);
     nanoseconds(now.tv_sec, now.tv_nsec)

@@ -242,6 +242,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Makes operations up to `seq` durable and shows them, where [`StagedFile::show`] has left that
     /// open. The caller has given the file's lock up: a program that is stopped in here keeps nobody
     /// from the file.
+    #[inline(always)]
     pub(super) fn settle_up_to(&self, seq: u64) -> Result<()> {
         if self.waits_after_lock() {
             self.stage.attachment().pool().settle()?;
@@ -295,6 +296,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// # Safety
     ///
     /// As for [`StagedFile::write_from`].
+    #[inline(always)]
     unsafe fn stream(&self, extent: Extent, from: &mut From<'_>, again: bool) -> Result<DataCrc> {
         let attachment = self.stage.attachment();
         let len = extent.len as usize;
@@ -302,20 +304,30 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             // SAFETY: the caller vouches for the buffers.
             return unsafe { self.stream_checked(extent, from) }.map(DataCrc::of);
         }
-        if len > CRC_LIMIT {
-            let cold = again && self.recycled.are_cold();
-            from.each(len, |done, at, part| {
-                // SAFETY: the caller vouches for the buffers.
-                unsafe { attachment.fill_from(extent, done as u32, at, part, cold) }
-            })?;
-            return Ok(DataCrc::NONE);
+        if len <= CRC_LIMIT {
+            // SAFETY: the caller vouches for the buffers.
+            return unsafe { self.stream_few(extent, from) }.map(DataCrc::of);
         }
+        let cold = again && self.recycled.are_cold();
+        from.each(len, |done, at, part| {
+            // SAFETY: the caller vouches for the buffers.
+            unsafe { attachment.fill_from(extent, done as u32, at, part, cold) }
+        })?;
+        Ok(DataCrc::NONE)
+    }
+
+    /// Copies the next few bytes into an extent and returns their CRC.
+    ///
+    /// # Safety
+    ///
+    /// As for [`StagedFile::write_from`].
+    unsafe fn stream_few(&self, extent: Extent, from: &mut From<'_>) -> Result<u32> {
         let mut own = [0; CRC_LIMIT];
-        let own = &mut own[..len];
+        let own = &mut own[..extent.len as usize];
         // SAFETY: the caller vouches for the buffers.
         unsafe { take(from, own) }?;
-        attachment.fill(extent, 0, own)?;
-        Ok(DataCrc::of(crc32c::crc32c(own)))
+        self.stage.attachment().fill(extent, 0, own)?;
+        Ok(crc32c::crc32c(own))
     }
 
     /// Copies the next bytes into an extent, block by block, and returns their CRC. Few bytes wait for the
@@ -406,6 +418,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     }
 
     /// Logs a write and shows it: its offset, and the number of its record.
+    #[inline(always)]
     fn log(&self, guard: &mut FileGuard<'_, M>, request: &Request) -> Result<(u64, u64)> {
         let filled = &request.filled;
         let len = u64::from(filled.extent.len);
@@ -440,6 +453,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         Ok(offset)
     }
 
+    #[inline]
     fn resolve_place(&self, guard: &FileGuard<'_, M>, place: Place, len: u64) -> Result<u64> {
         let offset = match place {
             Place::At(offset) => offset,
@@ -458,6 +472,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// device, in [`StagedFile::settle_up_to`]: nobody acts on bytes that a crash would take back. The
     /// caller holds the file's lock. Operations of one group share the number of its end: they are
     /// published and retired together.
+    #[inline(always)]
     fn show(&self, guard: &FileGuard<'_, M>, seq: u64, ops: &[ReplayOp]) -> Result<()> {
         // Not the time when it began to wait for the lock: what others have written since is older.
         guard.set_modified(clock::now())?;
@@ -478,10 +493,10 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             view.is_committed(seq, nothing_before);
         }
         let committed = view.committed;
-        let covered = view.covered.batch(committed);
-        if !covered.is_empty() {
-            self.recycled.are_of(&view.overlay);
-        }
+        let Some(covered) = view.covered.batch(committed) else {
+            return Ok(());
+        };
+        self.recycled.are_of(&view.overlay);
         drop(view);
         self.recycle(guard, covered)
     }

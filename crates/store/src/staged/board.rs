@@ -65,6 +65,9 @@ impl Seat {
 /// See the module.
 pub(super) struct Board {
     inside: AtomicBool,
+    /// Somebody may sit who was not served: whoever is inside need not look at every seat before it leaves. May be wrong
+    /// for a moment, as nobody who sits depends on it.
+    asked: AtomicBool,
     seats: [Seat; SEATS],
 }
 
@@ -81,6 +84,7 @@ impl Board {
     pub(super) fn new() -> Self {
         Self {
             inside: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
             seats: std::array::from_fn(|_| Seat::new()),
         }
     }
@@ -104,7 +108,9 @@ impl Board {
             if let Some(_inside) = self.enter() {
                 let mut round = begin();
                 let answer = serve(&mut round, &request);
-                self.serve_all(&mut round, &serve);
+                if self.asked.load(Ordering::Relaxed) {
+                    self.serve_all(&mut round, &serve);
+                }
                 return answer;
             }
             if let Some(seat) = self.seats.iter().find(|seat| seat.take()) {
@@ -114,6 +120,7 @@ impl Board {
         };
         sit();
         seat.put(request, ASKED);
+        self.asked.store(true, Ordering::Release);
         loop {
             if let Some(answer) = seat.get(SERVED) {
                 seat.state.store(FREE, Ordering::Release);
@@ -135,6 +142,8 @@ impl Board {
     }
 
     fn serve_all<R>(&self, round: &mut R, serve: &impl Fn(&mut R, &Words) -> Words) {
+        // Before the look at the seats: who sits down after it says so again.
+        self.asked.swap(false, Ordering::Acquire);
         for seat in &self.seats {
             if let Some(request) = seat.get(ASKED) {
                 seat.put(serve(round, &request), SERVED);

@@ -310,6 +310,7 @@ pub(super) struct View {
 }
 
 impl View {
+    #[inline]
     pub(super) fn record(&mut self, seq: u64, op: &ReplayOp) {
         let covered = &mut self.covered;
         self.overlay
@@ -537,15 +538,32 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     }
 
     /// Takes the file's lock in the pool, with the overlay up to date.
+    #[inline]
     pub(super) fn lock(&self) -> Result<FileGuard<'_, M>> {
         let mut guard = self.stage.attachment.lock_file(self.file)?;
-        self.follow(&mut guard)?;
+        if !self.is_up_to_date(&guard)? {
+            self.follow(&mut guard)?;
+        }
         Ok(guard)
+    }
+
+    /// Whether nobody has written, published or relinked anything that the overlay does not show.
+    #[inline]
+    fn is_up_to_date(&self, guard: &FileGuard<'_, M>) -> Result<bool> {
+        let version = guard.version()?;
+        let mark = self.mark_of(guard.retired_word()?);
+        Ok(self.followed.load(Ordering::Relaxed) == version
+            && !is_relinking(version)
+            && self.known_seq.load(Ordering::Relaxed) == guard.next_seq()?
+            && self.followed_mark.load(Ordering::Relaxed) == mark
+            && guard.end()?.is_some())
     }
 
     /// Brings the overlay up to the log and to what others have published. Mostly it is there: only
     /// records of another process, or an operation of ours that failed halfway, make the sequence
     /// numbers differ; and only publishing moves the publishing word.
+    #[cold]
+    #[inline(never)]
     pub(super) fn follow(&self, guard: &mut FileGuard<'_, M>) -> Result<()> {
         self.follow_by(guard, &mut Walk::default())
     }
@@ -561,7 +579,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let next_seq = guard.next_seq()?;
         let shared = version & SHARED != 0;
         let followed_mark = self.followed_mark.load(Ordering::Relaxed);
-        let mark = self.mark()?;
+        let mark = self.mark_of(guard.retired_word()?);
         let is_new = self.known_seq.load(Ordering::Relaxed) != next_seq;
         let is_published =
             self.followed.load(Ordering::Relaxed) != version || followed_mark != mark;

@@ -58,6 +58,7 @@ impl<'a, A: Address> Cursor<'a, A> {
     }
 
     /// Calls `with` for the next `len` bytes, buffer by buffer: how far they are, where, how many.
+    #[inline(always)]
     pub(super) fn each<E>(
         &mut self,
         len: usize,

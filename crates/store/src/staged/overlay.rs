@@ -381,6 +381,7 @@ impl Overlay {
 
     /// One more operation happens; `covers` is told where in the pool whole pages lie of the file that
     /// another page takes the place of.
+    #[inline(always)]
     pub(super) fn apply_telling(&mut self, op: &ReplayOp, covers: impl FnMut(u64)) {
         match *op {
             ReplayOp::Write {
@@ -407,6 +408,7 @@ impl Overlay {
         }
     }
 
+    #[inline]
     fn insert(&mut self, start: u64, len: u64, source: Source, mut covers: impl FnMut(u64)) {
         let end = start.saturating_add(len);
         self.size = self.size.max(end);

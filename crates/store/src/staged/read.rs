@@ -218,12 +218,18 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// What moves before pages of the pool that an overlay may name are anybody's: the word up to which records are retired,
     /// as it is seen.
     pub(super) fn mark(&self) -> Result<u64> {
-        let mark = self.stage.attachment().pool().retired_word(self.file)?;
+        let word = self.stage.attachment().pool().retired_word(self.file)?;
+        Ok(self.mark_of(word))
+    }
+
+    /// The same of who has seen the word.
+    #[inline]
+    pub(super) fn mark_of(&self, mark: u64) -> u64 {
         #[cfg(test)]
         let followed = self.followed_mark.load(Ordering::Relaxed);
         #[cfg(test)]
         let mark = planted::unless(planted::Blind::Mark, mark, followed);
-        Ok(mark)
+        mark
     }
 
     /// Copies a piece to where the buffers go on.

@@ -109,12 +109,10 @@ impl CoveredPages {
     }
 
     /// A batch of those that records up to `committed` cover, once there are so many.
-    pub(super) fn batch(&mut self, committed: u64) -> Vec<Covered> {
-        let ready = self.pages.get(self.batch - 1);
-        if ready.is_none_or(|last| last.seq > committed) {
-            return Vec::new();
-        }
-        self.pages.drain(..self.batch).collect()
+    #[inline(always)]
+    pub(super) fn batch(&mut self, committed: u64) -> Option<Vec<Covered>> {
+        let last = self.pages.get(self.batch - 1)?;
+        (last.seq <= committed).then(|| self.pages.drain(..self.batch).collect())
     }
 
     /// Records that name some of them are retired, and may be reclaimed.
@@ -197,11 +195,12 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     }
 
     /// Takes pages back from their records. The caller holds the file's lock.
+    #[cold]
+    #[inline(never)]
     pub(super) fn recycle(&self, guard: &FileGuard<'_, M>, pages: Vec<Covered>) -> Result<()> {
         let attachment = self.stage.attachment();
         // Where a fence is slow, records carry the CRC of their bytes.
-        let pages_may = !pages.is_empty() && !attachment.pool().medium().fence_is_slow();
-        if !pages_may
+        if attachment.pool().medium().fence_is_slow()
             || guard.version()? & (PUBLISHER | SHARED) != 0
             || attachment.pool().may_be_relinked(self.file)?
             || !self.reuse.move_on_gently()

@@ -41,10 +41,17 @@ impl Room {
 impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Makes sure that the file system has room for these bytes of the base file when they are
     /// published. [`Error::NoSpace`] when it has not, with nothing done.
+    #[inline]
     pub(super) fn make_publishable(&self, offset: u64, len: u64) -> Result<()> {
         if self.room.take(len) {
             return Ok(());
         }
+        self.look_for_room(offset, len)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_for_room(&self, offset: u64, len: u64) -> Result<()> {
         let pool = self.stage.attachment().pool();
         // A pool of which not all can be mapped may hold anything.
         let most = pool.chunk_count().map(|count| pool.geometry().chunk(count));
