@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use adit_pool::layout::Geometry;
-use adit_pool::{Attachment, CreateOptions, Error, FileRef, LocalLocks, Pool, When};
+use adit_pmem::Medium;
+use adit_pool::layout::{Geometry, Record};
+use adit_pool::{
+    Attachment, CreateOptions, Error, FileRef, LocalLocks, Op, Pool, Recovery, Replay, When,
+};
 use adit_sim::{Config, History, SimMedium, World, enumerate};
 
 use crate::common::*;
@@ -20,6 +23,9 @@ const GEOMETRY: Geometry = Geometry {
 
 /// The death, and then the end of each file.
 const DEATH: u64 = 1;
+
+/// The first of what another file is told to have staged.
+const OTHERS: u64 = 100;
 
 fn size() -> u64 {
     GEOMETRY.chunk(GEOMETRY.header_chunks() + 12)
@@ -109,8 +115,12 @@ fn go_on(world: &World, case: Case, alive: &Attachment<SimMedium>, files: &[File
             .expect("end");
         let mut nth = 0;
         let full = loop {
+            world.begin(OTHERS + nth);
             match stage(alive, other, nth * 4096, &[9; 4096], When::Now) {
-                Ok(_) => nth += 1,
+                Ok(_) => {
+                    world.acknowledge(OTHERS + nth);
+                    nth += 1;
+                }
                 Err(error) => break error,
             }
         };
@@ -122,16 +132,19 @@ fn go_on(world: &World, case: Case, alive: &Attachment<SimMedium>, files: &[File
     }
 }
 
+fn text(error: Error) -> String {
+    error.to_string()
+}
+
 /// Of the files that nobody has ended, all are committed or none.
-fn judge(world: &World, history: &History, case: Case) -> Result<(), String> {
-    let text = |error: adit_pool::Error| error.to_string();
-    let locks = LocalLocks::default();
-    let pool: Arc<Pool<SimMedium>> =
-        open(world.medium(), &locks, boot(world.boot_id())).map_err(text)?;
-    let a = pool.attach().map_err(text)?;
-    let found = a.scan().map_err(text)?;
+fn are_together(
+    pool: &Pool<SimMedium>,
+    found: &Recovery,
+    history: &History,
+    ends: [usize; 2],
+) -> Result<(), String> {
     let ended = |file: usize| {
-        let nth = case.ends.iter().position(|end| *end == file);
+        let nth = ends.iter().position(|end| *end == file);
         nth.is_some_and(|nth| history.is_begun(DEATH + 1 + nth as u64))
     };
     let mut there = Vec::new();
@@ -143,13 +156,27 @@ fn judge(world: &World, history: &History, case: Case) -> Result<(), String> {
     if there.iter().any(|is_there| *is_there != there[0]) {
         return Err(format!("{there:?} are committed"));
     }
-    // What another has staged in what was free is as it was.
-    let other = pool.find_file(&name(9)).map_err(text)?;
-    if let Some(other) = other {
-        let bytes = replayed(&pool, &found, other, b"").map_err(text)?;
-        if bytes.iter().any(|byte| *byte != 9) {
-            return Err("another file has other bytes".to_owned());
-        }
+    Ok(())
+}
+
+fn judge(world: &World, history: &History, case: Case) -> Result<(), String> {
+    let locks = LocalLocks::default();
+    let pool: Arc<Pool<SimMedium>> =
+        open(world.medium(), &locks, boot(world.boot_id())).map_err(text)?;
+    let a = pool.attach().map_err(text)?;
+    let found = a.scan().map_err(text)?;
+    are_together(&pool, &found, history, case.ends)?;
+    // What another was told to have staged is there, with its name, which lies in what was free.
+    let pages = history.completed().len();
+    let bytes = match pool.find_file(&name(9)).map_err(text)? {
+        Some(other) => replayed(&pool, &found, other, b"").map_err(text)?,
+        None => Vec::new(),
+    };
+    if bytes.len() < pages * 4096 || bytes.iter().any(|byte| *byte != 9) {
+        let len = bytes.len();
+        return Err(format!(
+            "another file has {len} bytes of {pages} pages, or wrong ones"
+        ));
     }
     if case.buries {
         // Bytes and their record share a fence: what was in flight is found without the other.
@@ -211,5 +238,189 @@ fn a_part_of_a_ring_is_erased_when_the_dead_is_buried() {
             buries: true,
             on_disk: false,
         });
+    }
+}
+
+/// How many lines of another file lie before a ring's parts in their log, and behind them.
+const AROUND: usize = 3;
+
+/// A ring of commits that a death has cut short, in a log full of another file's records.
+struct Surrounded {
+    alive: Attachment<SimMedium>,
+    files: Vec<FileRef>,
+    other: FileRef,
+    /// Where the ring's parts lay in the log before some went missing: chunk and line.
+    parts: Vec<(u32, u32)>,
+}
+
+/// One dies after so many events of a commit of all files. Records of another file lie around the ring's parts, where
+/// somebody who erases the wrong line hits them: in the same log before them and behind them, and in the logs in the chunks
+/// before and behind that one, at the same lines. Of the parts some are `missing`, as far as there are any: those that the
+/// dead had yet to write, or that were not durable. What is left, and all that is the other's, is durable.
+fn surround(world: &World, on_disk: bool, events: u64, missing: u32) -> Surrounded {
+    if on_disk {
+        world.put_behind_page_cache(GEOMETRY.header_len());
+    }
+    world.setup(|| {
+        let boot = boot(world.boot_id());
+        let options = CreateOptions {
+            boot,
+            ..options(GEOMETRY)
+        };
+        Pool::create(&world.medium(), &options).expect("create");
+        let locks = LocalLocks::default();
+        let [alive, dies, behind] = [0, 1, 2].map(|core| {
+            let pool = open(world.medium_on_core(core), &locks, boot).expect("open");
+            pool.attach().expect("attach")
+        });
+        let enter = |nth: usize| dies.enter_file(&name(nth as u8)).expect("enter");
+        let other = enter(9);
+        let mut files: Vec<FileRef> = (0..FILES).map(enter).collect();
+        files.sort_unstable();
+        // Their bytes first: the chunk in which those lie is none between the logs.
+        let bytes = |_: &FileRef| fill(&dies, 0, &[7; 64]).expect("fill");
+        let staged: Vec<Op> = files.iter().map(bytes).collect();
+        let mut size = 0;
+        let mut write = |who: &Attachment<SimMedium>, records: usize| {
+            for _ in 0..records {
+                size += 1;
+                let op = Op::Truncate { size };
+                let mut guard = who.lock_file(other).expect("lock");
+                guard.append(&op, When::Now).expect("write");
+            }
+        };
+        write(&alive, 2 * (AROUND + FILES));
+        for (file, op) in files.iter().zip(&staged) {
+            let mut guard = dies.lock_file(*file).expect("lock");
+            guard.set_end(0).expect("end");
+            guard.append(op, When::WithCommit).expect("write");
+        }
+        write(&dies, AROUND);
+        world.kill_after(events, || commit(&dies, &files));
+        // Another of the dead one's threads lives a little longer.
+        write(&dies, AROUND);
+        write(&behind, 2 * (AROUND + FILES));
+        let parts = parts_of_rings(alive.pool());
+        for (nth, (chunk, line)) in parts.iter().enumerate() {
+            if missing & 1 << nth != 0 {
+                let offset = GEOMETRY.record(*chunk, *line);
+                let erased = world.medium().write_streaming(offset, &[0; Record::SIZE]);
+                erased.expect("erase");
+            }
+        }
+        Surrounded {
+            alive,
+            files,
+            other,
+            parts,
+        }
+    })
+}
+
+/// Where the log has parts of rings, in order.
+fn parts_of_rings(pool: &Pool<SimMedium>) -> Vec<(u32, u32)> {
+    let chunks = GEOMETRY.header_chunks()..pool.chunk_count().expect("chunks");
+    let lines = |chunk| (0..GEOMETRY.records_per_chunk()).map(move |line| (chunk, line));
+    let is_part = |(chunk, line): &(u32, u32)| {
+        let mut bytes = [0; Record::SIZE];
+        let offset = GEOMETRY.record(*chunk, *line);
+        pool.medium().read(offset, &mut bytes).expect("read");
+        let record = Record::decode(&bytes);
+        record.flags & Record::TOGETHER != 0 && record.is_valid(&UUID, *chunk, *line)
+    };
+    chunks.flat_map(lines).filter(is_part).collect()
+}
+
+/// A file's records as the log says, and where in it they lie.
+fn records(pool: &Pool<SimMedium>, found: &Recovery, file: FileRef) -> Result<Vec<Replay>, String> {
+    let records = found.records(pool, file);
+    records.collect::<Result<_, _>>().map_err(text)
+}
+
+/// The parts lie side by side, and every line around them is the other file's.
+fn ensure_surrounded(parts: &[(u32, u32)], other: &[Replay]) {
+    assert_eq!(parts.len(), FILES);
+    for (chunk, line) in parts.iter().copied() {
+        let around = [chunk - 1, chunk, chunk + 1]
+            .into_iter()
+            .flat_map(|chunk| [line - 1, line, line + 1].map(|line| (chunk, line)));
+        for place in around.filter(|place| !parts.contains(place)) {
+            let at = GEOMETRY.record(place.0, place.1);
+            assert!(
+                other.iter().any(|record| record.at == at),
+                "nothing at {place:?}, beside {parts:?}"
+            );
+        }
+    }
+}
+
+/// What the dead has left of a ring is erased by the first who takes one of the locks, or who attaches after a loss of
+/// power, and no line beside it.
+fn only_the_parts_are_erased(on_disk: bool) {
+    let at = |events: u64| surround(&World::new(size()), on_disk, events, 0);
+    let wrote_all = |events: &u64| at(*events).parts.len() == FILES;
+    let events = (0..).find(wrote_all).expect("a ring");
+    let Surrounded {
+        alive,
+        other,
+        parts,
+        ..
+    } = at(events);
+    let found = alive.pool().scan().expect("scan");
+    let expected = records(alive.pool(), &found, other).expect("records");
+    ensure_surrounded(&parts, &expected);
+    let ends = [1, 2];
+    let judge = |world: &World, history: &History| {
+        // Somebody who was not there before knows no more than what the log says.
+        let locks = LocalLocks::default();
+        let pool = open(world.medium(), &locks, boot(world.boot_id())).map_err(text)?;
+        let a = pool.attach().map_err(text)?;
+        let found = a.scan().map_err(text)?;
+        let others = records(&pool, &found, other)?;
+        if let Some(lost) = expected.iter().find(|record| !others.contains(record)) {
+            return Err(format!("another file's {lost:?} is gone"));
+        }
+        if others.len() != expected.len() {
+            return Err(format!("another file has {} records", others.len()));
+        }
+        // A part may be half erased when the power goes.
+        let is_part = |offset| {
+            parts
+                .iter()
+                .any(|(chunk, line)| GEOMETRY.record(*chunk, *line) == offset)
+        };
+        if let Some(rejected) = found.rejected.iter().find(|line| !is_part(line.offset)) {
+            return Err(format!("{rejected:?} beside the ring"));
+        }
+        are_together(&pool, &found, history, ends)
+    };
+    for missing in 0..1 << FILES {
+        let name = format!("ring-surrounded-{on_disk}-{missing:04b}");
+        let config = Config {
+            exhaustive: 4,
+            samples: 2,
+            torn: 1,
+            nested_points: 2,
+            max_states: 400,
+            threads: 2,
+            ..Config::new(&name, size())
+        };
+        let workload = |world: &World| {
+            let Surrounded { alive, files, .. } = surround(world, on_disk, events, missing);
+            world.begin(DEATH);
+            for (nth, end) in ends.into_iter().enumerate() {
+                world.begin(DEATH + 1 + nth as u64);
+                alive.forget_file(files[end]).expect("forget");
+            }
+        };
+        enumerate(&config, workload, judge).unwrap_or_else(|failure| panic!("{name}: {failure}"));
+    }
+}
+
+/// Of the parts every choice goes missing in turn, so each line around them is beside one that is erased.
+#[test]
+fn of_a_ring_only_the_parts_are_erased() {
+    for on_disk in [false, true] {
+        only_the_parts_are_erased(on_disk);
     }
 }
