@@ -17,9 +17,9 @@ EMULATION_DIFFERS = ["write_back_of_inaccessible_lines_faults"]
 PATIENCE = 3
 # Tests that simulate their medium, or are about where the host keeps its pools: they run in `make test`.
 ELSEWHERE = {"store-adit_store": ["staged::", "pools::"]}
-# What runs on tmpfs in `make test`, and is long: where it runs here, and where it does on another kernel than the first,
-# whose processors take turns.
-LONG = {"store-adit_store": {True: DAX, False: ("xfs",)}}
+# What runs on tmpfs in `make test`, and on all disks in `lab/suite`, and is long: where it runs here, and where it does on
+# another kernel than the first.
+LONG = {"store-adit_store": {True: ("ext4",), False: ("xfs",)}}
 
 # The oracle compares which times have moved since it last looked; the emulated clock ticks so unevenly that it
 # also finds differences between two plain runs. A difference of times that comes back three times is one.
