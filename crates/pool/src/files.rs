@@ -127,10 +127,7 @@ impl<M: Medium> Pool<M> {
         if file.index() >= self.geometry().file_count {
             return Err(Error::Forgotten);
         }
-        self.ensure_live_at(self.geometry().file_entry(file.index()), file)
-    }
-
-    fn ensure_live_at(&self, entry: u64, file: FileRef) -> Result<()> {
+        let entry = self.geometry().file_entry(file.index());
         let state = self.load(entry + at!(FileEntry.state))?;
         let id = self.load(entry + at!(FileEntry.file_id))?;
         self.ensure_says(state, id, file)

@@ -5,6 +5,9 @@
 //! logs they lie in, is their sequence number, taken under the file's lock and held until the record
 //! is written.
 //!
+//! What each append goes through is one routine, by `inline(always)`: two dozen calls would take as long as what they do.
+//! What seldom happens is apart from it, and `cold`.
+//!
 //! What a dead owner of the lock may leave, and the next owner repairs: a sequence number without a
 //! record (a gap, harmless but for a ring of commits, see `together.rs`), or a record that the end of the
 //! file does not show yet (`pending` says where to look).

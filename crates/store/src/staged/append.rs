@@ -11,6 +11,8 @@
 //!    the log's. Where a fence waits for a device, the lock is given up before: operations are then shown
 //!    in the log's order as well, each with all before it, which its fence has covered.
 //!
+//! What each write goes through is one routine, as in the log (`adit_pool`).
+//!
 //! # Safety
 //!
 //! The unsafe code copies from a program's buffers, with guards, under the caller's promise about them.
