@@ -111,7 +111,8 @@ pub trait Medium: Send + Sync {
         new: u64,
     ) -> Result<Result<u64, u64>, OutOfRange>;
 
-    /// `N` words that follow each other from an aligned offset on, to be used again and again.
+    /// `N` words that follow each other from an aligned offset on, to be used again and again. Where they do not lie in the
+    /// medium this fails, or each use of them does.
     fn words<const N: usize>(&self, offset: u64) -> Result<Words<'_, N>, OutOfRange>
     where
         Self: Sized,
