@@ -168,7 +168,8 @@ fn left_in(places: &Places, path: &Path, is: impl Fn(&RecoveredFile) -> bool) ->
     };
     let mut pools = places.pools().into_iter();
     pools.find_map(|found| {
-        if found.only.is_some_and(|device| device != name.device) {
+        let within = found.within.as_ref();
+        if within.is_some_and(|within| within.device != name.device) {
             return None;
         }
         let error = match has(&found.path, &name, &is) {

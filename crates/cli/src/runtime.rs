@@ -22,9 +22,17 @@ pub(crate) fn directory(named: Option<&Path>) -> Result<RuntimeDir, Failure> {
 
 /// Where this user's pools are made, and listed.
 pub(crate) fn places(dir: &RuntimeDir) -> Places {
+    places_under(Path::new(OsStr::from_bytes(dir.as_bytes())))
+}
+
+/// The same for who needs no runtime directory.
+pub(crate) fn known_places() -> Places {
+    directory(None).map_or_else(|_| places_under(Path::new("")), |dir| places(&dir))
+}
+
+fn places_under(runtime: &Path) -> Places {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let (state, home) = (variable("XDG_STATE_HOME"), variable("HOME"));
-    let runtime = Path::new(OsStr::from_bytes(dir.as_bytes()));
     Places {
         runtime: runtime.to_owned(),
         list: PoolList::of_user(state.as_deref(), home.as_deref(), runtime),

@@ -277,6 +277,40 @@ fn recovery_writes_into_no_other_file() {
     );
 }
 
+/// A copy of a pool, in a backup say, names the files of the original, and what was written to them since would be undone.
+#[test]
+fn a_copy_of_a_pool_is_not_recovered_while_the_pool_is_there() {
+    let scratch = Scratch::new();
+    let pool = new_pool(&scratch);
+    let file = scratch.file("file", b"base file", 0o600);
+    let state = scratch.0.join("state");
+    let uuid = *PoolFile::open(&pool).unwrap().pool().uuid();
+    PoolList::at(&state.join("adit")).add(&uuid, &pool).unwrap();
+    stage_and_die(&pool, &file);
+    let copy = scratch.0.join("copy");
+    fs::copy(&pool, &copy).unwrap();
+    let recover = |pool: &std::path::Path| {
+        let mut command = adit(["pool", "recover"]);
+        finish(command.env("XDG_STATE_HOME", &state).arg(pool))
+    };
+    assert_eq!(recover(&pool).code(), Some(0));
+    fs::write(&file, b"written since").unwrap();
+    let link = scratch.0.join("link");
+    std::os::unix::fs::symlink(&copy, &link).unwrap();
+    for named in [&copy, &link] {
+        let done = recover(named);
+        assert_eq!(done.code(), Some(3), "{done:?}");
+        let original = format!("a copy of the pool {}", pool.display());
+        assert!(done.err.contains(&original), "{done:?}");
+    }
+    assert_eq!(fs::read(&file).unwrap(), b"written since");
+    // What is left of a pool that was lost is better than nothing.
+    fs::write(&file, b"base file").unwrap();
+    fs::remove_file(&pool).unwrap();
+    assert_eq!(recover(&copy).code(), Some(0));
+    assert!(fs::read(&file).unwrap() == expected());
+}
+
 /// A killed program or monitor has its leases until it has ended, which takes a while on a busy machine. That is waited
 /// for.
 #[test]

@@ -4,6 +4,7 @@
 //! Both go through the lists of the user's pools and the places where pools are made, so a reboot changes
 //! nothing. Two at once do no harm: each file has one publisher at a time, and the second finds nothing left.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use adit_pool::{Attachment, PoolFile};
 use rustix::io::Errno;
 
 use crate::pools::{Found, Places};
-use crate::staged::{self, Error, Recovered};
+use crate::staged::{self, Error, Recovered, Within};
 
 pub use crate::staged::Kept;
 
@@ -52,10 +53,34 @@ fn recover_if_needed(found: &Found) -> staged::Result<Option<Recovered>> {
 }
 
 /// Recovers with an attachment that the caller has, whatever is left, and waits in the same way: a program that was
-/// killed, or its monitor, may still be about to end, and has its leases until then.
-pub fn recover_with<M: Medium>(attachment: &Attachment<M>) -> staged::Result<Recovered> {
-    let once = || staged::recover(attachment, staged::open_by_name).map(Some);
+/// killed, or its monitor, may still be about to end, and has its leases until then. `within` is the file system to which
+/// the pool's files belong ([`Places::for_chosen`]).
+pub fn recover_with<M: Medium>(
+    attachment: &Attachment<M>,
+    within: Option<&Within>,
+) -> staged::Result<Recovered> {
+    let once = || recover_once_with(attachment, within).map(Some);
     Ok(patiently(once)?.unwrap_or_default())
+}
+
+/// The same without waiting. Files are told by the paths under which they were found.
+pub(crate) fn recover_once_with<M: Medium>(
+    attachment: &Attachment<M>,
+    within: Option<&Within>,
+) -> staged::Result<Recovered> {
+    let elsewhere = RefCell::new(Vec::new());
+    let mut done = staged::recover(attachment, |name| {
+        let (file, path) = staged::find(name, within)?;
+        if path != name.path {
+            elsewhere.borrow_mut().push((name.clone(), path));
+        }
+        Ok(file)
+    })?;
+    for (name, path) in elsewhere.into_inner() {
+        let its = done.published.iter_mut().filter(|file| file.name == name);
+        its.for_each(|file| file.name.path.clone_from(&path));
+    }
+    Ok(done)
 }
 
 /// Recovers again and again while somebody has in hand what is left, for as long as that is worth waiting for. What
@@ -111,7 +136,7 @@ fn recover_once(found: &Found) -> staged::Result<Option<Recovered>> {
     }
     file.pool().walk_with(walkers());
     let attachment = file.attach()?;
-    let recovered = staged::recover(&attachment, |name| staged::open_on(name, found.only));
+    let recovered = recover_once_with(&attachment, found.within.as_ref());
     file.detach(attachment)?;
     recovered.map(Some)
 }

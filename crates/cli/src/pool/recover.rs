@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{failure, show};
 use crate::args::PoolFile as Named;
 use crate::failure::{Failure, NO, Outcome, words};
-use crate::output;
+use crate::{output, runtime};
 
 /// What became of one file.
 #[derive(Debug, Serialize)]
@@ -38,10 +38,14 @@ struct Report {
 pub(super) fn recover(named: &Named) -> Outcome {
     let path = named.file.as_path();
     let fail = |error: adit_pool::Error| failure(path, &error);
+    // Its place is told by where it lies, not by the link or the directory from which it was named.
+    let lies = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let within = runtime::known_places().for_chosen(&lies);
+    let within = within.map_err(|original| copy_of(path, &original))?;
     let file = PoolFile::open(path).map_err(fail)?;
     file.pool().walk_with(walkers());
     let attachment = file.attach().map_err(fail)?;
-    let recovered = recover_with(&attachment).map_err(|error| match &error {
+    let recovered = recover_with(&attachment, within.as_ref()).map_err(|error| match &error {
         Error::Pool(error) => failure(path, error),
         error => Failure::new(format!("{}: {error}", path.display())),
     })?;
@@ -54,6 +58,15 @@ pub(super) fn recover(named: &Named) -> Outcome {
     }
     let kept = report.files.iter().any(|each| each.kept.is_some());
     Ok(if kept || report.rejected > 0 { NO } else { 0 })
+}
+
+fn copy_of(path: &Path, original: &Path) -> Failure {
+    let (path, original) = (path.display(), original.display());
+    Failure::new(format!(
+        "{path}: a copy of the pool {original}: what is in it was written to the same files long ago, and would undo what \
+         was written since"
+    ))
+    .next(format!("adit pool recover {original}, and remove the copy: adit pool rm {path}"))
 }
 
 fn report(recovered: Recovered) -> Report {

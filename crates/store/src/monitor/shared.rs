@@ -233,7 +233,8 @@ fn find_in(found: &Found, all: &mut Vec<Shared>) -> adit_pool::Result<()> {
         let Ok(name) = pool.file_name(file) else {
             continue;
         };
-        if found.only.is_none_or(|device| device == name.device)
+        let within = found.within.as_ref();
+        if within.is_none_or(|within| within.device == name.device)
             && let Some((fd, id)) = pinned(&name)
         {
             let pool = found.path.clone();

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 
 use super::list::Listed;
 use super::{POOL, Places, PoolList, TMPFS};
+use crate::staged::Within;
 
 /// File systems that files are staged on, as the kernel calls them.
 const SERVED: [&str; 6] = ["ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs"];
@@ -27,8 +28,8 @@ const MOST_LISTS: usize = 256;
 pub struct Found {
     /// Where it is, or was.
     pub path: PathBuf,
-    /// The only device whose files it may stage ([`Places::own_device`]).
-    pub only: Option<u64>,
+    /// The only file system whose files it may stage ([`Places::file_system_of`]).
+    pub within: Option<Within>,
 }
 
 /// What lies somewhere, if it is a pool of this user.
@@ -159,7 +160,7 @@ impl Places {
         let all = listed.iter().map(|line| &line.path).chain(unlisted);
         let found = |path: &PathBuf| Found {
             path: path.clone(),
-            only: self.own_device(path),
+            within: self.file_system_of(path),
         };
         all.map(found).collect()
     }
@@ -174,11 +175,12 @@ impl Places {
     ) -> adit_pool::Result<Option<PathBuf>> {
         let asked = asked.map(|path| Found {
             path: path.to_owned(),
-            only: self.own_device(path),
+            within: self.file_system_of(path),
         });
         let mut unknown = Ok(None);
         for found in asked.into_iter().chain(self.pools()) {
-            if found.only.is_some_and(|device| device != name.device) {
+            let within = found.within.as_ref();
+            if within.is_some_and(|within| within.device != name.device) {
                 continue;
             }
             match has_entry(&found.path, name) {
@@ -190,11 +192,11 @@ impl Places {
         unknown
     }
 
-    /// The device of a pool that was made beside its files. It may be a copy of that by now, on a snapshot, and
-    /// name files of the original, which have the same handles: what is in it goes to files on its own device
+    /// The file system of a pool that was made beside its files. It may be a copy of that by now, on a snapshot, and
+    /// name files of the original, which have the same handles: what is in it goes to files of its own file system
     /// alone. A pool that somebody asked for stages others as well, and copies of memory do not outlive it.
     #[must_use]
-    pub fn own_device(&self, path: &Path) -> Option<u64> {
+    pub fn file_system_of(&self, path: &Path) -> Option<Within> {
         let dir = path.parent()?;
         let is_on_mount = dir
             .file_name()
@@ -206,7 +208,31 @@ impl Places {
         let name = path.as_os_str().as_bytes();
         let in_memory = rustix::fs::statfs(name).ok()?.f_type as u64 == TMPFS;
         let device = rustix::fs::stat(name).ok()?.st_dev;
-        (!in_memory).then_some(device)
+        let root = dir.parent().filter(|_| is_on_mount).map(Path::to_owned);
+        (!in_memory).then_some(Within { device, root })
+    }
+
+    /// The same for a pool that somebody has named to be recovered; or else the pool that it is a copy of, with which it
+    /// has files in common: what is in a copy was written long ago, and overwritten since.
+    pub fn for_chosen(&self, path: &Path) -> Result<Option<Within>, PathBuf> {
+        let within = self.file_system_of(path);
+        let Some(seen) = Seen::at(path) else {
+            return Ok(within);
+        };
+        let listed: Vec<PathBuf> = self.listed().into_iter().map(|line| line.path).collect();
+        let is_it =
+            |known: &PathBuf| Seen::at(known).is_some_and(|it| it.identity == seen.identity);
+        if listed.iter().any(is_it) {
+            return Ok(within);
+        }
+        let original = listed.into_iter().chain(usual_places()).find(|other| {
+            Seen::at(other).is_some_and(|it| {
+                let shares = |within: &Within| within.device == it.identity.0;
+                let copied = it.uuid == seen.uuid && it.identity != seen.identity;
+                copied && within.as_ref().is_none_or(shares)
+            })
+        });
+        original.map_or(Ok(within), Err)
     }
 
     /// The pool that a pool is a copy of: a list knows that, and it is still there.
@@ -340,7 +366,7 @@ mod tests {
         assert_eq!(other.list.read(), [line]);
         for places in [&places, &other] {
             let found = places.pools().into_iter().next().expect("a pool");
-            assert_eq!((found.path, found.only), (path.clone(), None));
+            assert_eq!((found.path, found.within), (path.clone(), None));
         }
         // Where everybody looks no list is needed.
         let user = rustix::process::geteuid().as_raw();
@@ -470,10 +496,12 @@ mod tests {
             // On an overlay files have another device than directories.
             let pool = std::fs::metadata(disk.join("state/pool")).expect("it");
             let device = std::os::unix::fs::MetadataExt::dev(&pool);
-            let only = |name: &str| places.own_device(&disk.join(name));
-            assert_eq!(only(".adit-7/pool"), Some(device));
-            assert_eq!(only("state/pool"), Some(device));
-            assert_eq!((only("asked/pool"), only("state/other")), (None, None));
+            let within = |name: &str| places.file_system_of(&disk.join(name));
+            let root = Some(disk.clone());
+            assert_eq!(within(".adit-7/pool"), Some(Within { device, root }));
+            let root = None;
+            assert_eq!(within("state/pool"), Some(Within { device, root }));
+            assert_eq!((within("asked/pool"), within("state/other")), (None, None));
         }
         std::fs::remove_dir_all(&disk).expect("remove");
         private(&scratch.path(".adit-7"), 0o700);
@@ -481,8 +509,9 @@ mod tests {
         let there =
             std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(&scratch.0).expect("it"));
         let tmpfs = crate::testing::scratch::medium() == adit_pmem::MediumKind::Ram;
-        let only = places.own_device(&scratch.path(".adit-7/pool"));
-        assert_eq!(only, (!tmpfs).then_some(there));
+        let within = places.file_system_of(&scratch.path(".adit-7/pool"));
+        let device = within.map(|within| within.device);
+        assert_eq!(device, (!tmpfs).then_some(there));
     }
 
     #[test]

@@ -67,7 +67,7 @@ pub use appends::{AppendsOnly, Where};
 pub use error::{Error, Result};
 pub use file::{Grow, Growth, Mode, Stage, StagedFile};
 pub use kernel::KernelFile;
-pub use names::{handle_of, open_by_name, open_on};
+pub use names::{Within, find, handle_of, open_by_name};
 pub use overlay::{Overlay, Piece, Source};
 pub use publish::{Published, Scope};
 pub use relink::{Relink, Relinks};

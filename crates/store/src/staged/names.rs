@@ -11,7 +11,9 @@
 //! with as much room as it says and a place for a number that nobody needs; all live across the call.
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
 
 use adit_pmem::syscall;
 use adit_pool::FileName;
@@ -78,18 +80,64 @@ fn name_to_handle(
 /// now: a regular file of this user with the same handle, or an error that says what is there instead.
 /// Never waits for anybody.
 pub fn open_by_name(name: &FileName) -> Result<KernelFile<OwnedFd>> {
-    open_on(name, None)
+    find(name, None).map(|(file, _)| file)
 }
 
-/// The same, of a file on one device alone. Files of a file system and of its copy have the same handles.
-pub fn open_on(name: &FileName, device: Option<u64>) -> Result<KernelFile<OwnedFd>> {
-    match open_if_same(name, &name.path, device) {
+/// The file system to which the files of a pool belong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Within {
+    /// Its device.
+    pub device: u64,
+    /// Where it is mounted, if that is known.
+    pub root: Option<PathBuf>,
+}
+
+/// As [`open_by_name`], of a file of one file system alone, and under which path it was found. A file system and its
+/// copy have files of the same handles: what belongs to one must not go to the other. Where it is mounted elsewhere
+/// than it was, the file is looked for below that.
+pub fn find(name: &FileName, within: Option<&Within>) -> Result<(KernelFile<OwnedFd>, Vec<u8>)> {
+    let device = within.map(|within| within.device);
+    let root = within.and_then(|within| within.root.as_deref());
+    let is_it = |found: &Result<_>| !matches!(found, Err(Error::OtherFile(_)));
+    let here = find_near(name, device);
+    if is_it(&here) {
+        return here;
+    }
+    let mut moved = root.into_iter().flat_map(|root| paths_below(root, name));
+    let moved = moved.find_map(|path| {
+        let name = FileName {
+            path,
+            ..name.clone()
+        };
+        Some(find_near(&name, device)).filter(is_it)
+    });
+    moved.unwrap_or(here)
+}
+
+/// The file under its path, or in its directory.
+fn find_near(name: &FileName, device: Option<u64>) -> Result<(KernelFile<OwnedFd>, Vec<u8>)> {
+    let open = |path: Vec<u8>| Ok((open_if_same(name, &path, device)?, path));
+    match open(name.path.clone()) {
         Err(Error::OtherFile(what)) => match path_beside(name) {
-            Some(path) => open_if_same(name, &path, device),
+            Some(path) => open(path),
             None => Err(Error::OtherFile(what)),
         },
         opened => opened,
     }
+}
+
+/// Where a file may be whose file system is mounted at `root` now: nobody has written down where it was before.
+fn paths_below(root: &Path, name: &FileName) -> impl Iterator<Item = Vec<u8>> {
+    let path = Path::new(OsStr::from_bytes(&name.path));
+    let rest = path.strip_prefix("/").into_iter();
+    let rests = rest.flat_map(|rest| {
+        core::iter::successors(Some(rest.components()), |rest| {
+            let mut rest = rest.clone();
+            rest.next().map(|_| rest)
+        })
+    });
+    let below = rests.map(|rest| root.join(rest.as_path()).into_os_string().into_vec());
+    below.collect::<Vec<_>>().into_iter()
 }
 
 /// Milliseconds that somebody else who has a directory locked is waited for.
@@ -207,9 +255,8 @@ mod tests {
     use super::*;
     use crate::testing::Scratch;
     use adit_pmem::BaseFile as _;
-    use std::os::unix::ffi::OsStrExt as _;
-    use std::os::unix::fs::PermissionsExt as _;
-    use std::path::Path;
+    use std::ffi::OsString;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
     fn name_of(path: &Path) -> FileName {
         let bytes = path.as_os_str().as_bytes();
@@ -221,6 +268,57 @@ mod tests {
             path: bytes.to_vec(),
             device: 0,
         }
+    }
+
+    /// A disk that is mounted elsewhere, or a snapshot of one: its pool names files below where it was mounted.
+    #[test]
+    fn a_file_is_found_below_where_its_file_system_is_mounted_now() {
+        let scratch = Scratch::new();
+        let root = scratch.path("now");
+        std::fs::create_dir_all(root.join("some/directory")).unwrap();
+        let path = root.join("some/directory/file");
+        std::fs::write(&path, "it").unwrap();
+        let device = std::fs::metadata(&path).unwrap().dev();
+        let it = name_of(&path);
+        let named = |path: &str| FileName {
+            path: path.as_bytes().to_vec(),
+            ..it.clone()
+        };
+        let below = |device, root: &Path| Within {
+            device,
+            root: Some(root.to_owned()),
+        };
+        let here = Some(below(device, &root));
+        let at = |name: &str, within: &Option<Within>| {
+            let (_, path) = find(&named(name), within.as_ref())?;
+            Ok::<_, Error>(PathBuf::from(OsString::from_vec(path)))
+        };
+        for name in ["/was/at/some/directory/file", "/some/directory/file"] {
+            assert_eq!(at(name, &here).unwrap(), path);
+        }
+        // Renamed since, and under its own path.
+        assert_eq!(at("/was/some/directory/other", &here).unwrap(), path);
+        assert_eq!(at(path.to_str().unwrap(), &here).unwrap(), path);
+        let nowhere = [
+            None,
+            Some(below(device + 1, &root)),
+            Some(below(device, &scratch.path("no"))),
+        ];
+        for within in nowhere {
+            let found = at("/was/at/some/directory/file", &within);
+            assert!(matches!(found, Err(Error::OtherFile(_))), "{found:?}");
+        }
+        for name in ["/was/at/file", "/", "", "file"] {
+            let found = at(name, &here);
+            assert!(
+                matches!(found, Err(Error::OtherFile(_))),
+                "{name}: {found:?}"
+            );
+        }
+        std::fs::rename(&path, root.join("file")).unwrap();
+        std::fs::write(&path, "another").unwrap();
+        let moved = at("/was/at/some/directory/file", &here).unwrap();
+        assert_eq!(moved, root.join("file"));
     }
 
     /// What somebody renames within its directory is found, under whatever name; what he moves away or
@@ -236,9 +334,10 @@ mod tests {
             Ok::<_, Error>(size)
         };
         assert_eq!(found(&name).unwrap(), 2);
-        let device = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(&path).unwrap());
-        assert!(open_on(&name, Some(device)).is_ok());
-        let elsewhere = open_on(&name, Some(device + 1));
+        let device = std::fs::metadata(&path).unwrap().dev();
+        let on = |device| Within { device, root: None };
+        assert!(find(&name, Some(&on(device))).is_ok());
+        let elsewhere = find(&name, Some(&on(device + 1)));
         assert!(matches!(elsewhere, Err(Error::OtherFile(_))));
         let new = scratch.path("new");
         std::fs::rename(&path, &new).unwrap();

@@ -7,7 +7,7 @@ use super::{Entry, Leases, Report};
 use crate::monitor::Ready;
 use crate::monitor::held::{self, Held, OpenPool};
 use crate::monitor::workers::Haste;
-use crate::{recovery, staged};
+use crate::recovery;
 
 impl Leases {
     pub(super) fn is_bereft(&mut self, pool: &Arc<OpenPool>) {
@@ -31,10 +31,9 @@ impl Leases {
         if let Some(at) = self.bereft.iter().position(|pool| !dead_in(Some(pool))) {
             let pool = self.bereft.swap_remove(at);
             self.recovering = true;
-            let only = self.places.own_device(&pool.path);
+            let within = self.places.file_system_of(&pool.path);
             self.workers.start(Haste::Whenever, move || {
-                let open = |name: &_| staged::open_on(name, only);
-                let _ = staged::recover(pool.stage().attachment(), open);
+                let _ = recovery::recover_once_with(pool.stage().attachment(), within.as_ref());
                 Report::Recovered
             });
         } else if self.recovery_due && !dead_in(None) {
