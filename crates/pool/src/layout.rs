@@ -425,7 +425,7 @@ media_struct! {
     Record: 64 {
         /// CRC32C, seeded with uuid, chunk and position.
         crc: u32,
-        /// A [`RecordKind`].
+        /// A [`RecordKind`], or [`Record::ERASED`].
         kind: u8,
         /// [`Record::COMMITTED`], [`Record::GROUP`], [`Record::DATA_CRC`], [`Record::CHAINED`],
         /// [`Record::TOGETHER`], [`Record::PAGED`].
@@ -468,6 +468,23 @@ impl Record {
     pub const TOGETHER: u8 = 16;
     /// Flag: written where a fence is a kernel sync, so a loss of power may have kept any part of what it names.
     pub const PAGED: u8 = 32;
+    /// Kind of a record that was erased: its first word alone says so.
+    pub const ERASED: u8 = 255;
+
+    /// The first word of the line at `position` of `chunk`, once the record there is erased. One word cannot be torn, so
+    /// whatever a loss of power leaves of the others, there is the record or none. Its CRC is that of a record with no
+    /// other word, so a word that decays is not taken for it.
+    #[must_use]
+    pub fn erased_word(uuid: &[u8; 16], chunk: u32, position: u32) -> u64 {
+        let words = [u64::from(Self::ERASED) << 32, 0, 0, 0, 0, 0, 0, 0];
+        words[0] | u64::from(crc_of_words(&words, uuid, chunk, position))
+    }
+
+    /// Whether the record that was at `position` of `chunk` is erased.
+    #[must_use]
+    pub fn is_erased(&self, uuid: &[u8; 16], chunk: u32, position: u32) -> bool {
+        self.kind == Self::ERASED && self.words()[0] == Self::erased_word(uuid, chunk, position)
+    }
 
     /// The words of the record on the medium, which are quicker to make and to write than bytes.
     #[must_use]
@@ -500,9 +517,12 @@ impl Record {
     }
 
     /// The record that belongs at `position` of `chunk` and differs in no more than one bit from this one, and which bit
-    /// that is. A line of zeros is none: it was never written.
+    /// that is. A line of zeros is none: it was never written. Nor is one that was erased.
     #[must_use]
     pub fn mended(self, uuid: &[u8; 16], chunk: u32, position: u32) -> Option<(Self, Option<u32>)> {
+        if self.is_erased(uuid, chunk, position) {
+            return None;
+        }
         let off = self.crc ^ self.expected_crc(uuid, chunk, position);
         if off == 0 {
             return Some((self, None));

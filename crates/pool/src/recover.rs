@@ -92,6 +92,8 @@ pub struct Counts {
     pub lines: u64,
     /// Lines never written.
     pub empty: u64,
+    /// Records erased: parts of commits of several files that were not whole.
+    pub erased: u64,
     /// Leftovers of an earlier use of the chunk.
     pub stale: u64,
     /// Whole records of files that were forgotten, or retired.
@@ -278,6 +280,7 @@ impl Recovery {
             chunks,
             lines,
             empty,
+            erased,
             stale,
             retired,
             uncommitted,
@@ -289,6 +292,7 @@ impl Recovery {
         self.counts.chunks += chunks;
         self.counts.lines += lines;
         self.counts.empty += empty;
+        self.counts.erased += erased;
         self.counts.stale += stale;
         self.counts.retired += retired;
         self.counts.uncommitted += uncommitted;

@@ -272,11 +272,16 @@ impl<M: Medium> Pool<M> {
     /// Erases what is left of rings that a crash cut short, durably: once a member is retired, for
     /// whatever else it was committed by, its missing record would be taken for one that was there.
     /// The caller is alone, and has retired nothing yet.
+    ///
+    /// Of each record one word changes: a line of zeros, cut off while it is written, would be neither a record nor
+    /// none, and where the log goes on behind it the next recovery would call it lost.
     pub(crate) fn erase_broken(&self, places: impl Iterator<Item = Place>) -> Result<()> {
         let mut some = false;
         for place in places {
             let offset = self.geometry().record(place.chunk, place.position);
-            self.medium().write_streaming(offset, &[0; 64])?;
+            let erased = Record::erased_word(self.uuid(), place.chunk, place.position);
+            self.store(offset, erased)?;
+            self.medium().flush(offset, 8)?;
             some = true;
         }
         if some { self.fence() } else { Ok(()) }

@@ -115,6 +115,11 @@ impl<M: Medium> Pool<M> {
         seen.counts.lines += 1;
         match self.classify(place, bytes, word) {
             Line::Empty => seen.counts.empty += 1,
+            Line::Erased => {
+                // The log went on to here once: what is damaged before it was no last line.
+                walk.last_whole = Some(place.position);
+                seen.counts.erased += 1;
+            }
             Line::Stale => seen.counts.stale += 1,
             // In a chunk whose word is damaged, lines that are no records are just data.
             Line::Bad if word.is_some() => walk.bad.push(place),
@@ -160,6 +165,9 @@ impl<M: Medium> Pool<M> {
     fn classify(&self, place: Place, bytes: &[u8; 64], word: Option<ChunkWord>) -> Line {
         if bytes == &[0; 64] {
             return Line::Empty;
+        }
+        if Record::decode(bytes).is_erased(self.uuid(), place.chunk, place.position) {
+            return Line::Erased;
         }
         let Some((record, flipped)) = self.whole_record(place, bytes, word) else {
             return Line::Bad;
@@ -280,6 +288,7 @@ pub(super) struct Walk {
 
 enum Line {
     Empty,
+    Erased,
     Stale,
     Bad,
     Future,

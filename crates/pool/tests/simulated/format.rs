@@ -113,6 +113,7 @@ fn the_constants_are_the_code() {
         ("CHAINED", u64::from(Record::CHAINED)),
         ("TOGETHER", u64::from(Record::TOGETHER)),
         ("PAGED", u64::from(Record::PAGED)),
+        ("ERASED", u64::from(Record::ERASED)),
         ("EMPTY", u64::from(FileEntry::EMPTY)),
         ("LIVE", u64::from(FileEntry::LIVE)),
         ("CACHED", FileEntry::CACHED),

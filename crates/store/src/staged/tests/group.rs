@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use adit_pmem::OutOfRange;
-use adit_pool::layout::{Record, RecordKind};
+use adit_pool::layout::{LINE, Record, RecordKind};
 use adit_sim::{Crash, Failure, History, Report, enumerate, replay};
 
 use super::crashes::boot_of;
@@ -446,8 +446,14 @@ impl<F> Meddling<F> {
 }
 
 impl<F: Fn(&SimMedium, u64, &[u8]) -> bool + Send + Sync> Medium for Meddling<F> {
-    medium_of!(medium: size load store compare_exchange read fence_is_slow);
+    medium_of!(medium: size load compare_exchange read fence_is_slow);
 
+    fn store(&self, offset: u64, value: u64) -> Result<(), OutOfRange> {
+        if (self.meddle)(&self.medium, offset, &value.to_le_bytes()) {
+            return Ok(());
+        }
+        self.medium.store(offset, value)
+    }
     fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
         if (self.meddle)(&self.medium, offset, from) {
             return Ok(());
@@ -505,7 +511,11 @@ fn a_ring_with_a_gap_is_found() {
 /// recovery after a crash of this one.
 #[test]
 fn a_recovery_that_leaves_parts_of_a_ring_is_found() {
-    let erases = |_: &SimMedium, _, bytes: &[u8]| bytes == [0; 64];
+    let erases = |_: &SimMedium, offset: u64, bytes: &[u8]| {
+        let (uuid, chunk) = (b"a pool for tests", (offset >> TINY.chunk_shift) as u32);
+        let position = ((offset - TINY.chunk(chunk)) / LINE) as u32;
+        bytes == Record::erased_word(uuid, chunk, position).to_le_bytes()
+    };
     let recovering = |world: &World| Meddling::new(world.medium(), erases);
     let acts = [On(0, Append(9)), On(1, Append(9)), Group];
     is_found("parts", &acts, World::medium, recovering);
