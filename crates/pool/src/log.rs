@@ -252,6 +252,12 @@ impl<M: Medium> Pool<M> {
         whole.filter(|(_, flipped)| flipped.is_none() || word.is_some())
     }
 
+    /// Whether the record that was at a place is erased.
+    pub(crate) fn is_erased(&self, place: Place) -> Result<bool> {
+        let record = Record::decode(&self.read_line(place)?);
+        Ok(record.is_erased(self.uuid(), place.chunk, place.position))
+    }
+
     /// The record at a place where one was found whole, or but for one bit.
     pub(crate) fn found_record(&self, place: Place) -> Result<Record> {
         let record = Record::decode(&self.read_line(place)?);

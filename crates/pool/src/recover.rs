@@ -260,6 +260,8 @@ pub struct Recovery {
     gone: Vec<Gone>,
     /// Damaged lines that no crash explains: they lie too far before the end of their log to have been written just then.
     lost: Vec<Place>,
+    /// Where records are erased, durably or not.
+    erased: Vec<Place>,
 }
 
 impl Recovery {
@@ -271,6 +273,7 @@ impl Recovery {
             items: Vec::new(),
             gone: Vec::new(),
             lost: Vec::new(),
+            erased: Vec::new(),
         }
     }
 
@@ -304,6 +307,7 @@ impl Recovery {
         seen.rejected.truncate(room);
         self.rejected.append(&mut seen.rejected);
         self.items.append(&mut seen.items);
+        self.erased.append(&mut seen.erased);
     }
 
     fn note_mended(&mut self, offset: u64, bit: u32) {

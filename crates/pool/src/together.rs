@@ -105,7 +105,7 @@ impl<M: Medium> Attachment<M> {
     /// Erases parts of a ring that never became whole, durably. They lie in the log still: nothing of their files was
     /// retired since.
     fn erase(&self, places: &[Place]) -> Result<()> {
-        self.pool.erase_broken(places.iter().copied())?;
+        self.pool.erase_broken(places)?;
         for place in places {
             // Of another's log its owner keeps the place until he leaves.
             self.settle(*place);
@@ -140,14 +140,21 @@ impl<M: Medium> FileGuard<'_, M> {
         let recovery = SHARED + at!(Shared.recovery_lock);
         let (_lock, _) = attachment.lock_shared("recovery lock", recovery)?;
         let (mut rings, mut places) = (Rings::new(), BTreeMap::new());
-        pool.for_each_record(|place, record| {
-            if record.flags & Record::TOGETHER != 0 {
-                let key = (record.file_id, record.seq);
-                rings.insert(key, Link::of(record, true));
-                places.insert(key, place);
+        let mut erased = Vec::new();
+        pool.for_each_place(|place| {
+            match pool.read_record(place)? {
+                Some(record) if record.flags & Record::TOGETHER != 0 => {
+                    let key = (record.file_id, record.seq);
+                    rings.insert(key, Link::of(&record, true));
+                    places.insert(key, place);
+                }
+                None if pool.is_erased(place)? => erased.push(place),
+                _ => {}
             }
             Ok(())
         })?;
+        // Another who came here may have died, and a loss of power would bring back what is erased only to the eye.
+        pool.make_erased_durable(&erased)?;
         let parts = parts_with((self.file().id, seq), &rings);
         rings.retain(|key, _| parts.contains(key));
         let places: Vec<Place> = rings.keys().map(|key| places[key]).collect();
@@ -275,15 +282,26 @@ impl<M: Medium> Pool<M> {
     ///
     /// Of each record one word changes: a line of zeros, cut off while it is written, would be neither a record nor
     /// none, and where the log goes on behind it the next recovery would call it lost.
-    pub(crate) fn erase_broken(&self, places: impl Iterator<Item = Place>) -> Result<()> {
-        let mut some = false;
+    pub(crate) fn erase_broken(&self, places: &[Place]) -> Result<()> {
         for place in places {
             let offset = self.geometry().record(place.chunk, place.position);
             let erased = Record::erased_word(self.uuid(), place.chunk, place.position);
             self.store(offset, erased)?;
-            self.medium().flush(offset, 8)?;
-            some = true;
         }
-        if some { self.fence() } else { Ok(()) }
+        self.make_erased_durable(places)
+    }
+
+    /// The same of what somebody has erased who may have died before that was durable. Nothing is written: the chunk may
+    /// be another's by now, where all records of that log were settled.
+    pub(crate) fn make_erased_durable(&self, places: &[Place]) -> Result<()> {
+        for place in places {
+            let offset = self.geometry().record(place.chunk, place.position);
+            self.medium().flush(offset, 8)?;
+        }
+        if places.is_empty() {
+            Ok(())
+        } else {
+            self.fence()
+        }
     }
 }

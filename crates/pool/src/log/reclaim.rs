@@ -97,10 +97,16 @@ impl<M: Medium> Attachment<M> {
         Ok(settled)
     }
 
+    /// Who has erased a record may not have got as far as making that durable: with the place free, nobody would.
+    fn reclaim_erased(&self, place: Place) -> Result<bool> {
+        self.pool.make_erased_durable(&[place])?;
+        Ok(self.settle(place))
+    }
+
     fn reclaim_one(&self, place: Place, map: &ChunkMap, marks: &mut Marks<'_, M>) -> Result<bool> {
-        // A record being written just now is not readable yet: it is not retired either.
         let Some(record) = self.pool.read_record(place)? else {
-            return Ok(false);
+            // A record being written just now is not readable yet: it is not retired either.
+            return Ok(self.pool.is_erased(place)? && self.reclaim_erased(place)?);
         };
         if record.generation != map.generation() {
             return Ok(false);

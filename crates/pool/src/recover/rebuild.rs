@@ -51,8 +51,10 @@ impl<M: Medium> Pool<M> {
         self.make_live_durable(&found)?;
         // One that a later commit's chain leads through commits nothing, and stays a link of that chain.
         let dropped = |item: &&Item| item.broken && item.state != State::Live;
-        let broken = found.items.iter().filter(dropped);
-        self.erase_broken(broken.map(|item| item.place))?;
+        let broken = found.items.iter().filter(dropped).map(|item| item.place);
+        self.erase_broken(&broken.collect::<Vec<_>>())?;
+        // What somebody dead has erased is gone durably, too, before any of its files is.
+        self.make_erased_durable(&found.erased)?;
         self.rebuild_chunks(&found)?;
         self.rebuild_files(&found)?;
         self.recount_files()?;

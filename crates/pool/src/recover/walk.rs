@@ -31,12 +31,17 @@ impl<M: Medium> Pool<M> {
         &self,
         mut shown: impl FnMut(Place, &Record) -> Result<()>,
     ) -> Result<()> {
+        self.for_each_place(|place| match self.read_record(place)? {
+            Some(record) => shown(place, &record),
+            None => Ok(()),
+        })
+    }
+
+    /// Shows every place of all logs.
+    pub(crate) fn for_each_place(&self, mut shown: impl FnMut(Place) -> Result<()>) -> Result<()> {
         for chunk in self.chunks_to_walk()? {
             for position in 0..self.geometry().records_per_chunk() {
-                let place = Place { chunk, position };
-                if let Some(record) = self.read_record(place)? {
-                    shown(place, &record)?;
-                }
+                shown(Place { chunk, position })?;
             }
         }
         Ok(())
@@ -119,6 +124,7 @@ impl<M: Medium> Pool<M> {
                 // The log went on to here once: what is damaged before it was no last line.
                 walk.last_whole = Some(place.position);
                 seen.counts.erased += 1;
+                seen.erased.push(place);
             }
             Line::Stale => seen.counts.stale += 1,
             // In a chunk whose word is damaged, lines that are no records are just data.

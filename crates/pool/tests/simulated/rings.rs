@@ -247,6 +247,8 @@ const AROUND: usize = 3;
 /// A ring of commits that a death has cut short, in a log full of another file's records.
 struct Surrounded {
     alive: Attachment<SimMedium>,
+    /// One whose log lies in the chunk behind.
+    behind: Attachment<SimMedium>,
     files: Vec<FileRef>,
     other: FileRef,
     /// Where the ring's parts lay in the log before some went missing: chunk and line.
@@ -310,6 +312,7 @@ fn surround(world: &World, on_disk: bool, events: u64, missing: u32) -> Surround
         }
         Surrounded {
             alive,
+            behind,
             files,
             other,
             parts,
@@ -417,6 +420,87 @@ fn only_the_parts_are_erased(on_disk: bool) {
 fn of_a_ring_only_the_parts_are_erased() {
     for on_disk in [false, true] {
         only_the_parts_are_erased(on_disk);
+    }
+}
+
+/// A ring without its last part. Who comes to erase the others dies after so many events, unless he is through before.
+fn erase_and_die(world: &World, on_disk: bool, events: u64, instant: u64) -> (Surrounded, bool) {
+    let surrounded = surround(world, on_disk, events, 0b1000);
+    let (alive, file) = (&surrounded.alive, surrounded.files[FILES - 1]);
+    let mended = world.kill_after(instant, || alive.lock_file(file).map(drop));
+    (surrounded, mended.is_some())
+}
+
+/// The next one ends two of the files, and the power goes anywhere. He was there before, or comes when all are dead.
+fn erased_by_two(on_disk: bool, events: u64, instant: u64, all_die: bool) {
+    let ends = [1, 2];
+    let workload = |world: &World| {
+        let (surrounded, _) = erase_and_die(world, on_disk, events, instant);
+        let Surrounded {
+            alive,
+            behind,
+            files,
+            ..
+        } = surrounded;
+        drop(alive);
+        world.begin(DEATH);
+        let next = if all_die {
+            drop(behind);
+            let locks = LocalLocks::default();
+            let pool = open(world.medium_on_core(3), &locks, boot(world.boot_id()));
+            pool.expect("open").attach().expect("attach")
+        } else {
+            behind
+        };
+        for (nth, end) in ends.into_iter().enumerate() {
+            world.begin(DEATH + 1 + nth as u64);
+            next.forget_file(files[end]).expect("forget");
+        }
+    };
+    let judge = |world: &World, history: &History| {
+        let locks = LocalLocks::default();
+        let pool = open(world.medium(), &locks, boot(world.boot_id())).map_err(text)?;
+        let a = pool.attach().map_err(text)?;
+        are_together(&pool, &a.scan().map_err(text)?, history, ends)
+    };
+    let name = format!("ring-erased-by-two-{on_disk}-{all_die}-{instant}");
+    let config = Config {
+        exhaustive: 4,
+        samples: 2,
+        torn: 1,
+        nested_points: 0,
+        max_states: 200,
+        threads: 2,
+        ..Config::new(&name, size())
+    };
+    enumerate(&config, workload, judge).unwrap_or_else(|failure| panic!("{name}: {failure}"));
+}
+
+/// What one erases who dies over that is gone to the eye, and comes back with a loss of power: whoever takes the lock next
+/// makes it durable before any of the files goes.
+#[test]
+fn a_part_that_another_dead_has_erased_stays_erased() {
+    for on_disk in [false, true] {
+        let at = |events: u64| surround(&World::new(size()), on_disk, events, 0);
+        let wrote_all = |events: &u64| at(*events).parts.len() == FILES;
+        let events = (0..).find(wrote_all).expect("a ring");
+        // Most of it is waiting for who had the lock.
+        let is_through = |instant| erase_and_die(&World::new(size()), on_disk, events, instant).1;
+        let (mut before, mut through) = (0, 1 << 12);
+        assert!(is_through(through));
+        while through - before > 1 {
+            let middle = (before + through) / 2;
+            if is_through(middle) {
+                through = middle;
+            } else {
+                before = middle;
+            }
+        }
+        for instant in through.saturating_sub(32)..=through {
+            for all_die in [false, true] {
+                erased_by_two(on_disk, events, instant, all_die);
+            }
+        }
     }
 }
 
