@@ -151,7 +151,7 @@ impl<M: Medium> Pool<M> {
         ] {
             self.check_lock(SHARED + field, report)?;
         }
-        let files = self.files()?.len() as u64;
+        let files = self.used_entries()?;
         let said = self.load(SHARED + at!(Shared.staged_files))?;
         if said != files {
             let what = format!("counts {said} files, the table has {files}");

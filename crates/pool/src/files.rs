@@ -401,21 +401,26 @@ impl<M: Medium> Pool<M> {
 
     /// Whether the last file of an entry that is empty was this one: the name stays until the next one's.
     fn was_entry_of(&self, index: u32, name: &FileName) -> Result<bool> {
-        let Some(place) = self.name_place(index)? else {
-            return Ok(false);
-        };
         let entry = self.geometry().file_entry(index);
         let file_id = self.load(entry + at!(FileEntry.file_id))?;
+        Ok(self.named_at(index, name)? == Some(file_id))
+    }
+
+    /// The number of the file whose name stands at the place of an entry, if that is of this handle.
+    fn named_at(&self, index: u32, name: &FileName) -> Result<Option<u64>> {
+        let Some(place) = self.name_place(index)? else {
+            return Ok(None);
+        };
         let mut head = [0; Name::SIZE];
         self.medium().read(place, &mut head)?;
         let head = Name::decode(&head);
         let kind = (head.handle_type, head.handle_len as usize);
-        if head.file_id != file_id || kind != (name.handle_type, name.handle.len()) {
-            return Ok(false);
+        if kind != (name.handle_type, name.handle.len()) {
+            return Ok(None);
         }
         let mut handle = vec![0; name.handle.len()];
         self.medium().read(place + Name::SIZE as u64, &mut handle)?;
-        Ok(handle == name.handle)
+        Ok((handle == name.handle).then_some(head.file_id))
     }
 
     /// Names have their place by the number of their entry, and a group of them takes a chunk that it keeps. So a
@@ -444,7 +449,8 @@ impl<M: Medium> Pool<M> {
     }
 
     /// The entry of this file, if it is staged. Takes no lock. Before records are written for it,
-    /// [`Attachment::enter_file`] has to be called once.
+    /// [`Attachment::enter_file`] has to be called once. [`Error::Damaged`] where an entry that may be its is, or its name:
+    /// who took that for none would go on without what is staged of the file.
     pub fn find_file(&self, name: &FileName) -> Result<Option<FileRef>> {
         let found = self.find_handle(name)?;
         let its = found.filter(|(_, entry)| !self.is_elsewhere(entry, name));
@@ -457,8 +463,16 @@ impl<M: Medium> Pool<M> {
         entry.boot == self.boot_tag() && entry.device != name.device
     }
 
-    /// The entry of a file with this handle, on whatever device.
+    /// The entry of a file with this handle, on whatever device; fails where none is sound and one may be damaged.
     fn find_handle(&self, name: &FileName) -> Result<Option<(FileRef, FileEntry)>> {
+        let found = self.find_sound(name)?;
+        if found.is_none() {
+            self.ensure_none_damaged(name)?;
+        }
+        Ok(found)
+    }
+
+    fn find_sound(&self, name: &FileName) -> Result<Option<(FileRef, FileEntry)>> {
         let key = name.key();
         for index in self.window(key, true) {
             let offset = self.geometry().file_entry(index);
@@ -484,6 +498,73 @@ impl<M: Medium> Pool<M> {
         Ok(None)
     }
 
+    /// Fails where an entry of this file, or its name, is damaged. Made anew beside it, the file would have two: the
+    /// records of the old one would be nobody's, and once it is repaired they would be replayed over newer ones.
+    #[cold]
+    fn ensure_none_damaged(&self, name: &FileName) -> Result<()> {
+        for index in self.window(name.key(), true) {
+            if self.load(self.geometry().file_entry(index))? != 0 {
+                self.ensure_not_damaged(index, name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same of one entry. It is its own name that says whose a damaged one is, or what it is found by.
+    fn ensure_not_damaged(&self, index: u32, name: &FileName) -> Result<()> {
+        for _ in 0..LOOKS {
+            let Some(entry) = self.read_entry_alone(index)? else {
+                continue;
+            };
+            if entry.is_valid(index) {
+                return self.ensure_named(index, &entry, name);
+            }
+            if self.is_unfinished(index, &entry) {
+                return Ok(());
+            }
+            let stands = match self.named_at(index, name) {
+                Err(Error::Damaged { .. }) => false,
+                named => named?.is_some(),
+            };
+            let may_be_its = stands || entry.key == name.key();
+            return if may_be_its {
+                Err(self.damaged_entry(index))
+            } else {
+                Ok(())
+            };
+        }
+        // Others have it, one after the other.
+        Ok(())
+    }
+
+    /// Fails where a sound entry that this file would be found by has a damaged name. Before who attaches first has
+    /// emptied them, a loss of power may have left some without one.
+    fn ensure_named(&self, index: u32, entry: &FileEntry, name: &FileName) -> Result<()> {
+        let may_be_cut_off =
+            !self.is_rebuilt() && entry.is_cached() && entry.boot != self.boot_tag();
+        if entry.kind() != FileEntry::LIVE || entry.key != name.key() || may_be_cut_off {
+            return Ok(());
+        }
+        let named = self.name_of(index, entry).map(drop);
+        // What stands there when the entry was given up meanwhile is another file's name.
+        match self.live_entry(FileRef { id: entry.file_id }) {
+            Err(Error::Forgotten) => Ok(()),
+            _ => named,
+        }
+    }
+
+    /// Entries that have a file or may have: a damaged one has, until somebody repairs it.
+    pub(crate) fn used_entries(&self) -> Result<u64> {
+        let mut used = 0;
+        for index in 0..self.geometry().file_count {
+            if self.load(self.geometry().file_entry(index))? != 0 {
+                let entry = self.read_entry(index)?;
+                used += u64::from(!self.is_unfinished(index, &entry));
+            }
+        }
+        Ok(used)
+    }
+
     /// All files of the table.
     pub fn files(&self) -> Result<Vec<FileRef>> {
         let mut files = Vec::new();
@@ -498,9 +579,9 @@ impl<M: Medium> Pool<M> {
         Ok(files)
     }
 
-    /// Counts live entries anew.
+    /// Counts the entries in use anew.
     pub(crate) fn recount_files(&self) -> Result<()> {
-        let files = self.files()?.len() as u64;
+        let files = self.used_entries()?;
         self.store(SHARED + at!(Shared.staged_files), files)
     }
 }

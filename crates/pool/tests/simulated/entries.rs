@@ -4,20 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use adit_pmem::Medium;
-use adit_pool::layout::FileEntry;
+use adit_pool::layout::{ChunkKind, FileEntry, NAME_PAGES, Name, PAGE};
 use adit_pool::{Error, FileRef, LocalLocks, Pool, When};
 
 use crate::common::*;
 use crate::memory::Memory;
 use crate::pools::*;
+use crate::replay::replayed;
 
 fn new_pool(slow: bool) -> (Memory, Arc<Pool<Memory>>) {
-    let bytes = vec![0; tiny_size(8) as usize];
-    let medium = if slow {
-        Memory::slow(&bytes)
-    } else {
-        Memory::new(&bytes)
-    };
+    let medium = of(&vec![0; tiny_size(8) as usize], slow);
     Pool::create(&medium, &options(TINY)).unwrap();
     let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
     (medium, pool)
@@ -116,5 +112,104 @@ fn an_entry_that_changes_hands_is_not_damaged() {
                 .into_iter()
                 .for_each(|watcher| watcher.join().unwrap());
         });
+    }
+}
+
+/// A pool whose last user has died, with one acknowledged record of a file, and where that lies.
+fn with_one_record(slow: bool) -> (Vec<u8>, FileRef, u64) {
+    let (medium, pool) = new_pool(slow);
+    let a = pool.attach().unwrap();
+    let file = a.enter_file(&name(1)).unwrap();
+    stage(&a, file, 0, b"older", When::Now).unwrap();
+    let found = pool.scan().unwrap();
+    let at = found.records(&pool, file).next().unwrap().unwrap().at;
+    drop(a);
+    (medium.bytes(), file, at)
+}
+
+fn of(bytes: &[u8], slow: bool) -> Memory {
+    if slow {
+        Memory::slow(bytes)
+    } else {
+        Memory::new(bytes)
+    }
+}
+
+/// Words of an entry that say whose it is, or how much of it counts.
+const CHECKED: [(usize, usize); 2] = [
+    (0, std::mem::offset_of!(FileEntry, modified)),
+    (
+        std::mem::offset_of!(FileEntry, retired),
+        std::mem::offset_of!(FileEntry, lock),
+    ),
+];
+
+/// A damaged entry is neither passed over by who looks for the file nor made anew beside: all say which it is, its record is
+/// reported and kept, and the file, once the bit is repaired, has the one entry that it had. Others are staged beside it.
+#[test]
+fn a_file_with_a_damaged_entry_gets_no_second_one() {
+    let (bytes, file, record) = with_one_record(false);
+    let entry = TINY.file_entry(file.id() as u32 & 0xff_ffff);
+    for bit in CHECKED.iter().flat_map(|(from, to)| from * 8..to * 8) {
+        let medium = of(&bytes, false);
+        let flip = || {
+            let at = entry + bit as u64 / 64 * 8;
+            let word = medium.load(at).unwrap();
+            medium.store(at, word ^ 1 << (bit % 64)).unwrap();
+        };
+        flip();
+        let pool = open(medium.clone(), &LocalLocks::default(), boot(2)).unwrap();
+        let is_named = |error: Error| match error {
+            Error::Damaged { offset, .. } => offset == entry,
+            _ => false,
+        };
+        assert!(pool.find_file(&name(1)).is_err_and(is_named), "bit {bit}");
+        let a = pool.attach().unwrap();
+        // Whoever asks first whether anything is staged at all asks for the file, too.
+        assert!(pool.anything_staged(), "bit {bit}");
+        assert!(pool.find_file(&name(1)).is_err_and(is_named), "bit {bit}");
+        assert!(a.enter_file(&name(1)).is_err_and(is_named), "bit {bit}");
+        let other = a.enter_file(&name(2)).unwrap();
+        stage(&a, other, 0, b"other", When::Now).unwrap();
+        let problems = pool.check().unwrap().problems;
+        let at: Vec<u64> = problems.iter().map(|problem| problem.offset).collect();
+        assert_eq!(at, [entry, record], "bit {bit}: {problems:?}");
+        assert_eq!(pool.dump().unwrap().rejected[0].offset, record, "bit {bit}");
+        flip();
+        assert_eq!(pool.find_file(&name(1)).unwrap(), Some(file), "bit {bit}");
+        let found = pool.scan().unwrap();
+        let seen = replayed(&pool, &found, file, b"").unwrap();
+        assert!(seen == b"older", "bit {bit}");
+    }
+}
+
+/// The same of a name: an entry that is found and belongs to nobody by name is the file's that it is found by.
+#[test]
+fn a_file_with_a_damaged_name_gets_no_second_entry() {
+    for slow in [false, true] {
+        let (bytes, file, _) = with_one_record(slow);
+        let looked = open(of(&bytes, slow), &LocalLocks::default(), boot(1)).unwrap();
+        let chunks = 0..looked.chunk_count().unwrap();
+        let is_names = |chunk: &u32| {
+            let word = looked.chunk_word(*chunk).unwrap();
+            word.is_some_and(|word| word.kind == ChunkKind::Names)
+        };
+        let chunk = chunks.clone().find(is_names).unwrap();
+        let index = u64::from(file.id() as u32 & 0xff_ffff);
+        let place = TINY.chunk(chunk) + index % TINY.names_per_chunk() * NAME_PAGES * PAGE;
+        for bit in 0..(Name::SIZE + 12) * 8 {
+            let medium = of(&bytes, slow);
+            let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+            let a = pool.attach().unwrap();
+            let at = place + bit as u64 / 64 * 8;
+            let word = medium.load(at).unwrap();
+            medium.store(at, word ^ 1 << (bit % 64)).unwrap();
+            let is_named =
+                |error: Error| matches!(error, Error::Damaged { offset, .. } if offset == place);
+            let what = format!("slow: {slow}, bit {bit}");
+            assert!(pool.find_file(&name(1)).is_err_and(is_named), "{what}");
+            assert!(a.enter_file(&name(1)).is_err_and(is_named), "{what}");
+            a.enter_file(&name(2)).unwrap();
+        }
     }
 }
