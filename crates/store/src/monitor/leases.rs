@@ -619,13 +619,12 @@ impl Leases {
         }
     }
 
-    /// Holds a lease that the next monitor shall know, under a number.
-    fn keep(&mut self, held: Held, owner: Arc<Owner>) -> u64 {
+    /// Writes a lease down for the next monitor, under a number of its own.
+    fn list(&mut self, held: &Held, owner: &Owner) -> (u64, Listed) {
         let number = self.next;
         self.next = self.next.wrapping_add(1);
-        let listed = self.records.list(&record_of(number, &held, &owner));
-        self.insert(number, listed, held, owner);
-        number
+        let listed = self.records.list(&record_of(number, held, owner));
+        (number, listed)
     }
 
     /// Writes down anew what a successor shall know of a lease.

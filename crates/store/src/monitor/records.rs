@@ -244,6 +244,10 @@ impl Records {
     }
 
     fn put(&self, record: &Record) -> Option<u32> {
+        #[cfg(test)]
+        if planted::is_without_room() {
+            return None;
+        }
         let bytes = self.encode(record)?;
         let mut state = self.state.borrow_mut();
         let place = match state.free.pop() {
@@ -484,11 +488,26 @@ pub(super) fn keep_through_exec(fd: &Fd) -> Result<(), Errno> {
     })
 }
 
-/// Reads that the kernel refuses.
+/// Reads that the kernel refuses, and records that there is no room for.
 #[cfg(test)]
-mod planted {
+pub(super) mod planted {
     use super::*;
+    use core::sync::atomic::{AtomicU32, Ordering};
     use std::cell::Cell;
+
+    static WITHOUT_ROOM: AtomicU32 = AtomicU32::new(0);
+
+    /// There is no room for so many.
+    pub(in crate::monitor) fn without_room(records: u32) {
+        WITHOUT_ROOM.store(records, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_without_room() -> bool {
+        let one_less = |left: u32| left.checked_sub(1);
+        WITHOUT_ROOM
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)
+            .is_ok()
+    }
 
     /// Whether it refuses the read of a number, counted from one.
     pub(super) type Refuses = fn(u32) -> bool;

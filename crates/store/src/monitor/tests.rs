@@ -153,6 +153,10 @@ fn helper_monitor() {
         let times = times.to_str().and_then(|times| times.parse().ok());
         held::planted::share_after(times.expect("a number"));
     }
+    if let Some(records) = std::env::var_os("T_WITHOUT_ROOM") {
+        let records = records.to_str().and_then(|records| records.parse().ok());
+        records::planted::without_room(records.expect("a number"));
+    }
     if let Some(looks) = std::env::var_os("T_BLIND") {
         let looks = looks.to_str().and_then(|looks| looks.parse().ok());
         adopt::planted::blind(looks.expect("a number"));

@@ -185,7 +185,13 @@ impl Leases {
             Err(Errno::AGAIN) if may_join => Held::beside(fd, pool, terms, id),
             Err(errno) => return Err(Refused::Lease(errno)),
         };
-        Ok(self.keep(held, owner))
+        let (number, listed) = self.list(&held, &owner);
+        if !listed.is_known() {
+            // Where this monitor is killed nobody would let openers in. What the kernel has granted goes with `held`.
+            return Err(Refused::TooMany);
+        }
+        self.insert(number, listed, held, owner);
+        Ok(number)
     }
 
     /// Gives a lease of the asking program up; the answer comes when its duplicate is closed.

@@ -199,7 +199,9 @@ impl Leases {
         let thread = self.signals.owner();
         if let Ok(held) = Held::take_over(stray.fd, pool, terms, id, thread) {
             self.standby.ensure(&self.records);
-            let number = self.keep(held, owner);
+            // Its program stages it already, whether or not it can be written down.
+            let (number, listed) = self.list(&held, &owner);
+            self.insert(number, listed, held, owner);
             self.bury_one(number);
         }
     }

@@ -315,6 +315,23 @@ fn a_monitor_at_its_limit_of_descriptors_answers() {
     }
 }
 
+/// Its successor would know nothing of it, and whoever opens the file would wait for as long as the kernel likes.
+#[test]
+fn a_lease_that_cannot_be_written_down_is_refused() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let file = open_rw(&path);
+    let _monitor = monitor_with(&scratch, &[("T_WITHOUT_ROOM", Path::new("1"))]);
+    let program = Program::new(&scratch, &file);
+    let entry = program.enter(&file);
+    let refused = program.acquire(&file, entry, Mode::Sync);
+    assert_eq!(refused, Err(Refused::TooMany));
+    assert!(!is_leased(&path));
+    let lease = program.acquire(&file, entry, Mode::Sync).expect("lease");
+    assert!(program.release(&lease));
+}
+
 const WRITTEN: &[u8] = b"what the program staged ";
 
 /// A program of its own that has opened `data` for appending and stages it: `append`, `fsync` and
