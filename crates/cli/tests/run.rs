@@ -18,6 +18,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use adit_store::monitor::{client::Refused, join};
+use adit_store::registry::RuntimeDir;
 use common::{Scratch, adit, finish, library};
 use monitors::monitor_of;
 
@@ -365,6 +367,35 @@ fn a_promise_without_a_monitor_is_refused_or_told() {
     assert!(done.err.contains("not atomic"), "{done:?}");
     let done = finish(&mut adit(["run", "--require", "echo", "ran"]));
     assert_eq!((done.code(), done.err.as_str()), (Some(0), ""), "{done:?}");
+}
+
+/// It is no monitor's business whether a program may begin.
+#[test]
+fn a_program_begins_where_the_monitor_has_no_room_to_stay_for_it() {
+    let scratch = Scratch::new();
+    let runtime = scratch.0.join("runtime");
+    let few = "ulimit -n 64; exec \"$0\" monitor --runtime-dir \"$1\"";
+    let mut monitor = Command::new("sh")
+        .args(["-c", few, env!("CARGO_BIN_EXE_adit")])
+        .arg(&runtime)
+        .env("XDG_STATE_HOME", &scratch.0)
+        .spawn()
+        .expect("it starts");
+    let dir = RuntimeDir::at(runtime.as_os_str().as_encoded_bytes()).unwrap();
+    let begun = Instant::now();
+    while join(&dir, std::process::id()) != Err(Refused::TooMany) {
+        assert!(begun.elapsed() < common::limit());
+    }
+    let mut run = adit(["run", "--mode", "strict", "--require", "echo", "ran"]);
+    let done = finish(
+        run.env_remove("ADIT_NO_MONITOR")
+            .env("XDG_STATE_HOME", &scratch.0)
+            .env("ADIT_RUNTIME_DIR", &runtime),
+    );
+    assert_eq!((done.code(), done.out.as_str()), (Some(0), "ran\n"));
+    assert!(done.err.contains("as many programs as it can"), "{done:?}");
+    monitor.kill().unwrap();
+    monitor.wait().unwrap();
 }
 
 #[test]

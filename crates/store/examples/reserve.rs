@@ -78,7 +78,7 @@ fn main() {
         .env("RESERVE_MONITOR", "1")
         .spawn()
         .expect("monitor");
-    while !monitor::join(&runtime(&dir), std::process::id()) {
+    while monitor::join(&runtime(&dir), std::process::id()).is_err() {
         std::thread::sleep(Duration::from_millis(5));
     }
     for load in &LOADS {

@@ -18,6 +18,7 @@ use rustix::process::{
 };
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
 
+use adit_store::monitor::client::Refused;
 use adit_store::registry::{RuntimeDir, prepare_filter};
 
 use super::environment::{Environment, PRELOAD};
@@ -67,7 +68,7 @@ pub(crate) fn start(
         let _ = prepare_filter(&dir);
     }
     let pid = std::process::id();
-    if adit_store::monitor::join(&dir, pid) {
+    if is_served(&dir, pid, awaited) {
         return Ok(());
     }
     // The monitor serves all programs of the user: it must not be held to the limits of the first.
@@ -196,11 +197,26 @@ fn be_scheduled_as_usual() {
     }
 }
 
+/// Whether a monitor serves the directory that stays for this process, or has no room for one more: that does not end
+/// soon, as so many others need it, and another one could not begin beside it. It is said where files are staged at once.
+fn is_served(dir: &RuntimeDir, pid: u32, staged: bool) -> bool {
+    match adit_store::monitor::join(dir, pid) {
+        Err(Refused::TooMany) if staged => {
+            eprintln!(
+                "adit: the monitor stays for as many programs as it can\n  \
+                 what happens: where these end before this one stages a file, the monitor may be gone by then"
+            );
+            true
+        }
+        joined => matches!(joined, Ok(()) | Err(Refused::TooMany)),
+    }
+}
+
 /// Whether it answers in time.
 fn answers(dir: &RuntimeDir, pid: u32) -> bool {
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
-        if adit_store::monitor::join(dir, pid) {
+        if is_served(dir, pid, true) {
             return true;
         }
         adit_pmem::rest(Duration::from_millis(1));

@@ -74,8 +74,8 @@ pub enum Refused {
     /// The kernel does not grant the write lease.
     #[error("the kernel grants no write lease: {0}")]
     Lease(Errno),
-    /// The monitor holds as many files as it can.
-    #[error("the monitor holds too many files")]
+    /// The monitor holds as many files, or stays for as many processes, as it can.
+    #[error("the monitor serves as many as it can")]
     TooMany,
 }
 
@@ -95,7 +95,8 @@ impl Refused {
         Answer::no(code, errno.unsigned_abs())
     }
 
-    fn of(answer: &Answer) -> Self {
+    /// What an answer that is no yes says.
+    pub(super) fn of(answer: &Answer) -> Self {
         let errno = i32::try_from(answer.errno).unwrap_or(0);
         // Zero and what lies beyond the kernel's numbers is no error of the kernel's.
         let errno = match errno {

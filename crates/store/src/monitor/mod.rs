@@ -50,6 +50,7 @@ use crate::registry::snapshot::{Condition, Name, Snapshot, names};
 use crate::registry::sys::{self, Fd};
 use crate::registry::wire::{self, Request, ask};
 use crate::registry::{DirError, RuntimeDir};
+use client::Refused;
 use lease::Signals;
 use leases::{Leases, Report};
 use records::{Base, Listed, Record, Records};
@@ -107,7 +108,7 @@ impl Default for Options {
 /// How a monitor ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Another one serves the directory; it knows about the process to stay for.
+    /// Another one serves the directory; it knows about the process to stay for, unless it has no room for one more.
     AlreadyRunning,
     /// Nobody needed it any more, or it was told to end.
     Idle(Work),
@@ -142,12 +143,13 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> MonitorError {
     move |error| MonitorError::Kernel { what, error }
 }
 
-/// Asks a running monitor to stay for as long as process `pid` lives. `false` when none runs, or
-/// none that answers: then start one with [`Options::stay_for`]. Costs some 20 microseconds.
+/// Asks a running monitor to stay for as long as process `pid` lives. After [`Refused::TooMany`] one runs that stays
+/// for as many as it can: it serves this process like all others, and may end before that has attached. Where nobody
+/// answers, or one that is about to end, start one with [`Options::stay_for`]. Costs some 20 microseconds.
 ///
 /// The monitor may live in another namespace of processes, where the number is somebody else's. It sees for
 /// itself who asks; another process is therefore shown to it by a descriptor.
-pub fn join(dir: &RuntimeDir, pid: u32) -> bool {
+pub fn join(dir: &RuntimeDir, pid: u32) -> Result<(), Refused> {
     let named = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let other = named.filter(|pid| *pid != getpid());
     let life = other.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
@@ -158,11 +160,13 @@ pub fn join(dir: &RuntimeDir, pid: u32) -> bool {
     } else {
         pid
     };
-    dir.open().is_ok_and(|fd| {
-        let along = life.as_ref().map(Fd::as_fd);
-        let answer = ask(&fd, &Request::Join { pid }, along, wire::PATIENCE);
-        answer.is_ok_and(|answer| answer.agreed())
-    })
+    let fd = dir.open().map_err(|_| Refused::NoMonitor(Errno::NOENT))?;
+    let along = life.as_ref().map(Fd::as_fd);
+    match ask(&fd, &Request::Join { pid }, along, wire::PATIENCE) {
+        Ok(answer) if answer.agreed() => Ok(()),
+        Ok(answer) => Err(Refused::of(&answer)),
+        Err(errno) => Err(Refused::NoMonitor(errno)),
+    }
 }
 
 /// Runs the monitor of a runtime directory until nobody needs it. Returns at once when another one
@@ -250,7 +254,7 @@ fn inherit(number: i32) -> Result<Beginning, MonitorError> {
     })
 }
 
-/// Takes the lock of the one monitor, or makes sure that its holder knows whom to stay for. The
+/// Takes the lock of the one monitor, or makes sure that its holder knows whom to stay for, if it has room for that. The
 /// holder may be about to end, hence the rounds.
 fn take_lock(dir: &RuntimeDir, fd: &Fd, options: &Options) -> Result<Option<Fd>, MonitorError> {
     let flags = OFlags::RDWR | OFlags::CREATE;
@@ -261,8 +265,9 @@ fn take_lock(dir: &RuntimeDir, fd: &Fd, options: &Options) -> Result<Option<Fd>,
         if sys::try_lock(&lock, operation).map_err(failed("lock its file"))? {
             return Ok(Some(lock));
         }
-        if options.stay_for.is_none_or(|pid| join(dir, pid)) {
-            return Ok(None);
+        match options.stay_for.map(|pid| join(dir, pid)) {
+            None | Some(Ok(()) | Err(Refused::TooMany)) => return Ok(None),
+            Some(Err(_)) => {}
         }
         adit_pmem::rest(Duration::from_millis(5));
     }

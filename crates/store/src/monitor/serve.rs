@@ -17,6 +17,7 @@ use rustix::net::SocketFlags;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 
+use super::client::Refused;
 use super::lease;
 use super::leases::Leases;
 use super::records::{Listed, Record, Records};
@@ -129,29 +130,36 @@ impl Server {
         if let Some(pid) = pid
             && let Ok(life) = pidfd_open(pid, PidfdFlags::empty())
         {
-            self.stay_while(Fd::new(life));
+            let _ = self.stay_while(Fd::new(life));
         }
     }
 
-    fn stay_while(&mut self, life: Fd) {
-        if self.lives.len() < MOST_LIVES && has_room_for(&life) {
-            let listed = self.records.list(&Record::Life(life.raw()));
-            self.lives.push((listed, life));
+    /// Stays until a process has ended, and has its successor stay, too.
+    fn stay_while(&mut self, life: Fd) -> Result<(), Refused> {
+        if self.lives.len() >= MOST_LIVES || !has_room_for(&life) {
+            return Err(Refused::TooMany);
         }
+        let listed = self.records.list(&Record::Life(life.raw()));
+        if !listed.is_known() {
+            return Err(Refused::TooMany);
+        }
+        self.lives.push((listed, life));
+        Ok(())
     }
 
     /// Stays for the process whose descriptor came along, else for the one that asks. Its number is not looked
     /// up: in another namespace of processes it is somebody else's, init's for example, who never ends.
-    fn join(&mut self, connection: &Fd, pid: u32, along: Option<Fd>) {
+    fn join(&mut self, connection: &Fd, pid: u32, along: Option<Fd>) -> Result<(), Refused> {
         let life = match along {
-            Some(fd) => is_process(&fd).then_some(fd),
+            // It would soon have nobody.
+            _ if self.leases.is_ending() => return Err(Refused::NoMonitor(Errno::SHUTDOWN)),
+            Some(fd) if is_process(&fd) => fd,
+            Some(_) => return Err(Refused::NotUnderstood),
             // Nobody: it is asked only whether it answers.
-            None if pid == 0 => None,
-            None => lease::peer(connection.as_fd()).ok(),
+            None if pid == 0 => return Ok(()),
+            None => lease::peer(connection.as_fd()).map_err(Refused::NoMonitor)?,
         };
-        if let Some(life) = life {
-            self.stay_while(life);
-        }
+        self.stay_while(life)
     }
 
     /// Answers what has come in, and in a rush what comes next.
@@ -216,11 +224,11 @@ impl Server {
 
     fn handle(&mut self, dir: &Fd, connection: Fd, request: &Request<'_>, along: Option<Fd>) {
         let agreed = match (*request, along) {
-            // It would soon have nobody.
-            (Request::Join { .. }, _) if self.leases.is_ending() => false,
             (Request::Join { pid }, along) => {
-                self.join(&connection, pid, along);
-                true
+                let joined = self.join(&connection, pid, along);
+                let answer = joined.map_or_else(Refused::answer, |()| Answer::yes());
+                wire::answer(&connection, &answer);
+                return;
             }
             (Request::Reserve(target), Some(fd)) if has_room_for(&fd) => {
                 self.reservations.add(dir, target, fd)

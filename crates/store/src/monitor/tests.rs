@@ -73,7 +73,7 @@ fn monitor_with(scratch: &Scratch, arguments: &[(&str, &Path)]) -> Helper {
     let mut helper = Helper::start("monitor::tests::helper_monitor", &all);
     helper.wait_for("running");
     let dir = runtime_at(&scratch.path("run"));
-    eventually("the monitor answers", || join(&dir, 0));
+    eventually("the monitor answers", || join(&dir, 0).is_ok());
     helper
 }
 
@@ -435,7 +435,7 @@ fn there_is_one_monitor_and_it_ends_when_idle() {
     assert_eq!(outcome, Outcome::Idle(Work::default()));
     // How long the end of it takes depends on what else there is to be recovered on the machine.
     assert!(started.elapsed() >= quick().idle);
-    assert!(!join(&dir, std::process::id()), "nobody listens");
+    assert!(join(&dir, std::process::id()).is_err(), "nobody listens");
     assert!(!scratch.path("run/monitor.sock").exists());
 }
 
@@ -510,7 +510,7 @@ fn many_that_start_at_once_agree_on_one() {
         // Much longer than it stays for nobody.
         std::thread::sleep(quick().idle * 3);
         assert_eq!(running.load(Ordering::Relaxed), 0, "it stays");
-        eventually("it answers", || join(&dir, 0));
+        eventually("it answers", || join(&dir, 0).is_ok());
         drop(program);
     });
     assert_eq!(running.into_inner(), 1);
@@ -533,7 +533,7 @@ fn it_stays_for_whoever_joined() {
         let _evict = Evict(&scratch);
         let needed = Needed::new(&scratch);
         let monitor = scope.spawn(|| run(&dir, &quick()).expect("run"));
-        eventually("joined", || join(&dir, program.child.id()));
+        eventually("joined", || join(&dir, program.child.id()).is_ok());
         drop(needed);
         std::thread::sleep(quick().idle * 3);
         assert!(!monitor.is_finished());
@@ -561,7 +561,7 @@ fn it_stays_for_a_while_after_whoever_joined() {
         let dir = runtime_at(&scratch.path("run"));
         std::thread::spawn(move || run(&dir, &options).expect("run"))
     };
-    eventually("joined", || join(&dir, program.child.id()));
+    eventually("joined", || join(&dir, program.child.id()).is_ok());
     drop(needed);
     std::thread::sleep(idle * 9 / 10);
     let ended = Instant::now();
@@ -616,9 +616,35 @@ fn what_is_no_process_is_not_stayed_for() {
     let null = sys::borrow(null.as_raw_fd());
     let join = Request::Join { pid: 1 };
     let asked = || ask(&fd, &join, null, wire::PATIENCE);
-    eventually("joined", || asked().is_ok_and(|answer| answer.agreed()));
+    eventually("refused", || asked().is_ok_and(|answer| !answer.agreed()));
     drop(needed);
     eventually("nobody is stayed for", || monitor.is_finished());
+}
+
+/// Who is told that it stays begins without a look at whether it still does.
+#[test]
+fn it_says_so_when_it_has_no_room_to_stay_for_somebody() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let arguments = [
+        ("T_DESCRIPTORS", Path::new("200")),
+        ("T_WITHOUT_ROOM", Path::new("1")),
+    ];
+    let _monitor = monitor_with(&scratch, &arguments);
+    // A monitor that does not get its turn says nothing.
+    let ask = || leases::patiently(|| join(&dir, std::process::id()));
+    assert_eq!(ask(), Err(Refused::TooMany), "it cannot be written down");
+    let stayed_for = (0..200).take_while(|_| ask().is_ok()).count();
+    assert!((100..150).contains(&stayed_for), "{stayed_for}");
+    assert_eq!(ask(), Err(Refused::TooMany));
+    assert_eq!(leases::patiently(|| join(&dir, 0)), Ok(()));
+    // Whoever would begin beside it leaves it alone.
+    let options = Options {
+        stay_for: Some(std::process::id()),
+        ..quick()
+    };
+    let outcome = run(&dir, &options).expect("run");
+    assert_eq!(outcome, Outcome::AlreadyRunning);
 }
 
 #[test]
@@ -696,7 +722,7 @@ fn a_directory_of_somebody_else_is_refused() {
             refused,
             MonitorError::Dir(DirError::OwnedBy { owner: 1234 })
         ));
-        assert!(!join(&dir, 1));
+        assert!(join(&dir, 1).is_err());
     }
 }
 
@@ -1155,7 +1181,7 @@ fn requests_that_make_no_sense_are_survived() {
         pid: 1,
         index: u32::MAX,
     };
-    eventually("it answers again", || join(&dir, 0));
+    eventually("it answers again", || join(&dir, 0).is_ok());
     let agreed = |request: Request<'_>, along| {
         let asked = || ask(&fd, &request, along, Duration::from_secs(10));
         // Who says nothing for a moment is not waited for.
