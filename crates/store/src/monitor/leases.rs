@@ -124,6 +124,7 @@ pub(super) struct Leases {
     /// To be taken over and to be adopted, when their pools can be opened.
     postponed: Vec<Left>,
     strays: Vec<Stray>,
+    asked_for_pools_at: Instant,
     /// Declared files that nobody stages who is not alone.
     pub(super) barred: Barred,
     /// For all programs: which files are held.
@@ -248,6 +249,7 @@ impl Leases {
             trying: false,
             postponed: Vec::new(),
             strays: Vec::new(),
+            asked_for_pools_at: Instant::now(),
             barred,
             marks,
             told_at: None,
@@ -799,5 +801,21 @@ fn errno_of(error: &adit_pool::Error) -> Errno {
         Error::WrongFileSystem { .. } => Errno::OPNOTSUPP,
         Error::Busy { .. } | Error::InUse { .. } => Errno::BUSY,
         _ => Errno::INVAL,
+    }
+}
+
+/// A monitor that has tried for long to open the pools of what it has taken over.
+#[cfg(test)]
+pub(super) mod planted {
+    use core::sync::atomic::{AtomicBool, Ordering};
+
+    static TRIED: AtomicBool = AtomicBool::new(false);
+
+    pub(in crate::monitor) fn try_shortly() {
+        TRIED.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn has_tried() -> bool {
+        TRIED.load(Ordering::Relaxed)
     }
 }

@@ -33,6 +33,9 @@ const ONCE_MORE: Duration = Duration::from_secs(2);
 /// How long requests wait at most while the pools of leases that are taken over are opened.
 const TAKING_OVER: Duration = Duration::from_secs(2);
 
+/// How often it is tried to open a pool that could not be opened for long.
+const SELDOM: Duration = Duration::from_secs(2);
+
 /// A lease that a dead monitor has left.
 pub(super) struct Left {
     /// In front of what it names, which is closed later.
@@ -46,6 +49,12 @@ impl Left {
     fn id(&self) -> Option<(u64, u64)> {
         let stat = insist(|| rustix::fs::fstat(self.fd.as_fd())).ok()?;
         Some((stat.st_dev, stat.st_ino))
+    }
+
+    /// Whether it is no use to wait for its pool any longer. A seat of a shared file has no lease.
+    fn waits_in_vain(&self) -> bool {
+        let is_seat = self.record.declared;
+        self.owner.has_ended() || !is_seat && !adopt::nobody_watches(&self.fd)
     }
 }
 
@@ -89,20 +98,51 @@ impl Leases {
     }
 
     /// Has the pools opened that leases wait for and that could not be opened before: there was no room to attach to them,
-    /// say.
+    /// say. After a while seldom, and for living programs alone.
     pub(super) fn ask_for_pools(&mut self, now: Instant) {
-        if now.duration_since(self.since) >= LONGEST_TRY {
-            // Who opens their files would be kept waiting for ever.
-            self.recovery_due |= self.waits_for_pools();
-            self.postponed.clear();
-            self.strays.clear();
-            return;
+        if self.has_tried_for_long(now) {
+            if now.duration_since(self.asked_for_pools_at) < SELDOM {
+                return;
+            }
+            self.leave_to_recovery();
         }
+        self.asked_for_pools_at = now;
         let of_left = self.postponed.iter().map(|left| &left.record.pool);
         let all = of_left.chain(self.strays.iter().map(|stray| &stray.pool));
         let paths: BTreeSet<PathBuf> = all.cloned().collect();
         for path in paths {
             self.open_soon(&path);
+        }
+    }
+
+    fn has_tried_for_long(&self, now: Instant) -> bool {
+        #[cfg(test)]
+        if super::planted::has_tried() {
+            return true;
+        }
+        now.duration_since(self.since) >= LONGEST_TRY
+    }
+
+    /// Leaves to a recovery what dead programs had leased, which it could not open for as long as a child of theirs has the
+    /// lease; and what nobody waits for here, as the lease is not there any more, or another monitor's. Those of the living
+    /// stay. They write on, and publish it some time, over what others have written by then: so nobody is let in before the
+    /// kernel loses patience, and the pool may be opened until then.
+    fn leave_to_recovery(&mut self) {
+        let postponed = self.postponed.extract_if(.., |left| left.waits_in_vain());
+        let postponed = postponed.map(|left| left.fd);
+        let waits_in_vain =
+            |stray: &mut Stray| lease::has_ended(&stray.life) || !adopt::nobody_watches(&stray.fd);
+        let strays = self.strays.extract_if(.., waits_in_vain);
+        for fd in postponed.chain(strays.map(|stray| stray.fd)) {
+            if adopt::nobody_watches(&fd) {
+                lease::give_up(fd.as_fd());
+            }
+            self.recovery_due = true;
+        }
+        if self.ending {
+            // Whoever comes next finds them as strays.
+            self.postponed.clear();
+            self.strays.clear();
         }
     }
 

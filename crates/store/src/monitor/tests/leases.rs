@@ -377,6 +377,18 @@ fn helper_stages() {
         let done = match listen().as_str() {
             "append" => staged.append(WRITTEN).map(|_| "appended"),
             "fsync" => staged.fsync().map(|()| "synced"),
+            "child" => {
+                // It has the description for as long as the test has this helper's standard input.
+                rustix::io::fcntl_setfd(borrowed(&file), rustix::io::FdFlags::empty())
+                    .expect("set flags");
+                let mut child = std::process::Command::new("cat");
+                let child = spawn(child.stdout(std::process::Stdio::null()));
+                std::fs::write(argument("T_DIR").join("child"), child.id().to_string())
+                    .expect("write");
+                // It outlives this helper.
+                std::mem::forget(child);
+                Ok("has a child")
+            }
             "close" => {
                 let other = std::fs::File::open("/dev/null").expect("open");
                 // SAFETY: integers only; the number leads to something else from now on.
@@ -1112,6 +1124,17 @@ fn may_look_into_others() -> bool {
     fd.is_ok()
 }
 
+/// Whether a process has a lease of which the kernel says so.
+fn has_lease(pid: u32, what: &str) -> bool {
+    let infos = std::fs::read_dir(format!("/proc/{pid}/fdinfo"));
+    let mut infos = infos.expect("descriptors").flatten();
+    infos.any(|info| {
+        let told = std::fs::read_to_string(info.path()).unwrap_or_default();
+        let mut lines = told.lines();
+        lines.any(|line| line.contains("LEASE") && line.contains(what))
+    })
+}
+
 /// A monitor that has a standby, whenever it comes.
 fn start_another(scratch: &Scratch) -> Helper {
     monitor_with(scratch, &[("T_STANDBY", Path::new("1"))])
@@ -1140,11 +1163,7 @@ fn a_monitor_that_comes_later_lets_in_who_waits() {
         let meanwhile = |scratch: &Scratch, program: &Helper| {
             // Until then nobody waits, and the lease is held.
             eventually("somebody waits", || {
-                let infos = std::fs::read_dir(format!("/proc/{}/fdinfo", program.child.id()));
-                let mut infos = infos.expect("descriptors").flatten();
-                infos.any(|info| {
-                    std::fs::read_to_string(info.path()).is_ok_and(|is| is.contains("BREAKING"))
-                })
+                has_lease(program.child.id(), "BREAKING")
             });
             later = Some(start_another(scratch));
         };
@@ -1382,6 +1401,78 @@ fn a_lease_that_waits_for_its_pool_is_not_given_up_for_a_namesake() {
     assert!(is_leased(&path));
     assert!(program.release(&lease), "its own");
     assert!(!is_leased(&path));
+}
+
+/// A monitor and its standby, which soon has tried for long to open the pools of what it takes over.
+fn soon_at_the_end_of_its_tries(scratch: &Scratch) -> Helper {
+    let arguments = [
+        ("T_STANDBY", Path::new("1")),
+        ("T_TRIES_SHORTLY", Path::new("1")),
+    ];
+    monitor_with(scratch, &arguments)
+}
+
+/// Puts something else in the place of the pool, for as long as the value lives.
+struct Aside<'a>(&'a Scratch);
+
+impl<'a> Aside<'a> {
+    fn put(scratch: &'a Scratch) -> Self {
+        let pool = scratch.path("run/pool");
+        std::fs::rename(&pool, scratch.path("aside")).expect("rename");
+        std::fs::write(pool, "garbage").expect("write");
+        Self(scratch)
+    }
+}
+
+impl Drop for Aside<'_> {
+    fn drop(&mut self) {
+        let _ = std::fs::rename(self.0.path("aside"), self.0.path("run/pool"));
+    }
+}
+
+/// Its program writes on, and publishes it some time: who was let in before would lose to that what he has written.
+#[test]
+fn a_lease_of_a_living_program_waits_for_its_pool_as_long_as_it_takes() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let path = scratch.old_file("data");
+    let all = [std::fs::read(&path).expect("read"), WRITTEN.to_vec()].concat();
+    let mut first = soon_at_the_end_of_its_tries(&scratch);
+    let mut program = staging(&scratch, "atomic", "data");
+    program.ask("append", "appended");
+    let (_, next) = both(&scratch);
+    let id = std::fs::metadata(&path).expect("metadata");
+    let published = || client::publish(&dir, id.dev(), id.ino(), Duration::from_secs(60));
+    let postponed = Err(Refused::Pool(Errno::AGAIN));
+    let aside = Aside::put(&scratch);
+    first.kill();
+    eventually("it has taken over", || published() == postponed);
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(published(), postponed);
+    assert_eq!(both(&scratch).0, next);
+    drop(aside);
+    assert!(seen_by(opener(&path)) == all, "let in by the kernel");
+}
+
+/// A child may have the description, and the lease with it. A recovery could not open the file, and whoever else does would
+/// wait for as long as the kernel likes.
+#[test]
+fn a_lease_of_a_dead_program_whose_pool_cannot_be_opened_is_given_up() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    scratch.old_file("data");
+    let mut first = soon_at_the_end_of_its_tries(&scratch);
+    let mut program = staging(&scratch, "sync", "data");
+    program.ask("append", "appended");
+    program.ask("child", "has a child");
+    let child = std::fs::read_to_string(scratch.path("child")).expect("read");
+    let child = child.parse().expect("a number");
+    let _ = both(&scratch);
+    let _aside = Aside::put(&scratch);
+    first.kill();
+    program.kill();
+    assert!(has_lease(child, "ACTIVE"));
+    eventually("it is given up", || !has_lease(child, ""));
 }
 
 /// Waits until a helper of this file has come to a word.
