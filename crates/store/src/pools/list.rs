@@ -2,9 +2,11 @@
 //! over. It is replaced as a whole, under a lock, so no reader sees half of it, and survives reboots with the
 //! user's state directory.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fd::AsFd as _;
@@ -12,6 +14,7 @@ use rustix::fs::{Access, AtFlags, CWD, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::TMPFS;
+use crate::clock;
 use crate::registry::sys::{self, Fd};
 
 /// The list is never longer than this; what is longer was not written by us.
@@ -19,6 +22,13 @@ const LONGEST_LIST: usize = 1 << 20;
 
 /// How long somebody else who changes the list is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Lists whose names this process has made durable: which file each directory had by that name. A program that asks for a
+/// pool should not wait for a disk each time.
+static DURABLE: Mutex<BTreeMap<PathBuf, Version>> = Mutex::new(BTreeMap::new());
+
+/// A list as somebody has put it there: device, inode number, and the nanosecond of its last change.
+type Version = (u64, u64, u64);
 
 /// The list of a user's pools.
 #[derive(Clone, Debug)]
@@ -103,12 +113,31 @@ impl PoolList {
             return Err(Errno::INVAL);
         }
         if self.read().contains(&new) {
-            return Ok(());
+            return self.make_name_durable();
         }
         self.change(|all| {
             all.retain(|known| known.path != new.path && known.uuid != new.uuid);
             all.push(new);
         })
+    }
+
+    /// Makes sure that a list which is there is found under its name after a loss of power as well: whoever has put it there
+    /// may be just about to, or was killed before. Its bytes are durable before it gets the name.
+    fn make_name_durable(&self) -> Result<(), Errno> {
+        let durable = || DURABLE.lock().unwrap_or_else(PoisonError::into_inner);
+        let version = self.version()?;
+        if durable().get(&self.dir) != Some(&version) {
+            make_durable(&self.dir)?;
+            durable().insert(self.dir.clone(), version);
+        }
+        Ok(())
+    }
+
+    fn version(&self) -> Result<Version, Errno> {
+        let path = self.dir.join("pools");
+        let stat = rustix::fs::lstat(path.as_os_str().as_bytes())?;
+        let changed = clock::nanoseconds(stat.st_ctime, stat.st_ctime_nsec as i64);
+        Ok((stat.st_dev, stat.st_ino, changed))
     }
 
     /// Takes out the pools that are gone for good: they are not there, and lay in memory. What is
@@ -214,6 +243,8 @@ fn lock_patiently(lock: &Fd) -> Result<(), Errno> {
 
 /// Makes the names in a directory durable: what is staged in a pool is found after a reboot by the list alone.
 fn make_durable(dir: &Path) -> Result<(), Errno> {
+    #[cfg(test)]
+    tests::SYNCS.with(|syncs| syncs.set(syncs.get() + 1));
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     let dir = rustix::fs::open(dir.as_os_str().as_bytes(), flags, Mode::empty()).map(Fd::new)?;
     rustix::fs::fsync(dir.as_fd())
@@ -272,6 +303,12 @@ mod tests {
 
     use super::*;
     use crate::testing::Scratch;
+    use std::cell::Cell;
+
+    std::thread_local! {
+        /// How many directories were synced.
+        pub(super) static SYNCS: Cell<u32> = const { Cell::new(0) };
+    }
 
     fn paths(list: &PoolList) -> Vec<PathBuf> {
         list.read().into_iter().map(|known| known.path).collect()
@@ -309,6 +346,32 @@ mod tests {
         list.add(&[4; 16], &scratch.path("there")).expect("add");
         assert!(!paths(&list).contains(&here));
         assert!(paths(&list).contains(&scratch.path("there")));
+    }
+
+    /// Whoever has entered a pool may be about to sync that, or was killed before: then a loss of power takes it back, and
+    /// nobody finds what is staged in the pool.
+    #[test]
+    fn what_somebody_else_has_just_entered_is_made_durable() {
+        let scratch = Scratch::new();
+        let list = PoolList::at(&scratch.0);
+        let pool = Listed {
+            uuid: [1; 16],
+            path: scratch.path("pool"),
+        };
+        let entered_by_another = || {
+            let new = scratch.path("pools.new");
+            std::fs::write(&new, pool.line()).expect("write");
+            std::fs::rename(&new, scratch.path("pools")).expect("rename");
+        };
+        let synced = || {
+            let before = SYNCS.get();
+            list.add(&pool.uuid, &pool.path).expect("add");
+            SYNCS.get() - before
+        };
+        entered_by_another();
+        assert_eq!((synced(), synced()), (1, 0));
+        entered_by_another();
+        assert_eq!((synced(), synced()), (1, 0));
     }
 
     /// Programs start without it: the list is changed by the next one.
