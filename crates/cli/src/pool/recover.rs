@@ -66,7 +66,7 @@ fn copy_of(path: &Path, original: &Path) -> Failure {
         "{path}: a copy of the pool {original}: what is in it was written to the same files long ago, and would undo what \
          was written since"
     ))
-    .next(format!("adit pool recover {original}, and remove the copy: adit pool rm {path}"))
+    .next(format!("adit pool recover {original}, and remove the copy: adit pool rm --force {path}"))
 }
 
 fn report(recovered: Recovered) -> Report {
