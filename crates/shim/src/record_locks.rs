@@ -9,16 +9,15 @@ use crate::signal::engine;
 use crate::sys::{self, ProcPath};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
-use rustix::fs::{Mode, OFlags, RawDir};
+use rustix::fs::{Mode, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
 
 /// Much more than a descriptor's entry takes, and what the kernel tells of a description with some locks. It lies on the
 /// program's stack, which may be small.
 const ROOM: usize = 1024;
 
-/// Room for some forty locks, as the kernel tells them: where there are more, who asks looks through its descriptors. Less
-/// than a page, of which the kernel tells at most at once.
-const TOLD: usize = 2048;
+/// By so much the places in a list of descriptors lie behind their numbers.
+const DOTS: u64 = 2;
 
 /// Whether this process has `fcntl` locks on the file of a descriptor, or may have: they end when it closes any other one
 /// of that file, but those that open it for nothing, of which the kernel tells no locks either.
@@ -27,71 +26,53 @@ pub(crate) fn are_on(fd: c_int) -> bool {
         return true;
     };
     let _inside = engine::enter();
-    may_be_on(&this) && !matches!(find_open(&this, have_come_by), Ok(None))
-}
-
-/// Whether this process may have locks on a file: the kernel tells of some on it, or of some that are this process's, or not
-/// of all. Most often there are none, and to learn that so takes as long as to look at some ten descriptors.
-///
-/// Of a file both are asked: in a layered file system the number of the file that is locked may be another, and the process
-/// that locked it may be one that shares this one's descriptors.
-pub(crate) fn may_be_on(file: &libc::stat) -> bool {
-    told_of(file).unwrap_or(true)
-}
-
-fn told_of(file: &libc::stat) -> Result<bool, Errno> {
-    let mut own = [MaybeUninit::uninit(); 16];
-    let (own, _) = rustix::fs::readlinkat_raw(rustix::fs::CWD, c"/proc/self", &mut own)?;
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let locks = rustix::fs::open(c"/proc/locks", flags, Mode::empty())?;
-    let mut told = [0; TOLD];
-    let len = rustix::io::read(&locks, &mut told)?;
-    // What is cut off may be one.
-    Ok(len == told.len() || is_told_of(&told[..len], own, file.st_ino))
-}
-
-/// Whether a list of locks has record locks of a process, or on a file of this number.
-fn is_told_of(locks: &[u8], pid: &[u8], file: u64) -> bool {
-    let record = |line: &[u8]| {
-        let mut words = line
-            .split(|byte| *byte == b' ')
-            .filter(|word| !word.is_empty());
-        // Behind the number, and an arrow where it is waited for.
-        let kind = words.by_ref().find(|word| word[0].is_ascii_alphabetic());
-        if kind != Some(b"POSIX") {
-            return false;
-        }
-        // Advisory or not, for reading or for writing.
-        let mut words = words.skip(2);
-        let (owner, place) = (words.next(), words.next());
-        let inode = place.and_then(|place| place.rsplit(|byte| *byte == b':').next());
-        let inode = inode.and_then(|inode| str::from_utf8(inode).ok()?.parse().ok());
-        owner == Some(pid) || inode.is_none_or(|inode: u64| inode == file)
-    };
-    locks.split(|byte| *byte == b'\n').any(record)
+    !matches!(find_open(&this, have_come_by), Ok(None))
 }
 
 /// Looks for a descriptor of this process that leads to a file, and is one.
+///
+/// Numbers are tried one after the other, which takes a third of what it takes to have them listed; where one leads nowhere
+/// the next ones that do are listed. The kernel's list of all locks (`/proc/locks`) is short, but who looks at it waits
+/// for all processors first, some ten milliseconds; and it is not told at one instant.
 pub(crate) fn find_open(
     file: &libc::stat,
     mut is_one: impl FnMut(c_int) -> bool,
 ) -> Result<Option<c_int>, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let all = rustix::fs::open("/proc/thread-self/fd", flags, Mode::empty())?;
+    let mut is_it = |fd: c_int, stat: libc::stat| {
+        (stat.st_dev, stat.st_ino) == (file.st_dev, file.st_ino) && is_one(fd)
+    };
     let mut room = [MaybeUninit::uninit(); ROOM];
-    let mut entries = RawDir::new(&all, &mut room);
-    while let Some(entry) = entries.next() {
-        let entry = entry?;
-        let name = entry.file_name().to_str().ok();
-        let Some(fd) = name.and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        let is_it = |stat: libc::stat| (stat.st_dev, stat.st_ino) == (file.st_dev, file.st_ino);
-        if descriptors::stat_of(fd).is_some_and(is_it) && is_one(fd) {
-            return Ok(Some(fd));
+    let mut next: c_int = 0;
+    loop {
+        while let Some(stat) = descriptors::stat_of(next) {
+            if is_it(next, stat) {
+                return Ok(Some(next));
+            }
+            next = next.saturating_add(1);
+        }
+        rustix::fs::seek(&all, SeekFrom::Start(next as u64 + DOTS))?;
+        let first = next;
+        let mut entries = RawDir::new(&all, &mut room);
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            let name = entry.file_name().to_str().ok();
+            let Some(fd) = name.and_then(|name| name.parse::<c_int>().ok()) else {
+                continue;
+            };
+            if descriptors::stat_of(fd).is_some_and(|stat| is_it(fd, stat)) {
+                return Ok(Some(fd));
+            }
+            next = next.max(fd.saturating_add(1));
+            if next > first && entries.is_buffer_empty() {
+                break;
+            }
+        }
+        if next == first {
+            return Ok(None);
         }
     }
-    Ok(None)
 }
 
 /// Whether the kernel tells of locks of this process that were taken through a descriptor.
@@ -115,46 +96,96 @@ pub(crate) fn have_come_by(fd: c_int) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fd::{AsRawFd as _, OwnedFd};
+    use rustix::fs::{FlockOperation, MemfdFlags};
+    use rustix::thread::CpuSet;
 
-    const LOCKS: &[u8] = b"1: POSIX  ADVISORY  WRITE 310 08:02:77 0 EOF\n\
-        1: -> POSIX  ADVISORY  READ  41 08:02:77 0 100\n\
-        2: FLOCK  ADVISORY  WRITE 42 08:02:78 0 EOF\n\
-        3: OFDLCK ADVISORY  WRITE -1 08:02:79 0 EOF\n\
-        4: LEASE  ACTIVE    WRITE 43 08:02:80 0 EOF\n\
-        5: POSIX  MANDATORY READ  44 00:1f:810 5 9\n";
-
-    #[test]
-    fn record_locks_are_told_from_others() {
-        for (pid, file, is) in [
-            ("310", 1, true),
-            ("41", 1, true),
-            ("31", 1, false),
-            ("3100", 1, false),
-            ("42", 78, false),
-            ("43", 80, false),
-            ("-1", 79, false),
-            ("44", 1, true),
-            ("1", 77, true),
-            ("1", 810, true),
-            ("1", 81, false),
-            ("1", 8, false),
-        ] {
-            let told = is_told_of(LOCKS, pid.as_bytes(), file);
-            assert_eq!(told, is, "process {pid}, file {file}");
-        }
-        assert!(!is_told_of(b"", b"1", 1));
-        assert!(is_told_of(b"1: POSIX nobody knows what\n", b"1", 1));
+    fn file() -> OwnedFd {
+        rustix::fs::memfd_create("locked", MemfdFlags::CLOEXEC).expect("a file")
     }
 
-    /// A lock of this process is told of, and with it that there may be one on any file.
+    fn stat_of(file: &OwnedFd) -> libc::stat {
+        descriptors::stat_of(file.as_raw_fd()).expect("a file")
+    }
+
+    /// Every number that leads to a file is shown, in their order, whatever lies between.
     #[test]
-    fn the_kernel_tells_of_a_lock() {
-        let file = rustix::fs::memfd_create("locked", rustix::fs::MemfdFlags::CLOEXEC);
-        let file = file.expect("a file");
-        let fd = rustix::fd::AsRawFd::as_raw_fd(&file);
-        let stat = descriptors::stat_of(fd).expect("a file");
-        rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::LockExclusive).expect("lock");
-        assert!(may_be_on(&stat));
-        assert!(are_on(fd));
+    fn descriptors_are_found_behind_gaps() {
+        let file = file();
+        let mut numbers = vec![file.as_raw_fd()];
+        let mut names = Vec::new();
+        for least in (300..500).chain((500..700).step_by(2)).chain([900]) {
+            let name = rustix::io::fcntl_dupfd_cloexec(&file, least).expect("a number");
+            numbers.push(name.as_raw_fd());
+            names.push(name);
+        }
+        let mut shown = Vec::new();
+        let found = find_open(&stat_of(&file), |fd| {
+            shown.push(fd);
+            false
+        });
+        assert_eq!(found, Ok(None));
+        assert_eq!(shown, numbers);
+        let last = numbers.last().copied();
+        assert_eq!(find_open(&stat_of(&file), |fd| Some(fd) == last), Ok(last));
+    }
+
+    /// More than the kernel tells of in a page.
+    const WAITING: usize = 120;
+
+    fn lock(file: &OwnedFd) {
+        rustix::fs::flock(file, FlockOperation::LockExclusive).expect("lock");
+    }
+
+    /// How many wait for a lock on a file.
+    fn waiting_for(file: &OwnedFd) -> usize {
+        let inode = format!(":{} ", stat_of(file).st_ino);
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let locks = rustix::fs::open(c"/proc/locks", flags, Mode::empty()).expect("locks");
+        let (mut told, mut part) = (String::new(), [0; 4096]);
+        while let Ok(len @ 1..) = rustix::io::read(&locks, &mut part) {
+            told.push_str(str::from_utf8(&part[..len]).expect("text"));
+        }
+        told.matches(&inode).count().saturating_sub(1)
+    }
+
+    /// The kernel's list of locks has those of one processor after the other, and of each the newest first. It tells of a lock
+    /// and of all who wait for it at once: where these are many a read that has begun with another lock ends before it,
+    /// however much room is left.
+    #[test]
+    fn locks_are_found_beside_one_that_many_wait_for() {
+        let mut one = CpuSet::new();
+        let all = rustix::thread::sched_getaffinity(None).expect("processors");
+        let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu));
+        one.set(first.expect("a processor"));
+        rustix::thread::sched_setaffinity(None, &one).expect("one processor");
+        let [locked, crowded, newest] = [(); 3].map(|()| file());
+        rustix::fs::fcntl_lock(&locked, FlockOperation::LockShared).expect("lock");
+        lock(&crowded);
+        let are_found = std::thread::scope(|scope| {
+            for _ in 0..WAITING {
+                let path = ProcPath::of_file(crowded.as_raw_fd());
+                let flags = OFlags::RDWR | OFlags::CLOEXEC;
+                let other = rustix::fs::open(path.as_c_str(), flags, Mode::empty());
+                let other = other.expect("another description");
+                scope.spawn(move || lock(&other));
+            }
+            while waiting_for(&crowded) < WAITING {
+                adit_pmem::rest(core::time::Duration::from_millis(1));
+            }
+            lock(&newest);
+            let are_found = are_on(locked.as_raw_fd());
+            drop(crowded);
+            are_found
+        });
+        assert!(are_found);
+    }
+
+    #[test]
+    fn a_lock_is_found() {
+        let file = file();
+        assert!(!are_on(file.as_raw_fd()));
+        rustix::fs::fcntl_lock(&file, FlockOperation::LockExclusive).expect("lock");
+        assert!(are_on(file.as_raw_fd()));
     }
 }

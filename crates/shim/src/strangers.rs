@@ -138,9 +138,6 @@ fn open_at(dir: c_int, path: usize) -> Option<ProgramFd> {
 /// and `exec` keeps them. What it has locked and cannot read so nobody looks at: it is open to be written, and the kernel
 /// executes no such file. Without `/proc` nobody knows, and a stranger could not begin with the library.
 fn already_open(file: &libc::stat) -> Option<Option<c_int>> {
-    if !record_locks::may_be_on(file) {
-        return None;
-    }
     let mut locked = false;
     let reads = |fd: c_int| {
         let flags = sys::fcntl(fd as usize, libc::F_GETFL as usize, 0);
