@@ -168,8 +168,7 @@ fn left_in(places: &Places, path: &Path, is: impl Fn(&RecoveredFile) -> bool) ->
     };
     let mut pools = places.pools().into_iter();
     pools.find_map(|found| {
-        let within = found.within.as_ref();
-        if within.is_some_and(|within| within.device != name.device) {
+        if !found.may_stage(&name) {
             return None;
         }
         let error = match has(&found.path, &name, &is) {

@@ -233,8 +233,7 @@ fn find_in(found: &Found, all: &mut Vec<Shared>) -> adit_pool::Result<()> {
         let Ok(name) = pool.file_name(file) else {
             continue;
         };
-        let within = found.within.as_ref();
-        if within.is_none_or(|within| within.device == name.device)
+        if found.may_stage(&name)
             && let Some((fd, id)) = pinned(&name)
         {
             let pool = found.path.clone();

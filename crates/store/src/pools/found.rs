@@ -28,8 +28,17 @@ const MOST_LISTS: usize = 256;
 pub struct Found {
     /// Where it is, or was.
     pub path: PathBuf,
-    /// The only file system whose files it may stage ([`Places::file_system_of`]).
+    /// The file system that it lies on, beside its files ([`Places::file_system_of`]).
     pub within: Option<Within>,
+}
+
+impl Found {
+    /// Whether a file that is open now may be staged there: a copy stages none of its original's.
+    #[must_use]
+    pub fn may_stage(&self, file: &FileName) -> bool {
+        let within = self.within.as_ref();
+        within.is_none_or(|within| !within.alone || within.device == file.device)
+    }
 }
 
 /// What lies somewhere, if it is a pool of this user.
@@ -179,8 +188,7 @@ impl Places {
         });
         let mut unknown = Ok(None);
         for found in asked.into_iter().chain(self.pools()) {
-            let within = found.within.as_ref();
-            if within.is_some_and(|within| within.device != name.device) {
+            if !found.may_stage(name) {
                 continue;
             }
             match has_entry(&found.path, name) {
@@ -193,8 +201,8 @@ impl Places {
     }
 
     /// The file system of a pool that was made beside its files. It may be a copy of that by now, on a snapshot, and
-    /// name files of the original, which have the same handles: what is in it goes to files of its own file system
-    /// alone. A pool that somebody asked for stages others as well, and copies of memory do not outlive it.
+    /// name files of the original, which have the same handles: unless a list says that it is the pool, what is in it goes
+    /// to files of its own file system alone. Copies of memory do not outlive it.
     #[must_use]
     pub fn file_system_of(&self, path: &Path) -> Option<Within> {
         let dir = path.parent()?;
@@ -209,30 +217,56 @@ impl Places {
         let in_memory = rustix::fs::statfs(name).ok()?.f_type as u64 == TMPFS;
         let device = rustix::fs::stat(name).ok()?.st_dev;
         let root = dir.parent().filter(|_| is_on_mount).map(Path::to_owned);
-        (!in_memory).then_some(Within { device, root })
+        let alone = !self.is_listed(path);
+        (!in_memory).then_some(Within {
+            device,
+            root,
+            alone,
+        })
+    }
+
+    /// Whether a list says that this is the pool.
+    fn is_listed(&self, path: &Path) -> bool {
+        Seen::at(path).is_some_and(|seen| {
+            let is_it = |known: &Listed| {
+                let there = || Seen::at(&known.path).is_some_and(|it| it.identity == seen.identity);
+                known.uuid == seen.uuid && (known.path == path || there())
+            };
+            self.listed().iter().any(is_it)
+        })
     }
 
     /// The same for a pool that somebody has named to be recovered; or else the pool that it is a copy of, with which it
-    /// has files in common: what is in a copy was written long ago, and overwritten since.
+    /// has files in common: what is in a copy was written long ago, and overwritten since. One that has no other is as good
+    /// as listed.
     pub fn for_chosen(&self, path: &Path) -> Result<Option<Within>, PathBuf> {
         let within = self.file_system_of(path);
-        let Some(seen) = Seen::at(path) else {
-            return Ok(within);
-        };
-        let listed: Vec<PathBuf> = self.listed().into_iter().map(|line| line.path).collect();
-        let is_it =
-            |known: &PathBuf| Seen::at(known).is_some_and(|it| it.identity == seen.identity);
-        if listed.iter().any(is_it) {
+        if self.is_listed(path) {
             return Ok(within);
         }
-        let original = listed.into_iter().chain(usual_places()).find(|other| {
-            Seen::at(other).is_some_and(|it| {
-                let shares = |within: &Within| within.device == it.identity.0;
-                let copied = it.uuid == seen.uuid && it.identity != seen.identity;
-                copied && within.as_ref().is_none_or(shares)
-            })
+        let others = self.others_of(path);
+        let shares = |device: u64| within.as_ref().is_none_or(|it| it.device == device);
+        match others.iter().find(|(_, device)| shares(*device)) {
+            Some((original, _)) => Err(original.clone()),
+            None => Ok(within.map(|within| Within {
+                alone: !others.is_empty(),
+                ..within
+            })),
+        }
+    }
+
+    /// Pools of the same identity that lie elsewhere, and their devices.
+    fn others_of(&self, path: &Path) -> Vec<(PathBuf, u64)> {
+        let Some(seen) = Seen::at(path) else {
+            return Vec::new();
+        };
+        let listed = self.listed().into_iter().map(|line| line.path);
+        let others = listed.chain(usual_places()).filter_map(|other| {
+            let it = Seen::at(&other)?;
+            let is_other = it.uuid == seen.uuid && it.identity != seen.identity;
+            is_other.then_some((other, it.identity.0))
         });
-        original.map_or(Ok(within), Err)
+        others.collect()
     }
 
     /// The pool that a pool is a copy of: a list knows that, and it is still there.
@@ -497,10 +531,16 @@ mod tests {
             let pool = std::fs::metadata(disk.join("state/pool")).expect("it");
             let device = std::os::unix::fs::MetadataExt::dev(&pool);
             let within = |name: &str| places.file_system_of(&disk.join(name));
-            let root = Some(disk.clone());
-            assert_eq!(within(".adit-7/pool"), Some(Within { device, root }));
-            let root = None;
-            assert_eq!(within("state/pool"), Some(Within { device, root }));
+            let on = |root: Option<&PathBuf>| {
+                let (root, alone) = (root.cloned(), true);
+                Some(Within {
+                    device,
+                    root,
+                    alone,
+                })
+            };
+            assert_eq!(within(".adit-7/pool"), on(Some(&disk)));
+            assert_eq!(within("state/pool"), on(None));
             assert_eq!((within("asked/pool"), within("state/other")), (None, None));
         }
         std::fs::remove_dir_all(&disk).expect("remove");
@@ -512,6 +552,60 @@ mod tests {
         let within = places.file_system_of(&scratch.path(".adit-7/pool"));
         let device = within.map(|within| within.device);
         assert_eq!(device, (!tmpfs).then_some(there));
+    }
+
+    /// Of a pool and its copy the one that a list knows is the pool. A copy on another device, as on a snapshot, is for files
+    /// there; any other one is refused as long as the pool is there.
+    #[test]
+    fn a_copy_that_somebody_names_is_for_no_files_of_the_original() {
+        let program = std::env::current_exe().expect("own path");
+        let disk = program.with_file_name(format!("copies-{}", std::process::id()));
+        let scratch = Scratch::new();
+        let list = PoolList::at(&scratch.path("state"));
+        let places = Places {
+            runtime: scratch.path("run"),
+            list: list.clone(),
+        };
+        let pool = disk.join(".adit-7/pool");
+        let uuid = pool_at(&pool);
+        let chosen = |path: &Path| places.for_chosen(path);
+        let alone = |path: &Path| chosen(path).map(|within| within.map(|within| within.alone));
+        // The only one there is may have staged files of other file systems.
+        let beside = alone(&pool).expect("no copy");
+        assert!(beside.is_none_or(|alone| !alone), "{beside:?}");
+        list.add(&uuid, &pool).expect("a list");
+        assert_eq!(alone(&pool), Ok(beside));
+        let copies = [
+            disk.join("copy"),
+            disk.join(".adit-7.old/pool"),
+            scratch.path("copy"),
+        ];
+        for copy in &copies {
+            std::fs::create_dir_all(copy.parent().expect("a directory")).expect("create");
+            std::fs::copy(&pool, copy).expect("copy");
+            assert_eq!(chosen(copy), Err(pool.clone()), "{copy:?}");
+        }
+        assert_eq!(alone(&pool), Ok(beside));
+        // A second name is the pool.
+        std::fs::hard_link(&pool, disk.join("link")).expect("link");
+        assert_eq!(chosen(&disk.join("link")), Ok(None));
+        // On another device.
+        let device =
+            |path: &Path| std::os::unix::fs::MetadataExt::dev(&path.metadata().expect("it"));
+        if beside.is_some() && device(&disk) != device(&scratch.0) {
+            let there = scratch.path("pool");
+            std::fs::rename(disk.join("link"), &pool).expect("rename");
+            std::fs::copy(&pool, &there).expect("copy");
+            list.add(&uuid, &there).expect("a list");
+            std::fs::remove_file(&pool).expect("remove");
+            assert_eq!(alone(&disk.join(".adit-7.old/pool")), Ok(Some(true)));
+            std::fs::remove_file(&there).expect("remove");
+        }
+        // What is left of a pool that is gone is all there is.
+        let _ = std::fs::remove_file(&pool);
+        assert_eq!(chosen(&copies[0]), Ok(None));
+        assert_eq!(alone(&copies[1]), Ok(beside));
+        std::fs::remove_dir_all(&disk).expect("remove");
     }
 
     #[test]

@@ -83,27 +83,31 @@ pub fn open_by_name(name: &FileName) -> Result<KernelFile<OwnedFd>> {
     find(name, None).map(|(file, _)| file)
 }
 
-/// The file system to which the files of a pool belong.
+/// The file system that a pool lies on, beside files that it stages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Within {
     /// Its device.
     pub device: u64,
     /// Where it is mounted, if that is known.
     pub root: Option<PathBuf>,
+    /// The pool may be a copy, and the original's files have the same handles: what is in it goes to files of this file
+    /// system alone.
+    pub alone: bool,
 }
 
-/// As [`open_by_name`], of a file of one file system alone, and under which path it was found. A file system and its
-/// copy have files of the same handles: what belongs to one must not go to the other. Where it is mounted elsewhere
-/// than it was, the file is looked for below that.
+/// As [`open_by_name`], of a file of one file system first, and under which path it was found. Where that is mounted
+/// elsewhere than it was, the file is looked for below that.
 pub fn find(name: &FileName, within: Option<&Within>) -> Result<(KernelFile<OwnedFd>, Vec<u8>)> {
-    let device = within.map(|within| within.device);
-    let root = within.and_then(|within| within.root.as_deref());
+    let Some(within) = within else {
+        return find_near(name, None);
+    };
+    let device = Some(within.device);
     let is_it = |found: &Result<_>| !matches!(found, Err(Error::OtherFile(_)));
     let here = find_near(name, device);
     if is_it(&here) {
         return here;
     }
-    let mut moved = root.into_iter().flat_map(|root| paths_below(root, name));
+    let mut moved = within.root.iter().flat_map(|root| paths_below(root, name));
     let moved = moved.find_map(|path| {
         let name = FileName {
             path,
@@ -111,7 +115,11 @@ pub fn find(name: &FileName, within: Option<&Within>) -> Result<(KernelFile<Owne
         };
         Some(find_near(&name, device)).filter(is_it)
     });
-    moved.unwrap_or(here)
+    match moved {
+        Some(found) => found,
+        None if within.alone => here,
+        None => find_near(name, None),
+    }
 }
 
 /// The file under its path, or in its directory.
@@ -287,6 +295,7 @@ mod tests {
         let below = |device, root: &Path| Within {
             device,
             root: Some(root.to_owned()),
+            alone: true,
         };
         let here = Some(below(device, &root));
         let at = |name: &str, within: &Option<Within>| {
@@ -335,9 +344,15 @@ mod tests {
         };
         assert_eq!(found(&name).unwrap(), 2);
         let device = std::fs::metadata(&path).unwrap().dev();
-        let on = |device| Within { device, root: None };
-        assert!(find(&name, Some(&on(device))).is_ok());
-        let elsewhere = find(&name, Some(&on(device + 1)));
+        let on = |device, alone| Within {
+            device,
+            root: None,
+            alone,
+        };
+        assert!(find(&name, Some(&on(device, true))).is_ok());
+        // A pool may stage files of another file system, if it is no copy.
+        assert!(find(&name, Some(&on(device + 1, false))).is_ok());
+        let elsewhere = find(&name, Some(&on(device + 1, true)));
         assert!(matches!(elsewhere, Err(Error::OtherFile(_))));
         let new = scratch.path("new");
         std::fs::rename(&path, &new).unwrap();
