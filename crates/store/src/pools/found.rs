@@ -61,6 +61,12 @@ impl Seen {
             identity: (stat.st_dev, stat.st_ino),
         })
     }
+
+    /// What lies at these paths.
+    fn all(paths: impl Iterator<Item = PathBuf>) -> Vec<(PathBuf, Self)> {
+        let seen = |path: PathBuf| Self::at(&path).map(|seen| (path, seen));
+        paths.filter_map(seen).collect()
+    }
 }
 
 impl Places {
@@ -165,13 +171,14 @@ impl Places {
             let same = |(_, other): &&(PathBuf, Seen)| other.uuid == seen.uuid;
             unlisted.iter().filter(same).count() == 1
         };
-        let unlisted = unlisted.iter().filter(alone).map(|(path, _)| path);
-        let all = listed.iter().map(|line| &line.path).chain(unlisted);
-        let found = |path: &PathBuf| Found {
+        let unlisted = unlisted.iter().filter(alone);
+        let found = |path: &PathBuf, is_listed: bool| Found {
             path: path.clone(),
-            within: self.file_system_of(path),
+            within: self.beside(path, !is_listed),
         };
-        all.map(found).collect()
+        let listed = listed.iter().map(|line| found(&line.path, true));
+        let unlisted = unlisted.map(|(path, _)| found(path, false));
+        listed.chain(unlisted).collect()
     }
 
     /// The pool in which somebody has a file staged, for who can ask no monitor; `asked` is the one that the user has
@@ -205,6 +212,11 @@ impl Places {
     /// to files of its own file system alone. Copies of memory do not outlive it.
     #[must_use]
     pub fn file_system_of(&self, path: &Path) -> Option<Within> {
+        let is_listed = self.listed().iter().any(|known| known.path == path);
+        self.beside(path, !is_listed)
+    }
+
+    fn beside(&self, path: &Path, alone: bool) -> Option<Within> {
         let dir = path.parent()?;
         let is_on_mount = dir
             .file_name()
@@ -217,22 +229,10 @@ impl Places {
         let in_memory = rustix::fs::statfs(name).ok()?.f_type as u64 == TMPFS;
         let device = rustix::fs::stat(name).ok()?.st_dev;
         let root = dir.parent().filter(|_| is_on_mount).map(Path::to_owned);
-        let alone = !self.is_listed(path);
         (!in_memory).then_some(Within {
             device,
             root,
             alone,
-        })
-    }
-
-    /// Whether a list says that this is the pool.
-    fn is_listed(&self, path: &Path) -> bool {
-        Seen::at(path).is_some_and(|seen| {
-            let is_it = |known: &Listed| {
-                let there = || Seen::at(&known.path).is_some_and(|it| it.identity == seen.identity);
-                known.uuid == seen.uuid && (known.path == path || there())
-            };
-            self.listed().iter().any(is_it)
         })
     }
 
@@ -241,32 +241,24 @@ impl Places {
     /// as listed.
     pub fn for_chosen(&self, path: &Path) -> Result<Option<Within>, PathBuf> {
         let within = self.file_system_of(path);
-        if self.is_listed(path) {
+        let Some(seen) = Seen::at(path) else {
+            return Ok(within);
+        };
+        let listed = Seen::all(self.listed().into_iter().map(|line| line.path));
+        if listed.iter().any(|(_, it)| it.identity == seen.identity) {
             return Ok(within);
         }
-        let others = self.others_of(path);
+        let mut others = listed;
+        others.extend(Seen::all(usual_places()));
+        others.retain(|(_, it)| it.uuid == seen.uuid && it.identity != seen.identity);
         let shares = |device: u64| within.as_ref().is_none_or(|it| it.device == device);
-        match others.iter().find(|(_, device)| shares(*device)) {
+        match others.iter().find(|(_, it)| shares(it.identity.0)) {
             Some((original, _)) => Err(original.clone()),
             None => Ok(within.map(|within| Within {
                 alone: !others.is_empty(),
                 ..within
             })),
         }
-    }
-
-    /// Pools of the same identity that lie elsewhere, and their devices.
-    fn others_of(&self, path: &Path) -> Vec<(PathBuf, u64)> {
-        let Some(seen) = Seen::at(path) else {
-            return Vec::new();
-        };
-        let listed = self.listed().into_iter().map(|line| line.path);
-        let others = listed.chain(usual_places()).filter_map(|other| {
-            let it = Seen::at(&other)?;
-            let is_other = it.uuid == seen.uuid && it.identity != seen.identity;
-            is_other.then_some((other, it.identity.0))
-        });
-        others.collect()
     }
 
     /// The pool that a pool is a copy of: a list knows that, and it is still there.
