@@ -256,7 +256,7 @@ pub(super) fn has_ended(life: &Fd) -> bool {
 #[allow(clippy::disallowed_types)] // Tests run without the preload.
 mod tests {
     use super::*;
-    use crate::testing::Scratch;
+    use crate::testing::{self, Scratch};
     use rustix::fs::{Mode, OFlags};
     use std::os::unix::ffi::OsStrExt as _;
     use std::process::Command;
@@ -269,7 +269,7 @@ mod tests {
         let file = rustix::fs::open(path.as_os_str().as_bytes(), OFlags::RDONLY, Mode::empty())
             .expect("a file");
         let mut command = Command::new("sleep");
-        let mut watcher = command.arg("600").spawn().expect("sleep");
+        let mut watcher = testing::spawn(command.arg("600"));
         let id = watcher.id() as libc::pid_t;
         tell(file.as_fd(), id).expect("F_SETOWN_EX");
         assert!(is_watched(file.as_fd()));

@@ -326,7 +326,7 @@ mod tests {
         // The monitor does without it.
         drop(Marks::new(&dir.open().expect("a directory")).add(id(1)));
         std::fs::remove_dir(&path).expect("remove");
-        let made = std::process::Command::new("mkfifo").arg(&path).status();
+        let made = crate::testing::spawn(std::process::Command::new("mkfifo").arg(&path)).wait();
         assert!(made.expect("mkfifo(1)").success());
         assert!(refused() && prepare(&dir).is_err());
     }

@@ -126,8 +126,7 @@ impl Program {
             declared: true,
             ..self.request(file, entry, mode, false)
         };
-        let _alone = alone();
-        patiently(|| client::acquire(&self.dir, &request))
+        self.ask_for(&request)
     }
 
     fn acquire_with(
@@ -138,8 +137,20 @@ impl Program {
         restore_append: bool,
     ) -> Result<Lease, Refused> {
         let request = self.request(file, entry, mode, restore_append);
+        self.ask_for(&request)
+    }
+
+    /// A process that another test has started just before closes its copies of our descriptors a little after it is there.
+    fn ask_for(&self, request: &AcquireRequest<'_>) -> Result<Lease, Refused> {
         let _alone = alone();
-        patiently(|| client::acquire(&self.dir, &request))
+        let ask = || patiently(|| client::acquire(&self.dir, request));
+        for _ in 0..20 {
+            match ask() {
+                Err(Refused::Lease(Errno::AGAIN)) => std::thread::sleep(Duration::from_millis(5)),
+                answer => return answer,
+            }
+        }
+        ask()
     }
 
     pub(super) fn request(
