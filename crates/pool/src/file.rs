@@ -413,6 +413,18 @@ impl PoolFile {
         }
     }
 
+    /// The identity of a pool of this user. To learn it takes a tenth of what it takes to open the pool.
+    pub fn uuid_at(path: &Path) -> Result<[u8; 16]> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = brief::above_standard(|| rustix::fs::open(bytes(path), flags, Mode::empty()));
+        let fd = fd.map_err(kernel("open"))?;
+        let stat = rustix::fs::fstat(&fd).map_err(kernel("fstat"))?;
+        if !mirror::is_private(&stat) {
+            return Err(Error::NotAFile);
+        }
+        Ok(*look(&fd, boot_id()?)?.uuid())
+    }
+
     /// The pool.
     #[must_use]
     pub fn pool(&self) -> &Arc<Pool<FileMedium>> {

@@ -131,7 +131,7 @@ pub fn tables_in_memory() -> Vec<(PathBuf, OwnedFd)> {
 }
 
 /// A file that this user alone may open.
-fn is_private(stat: &Stat) -> bool {
+pub(crate) fn is_private(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
         && stat.st_uid == rustix::process::geteuid().as_raw()
         && stat.st_mode & 0o077 == 0

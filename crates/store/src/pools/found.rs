@@ -55,9 +55,8 @@ impl Seen {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return None;
         }
-        let pool = PoolFile::open_read_only(path).ok()?;
         Some(Self {
-            uuid: *pool.uuid(),
+            uuid: PoolFile::uuid_at(path).ok()?,
             identity: (stat.st_dev, stat.st_ino),
         })
     }
