@@ -277,6 +277,21 @@ fn recovery_writes_into_no_other_file() {
     );
 }
 
+/// A file that was renamed in its directory is told by its name of now.
+#[test]
+fn recovery_tells_where_it_has_found_a_file() {
+    let scratch = Scratch::new();
+    let pool = new_pool(&scratch);
+    let file = scratch.file("file", b"base file", 0o600);
+    stage_and_die(&pool, &file);
+    let renamed = scratch.0.join("renamed");
+    fs::rename(&file, &renamed).unwrap();
+    let done = on(["pool", "recover", "--json"], &pool);
+    assert_eq!(done.code(), Some(0), "{done:?}");
+    assert_eq!(json(&done)["files"][0]["path"], renamed.to_str().unwrap());
+    assert!(fs::read(&renamed).unwrap() == expected());
+}
+
 /// A copy of a pool, in a backup say, names the files of the original, and what was written to them since would be undone.
 #[test]
 fn a_copy_of_a_pool_is_not_recovered_while_the_pool_is_there() {

@@ -413,7 +413,7 @@ impl PoolFile {
         }
     }
 
-    /// The identity of a pool of this user. To learn it takes a tenth of what it takes to open the pool.
+    /// The identity of a pool of this user, by its superblock alone: neither its medium nor its tables are looked at.
     pub fn uuid_at(path: &Path) -> Result<[u8; 16]> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = brief::above_standard(|| rustix::fs::open(bytes(path), flags, Mode::empty()));

@@ -108,10 +108,15 @@ pub(crate) fn alone() -> std::sync::MutexGuard<'static, ()> {
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Starts a process.
+/// Starts a process. It is there a moment before it has closed its copies of our descriptors, one of which tells.
 pub(crate) fn spawn(command: &mut Command) -> Child {
     let _alone = alone();
-    command.spawn().expect("a process")
+    let (mut told, copied) = std::io::pipe().expect("a pipe");
+    let child = command.spawn().expect("a process");
+    drop(copied);
+    let closed = std::io::Read::read(&mut told, &mut [0]);
+    assert_eq!(closed.expect("the end of a pipe"), 0);
+    child
 }
 
 /// A helper process: this test binary, told to run one ignored test, which is its `main`.

@@ -126,7 +126,8 @@ impl Program {
             declared: true,
             ..self.request(file, entry, mode, false)
         };
-        self.ask_for(&request)
+        let _alone = alone();
+        patiently(|| client::acquire(&self.dir, &request))
     }
 
     fn acquire_with(
@@ -137,20 +138,8 @@ impl Program {
         restore_append: bool,
     ) -> Result<Lease, Refused> {
         let request = self.request(file, entry, mode, restore_append);
-        self.ask_for(&request)
-    }
-
-    /// A process that another test has started just before closes its copies of our descriptors a little after it is there.
-    fn ask_for(&self, request: &AcquireRequest<'_>) -> Result<Lease, Refused> {
         let _alone = alone();
-        let ask = || patiently(|| client::acquire(&self.dir, request));
-        for _ in 0..20 {
-            match ask() {
-                Err(Refused::Lease(Errno::AGAIN)) => std::thread::sleep(Duration::from_millis(5)),
-                answer => return answer,
-            }
-        }
-        ask()
+        patiently(|| client::acquire(&self.dir, &request))
     }
 
     pub(super) fn request(
