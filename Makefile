@@ -47,7 +47,7 @@ bench: release
 
 # The cheap checks first: whoever breaks one of them learns it in a second.
 .PHONY: test
-test: test-tidy test-lab-runner test-clippy test-aarch64 test-doc test-cargo test-random test-deny
+test: test-tidy test-lab-runner test-clippy test-aarch64 test-doc test-run test-deny
 
 .PHONY: test-tidy
 test-tidy:
@@ -85,17 +85,24 @@ test-doc:
 	RUSTDOCFLAGS="$(DOC_FLAGS)" $(call limit,600) $(DOC) --workspace --exclude adit-shim
 	RUSTDOCFLAGS="$(DOC_FLAGS)" $(call limit,600) $(DOC) -p adit-shim
 
-# The tests of the command preload the library: it is built before they start. Half of what tests take they wait, for
-# leases, limits and each other: some more run at a time than there are processors.
+# The crates' own tests wait for half of what they take, the random ones never do.
+.PHONY: test-run
+test-run:
+	$(call limit,3600) $(MAKE) --no-print-directory --jobs=2 test-cargo test-random
+
+# The tests of the command preload the library: it is built before they start. They wait for leases, limits and each
+# other: some more run at a time than there are processors.
 .PHONY: test-cargo
 test-cargo:
 	$(call limit,900) $(CARGO) build --locked --workspace
 	$(call limit,900) $(CARGO) test --locked --workspace --no-run
 	RUST_TEST_THREADS=$$(($$(nproc) + 2)) $(call limit,1500) $(CARGO) test --locked --workspace --no-fail-fast
 
-# What these two do keeps one processor busy.
+# What these two do keeps one processor busy, once the tests are built.
 .PHONY: test-random
 test-random:
+	$(call limit,900) $(CARGO) build --locked --workspace
+	$(call limit,900) $(CARGO) test --locked --workspace --no-run
 	$(call limit,900) $(MAKE) --no-print-directory --jobs=2 --output-sync test-oracle test-torture
 
 .PHONY: test-oracle
