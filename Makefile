@@ -2,9 +2,9 @@
 #
 #   make demo                  real programs plainly and under Adit, every byte compared
 #   make test                  everything that needs no privilege
-#   make lab                   real programs and the crates' own tests on tmpfs, ext4, XFS and btrfs, blocks relinked
-#                              and short sequences cut off there, and DAX in a virtual machine, with power cuts:
-#                              root, loop devices, packages
+#   make lab                   real programs and the crates' own tests on tmpfs, ext4, XFS and btrfs, blocks relinked,
+#                              short sequences cut off and snapshots recovered there, and DAX in a virtual machine,
+#                              with power cuts: root, loop devices, packages
 #   make enumerate             the crash enumerators alone, with the number of states that they tried in each mode
 #   make lab-dax               all tests and programs on DAX in the virtual machine, which takes two hours
 #   make lab-cuts CUTS=150     so many power cuts with another boot after each, in mode posix and in mode strict
@@ -113,7 +113,7 @@ test-oracle:
 .PHONY: test-torture
 test-torture:
 	$(call limit,900) $(CARGO) build --locked --workspace
-	$(call limit,300) tests/torture $(DEBUG)
+	$(call limit,600) tests/torture $(DEBUG)
 
 .PHONY: test-deny
 test-deny:
@@ -147,7 +147,7 @@ lab-disks: release
 	$(call limit,900) $(CARGO) build --locked --workspace
 	$(call limit,900) $(CARGO) build --locked --workspace --examples
 	$(call limit,900) $(CARGO) test --locked --workspace --no-run
-	$(call limit,1500) $(MAKE) --no-print-directory --jobs=2 --output-sync=target lab-suite lab-relink lab-sequences
+	$(call limit,1500) $(MAKE) --no-print-directory --jobs=2 --output-sync=target lab-suite lab-relink lab-sequences lab-snapshots
 
 # The tests that `make test` runs in memory and beside the build, on the media of loop devices.
 .PHONY: lab-suite
@@ -167,6 +167,11 @@ lab-relink:
 .PHONY: lab-sequences
 lab-sequences: release
 	@$(call limit,600) lab/sequences --bin $(RELEASE) --count 20 --total 400 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/sequences was skipped"; }
+
+# Copies of disks that programs write to, mounted and recovered beside them, on loop devices.
+.PHONY: lab-snapshots
+lab-snapshots: release
+	@$(call limit,300) sh -c 'lab/snapshots --bin $(RELEASE) --plant && lab/snapshots --bin $(RELEASE)' || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/snapshots was skipped"; }
 
 # Of the crates' own tests and the cases of real programs what an emulated processor does in a minute or two; `make
 # lab-dax` runs them all.

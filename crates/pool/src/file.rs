@@ -351,7 +351,7 @@ impl PoolFile {
 
     fn open_as(path: &Path, children: Children) -> Result<Self> {
         let (fd, kind) = open_checked(path, OFlags::RDWR)?;
-        let boot = boot_id()?;
+        let boot = boot_of(&fd)?;
         let looked = look(&fd, boot)?;
         let locks = LockFile::new(path, &fd)?;
         // At once: the mirror, which lies in memory, may have to be waited for.
@@ -394,7 +394,7 @@ impl PoolFile {
     /// or in use.
     pub fn open_read_only(path: &Path) -> Result<Arc<Pool<ReadOnlyMedium>>> {
         let (fd, kind) = open_checked(path, OFlags::RDONLY)?;
-        let boot = boot_id()?;
+        let boot = boot_of(&fd)?;
         let pool = look(&fd, boot)?;
         if kind != MediumKind::Cached {
             return Ok(pool);
@@ -422,7 +422,7 @@ impl PoolFile {
         if !mirror::is_private(&stat) {
             return Err(Error::NotAFile);
         }
-        Ok(*look(&fd, boot_id()?)?.uuid())
+        Ok(*look(&fd, boot_of(&fd)?)?.uuid())
     }
 
     /// The pool.
@@ -694,6 +694,18 @@ pub fn boot_id() -> Result<BootId> {
             return Err(Error::Invalid("the kernel's boot id is no uuid"));
         };
         *byte = (high << 4 | low) as u8;
+    }
+    Ok(BootId(id))
+}
+
+/// The boot, for a pool: this system's, on this device. A copy of a disk that is mounted beside the original holds what
+/// a loss of power would have left, and processes that used the original have left nothing in memory for it: for the
+/// copy they were those of another boot.
+fn boot_of(pool: impl AsFd) -> Result<BootId> {
+    let BootId(mut id) = boot_id()?;
+    let device = rustix::fs::fstat(pool).map_err(kernel("fstat"))?.st_dev;
+    for (byte, with) in id.iter_mut().zip(device.to_le_bytes()) {
+        *byte ^= with;
     }
     Ok(BootId(id))
 }

@@ -43,6 +43,47 @@ fn an_attached_pool_keeps_no_descriptor() {
     assert_eq!(open(), 0);
 }
 
+/// A snapshot of a disk, mounted beside it, has the memory of no process: what nobody had committed is not in it.
+#[test]
+fn a_copy_on_another_device_is_of_another_boot() {
+    let place = Place::new("copied");
+    let device = |path: &Path| fs::metadata(path).unwrap().dev();
+    let others = ["/dev/shm", "/var/tmp", env!("CARGO_TARGET_TMPDIR")].map(Path::new);
+    let Some(other) = others
+        .iter()
+        .find(|other| device(other) != device(&place.0))
+    else {
+        println!("skipped: there is one file system only");
+        return;
+    };
+    let pool = place.create(8 * MB);
+    let attachment = pool.attach().unwrap();
+    let file = attachment.enter_file(&name(1)).unwrap();
+    stage(&attachment, file, 0, b"committed", When::WithCommit).unwrap();
+    attachment.lock_file(file).unwrap().commit().unwrap();
+    stage(&attachment, file, 9, b", and not", When::WithCommit).unwrap();
+    let copied = other.join(format!("adit-pool-copied-{}", std::process::id()));
+    fs::copy(place.pool(), &copied).unwrap();
+    let left = |path: &Path| -> Result<Vec<u8>, Error> {
+        let pool = PoolFile::open(path)?;
+        let attachment = pool.attach()?;
+        let found = pool.pool().scan()?;
+        let bytes = replayed(pool.pool(), &found, file, b"")?;
+        pool.detach(attachment)?;
+        Ok(bytes)
+    };
+    let (copy, original) = (left(&copied), left(&place.pool()));
+    let mut tables = copied.clone().into_os_string();
+    tables.push(".tables");
+    let _ = (fs::remove_file(&copied), fs::remove_file(tables));
+    assert_eq!(original.unwrap(), b"committed, and not");
+    if let Err(Error::WrongFileSystem { why, .. }) = copy {
+        println!("skipped: no pool can be on {}: {why}", other.display());
+        return;
+    }
+    assert_eq!(copy.unwrap(), b"committed");
+}
+
 #[test]
 fn names_of_files_that_are_gone_take_no_room() {
     let place = Place::new("names");

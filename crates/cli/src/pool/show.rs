@@ -29,7 +29,7 @@ pub(super) fn info(file: &Path, info: &Info) {
         info.attached, info.files
     );
     if !info.same_boot {
-        println!("  last used before this boot of the system");
+        println!("  last used before this boot of the system, or on another disk");
     }
     for (kind, count) in &info.chunks {
         println!("  {count} chunks {}", plain(kind));
