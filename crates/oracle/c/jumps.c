@@ -9,6 +9,33 @@ static void on_tick(int s) {
   jumps++;
   siglongjmp(back, 1);
 }
+// A jump leaves a write that makes the file longer done or not done: no place is left empty between two others.
+#define RECORD 512
+static void appends_whole(void) {
+  static unsigned char b[RECORD];
+  int a = warm_file("b", O_RDWR);
+  lseek(a, SIZE / RECORD * RECORD, SEEK_SET);
+  struct itimerval often = {{0, 50}, {0, 50}}, never = {{0, 0}, {0, 0}};
+  static volatile long wrong;
+  jumps = 0;
+  setitimer(ITIMER_REAL, &often, NULL);
+  while (jumps < 500) {
+    memset(b, 'r', sizeof b);
+    if (sigsetjmp(back, 1) == 0)
+      for (int i = 0; i < 1000; i++)
+        if (write(a, b, sizeof b) != sizeof b) wrong++;
+  }
+  signal(SIGALRM, SIG_IGN);
+  setitimer(ITIMER_REAL, &never, NULL);
+  long holes = 0, end = lseek(a, 0, SEEK_CUR);
+  for (long at = SIZE / RECORD * RECORD; at < end; at += RECORD)
+    if (pread(a, b, sizeof b, at) != sizeof b || b[0] != 'r' || b[RECORD - 1] != 'r') holes++;
+  R((long)wrong);
+  R(holes);
+  R(lseek(a, 0, SEEK_END) == end);
+  R(ftruncate(a, 0));
+  R(close(a));
+}
 int main(void) {
   int a = warm_file("a", O_RDWR);
   static unsigned char b[100000];
@@ -45,5 +72,6 @@ int main(void) {
   IS(a == c);
   warm(c);
   outsider("a");
+  appends_whole();
   return 0;
 }

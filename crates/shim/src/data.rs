@@ -12,6 +12,7 @@
 
 use crate::ofd::{Ofd, Offset, Users};
 use crate::real::call_real;
+use crate::signal::engine;
 use crate::writer::{Buffers, Writer};
 use crate::{descriptors, fds, init, stage, sys, table, times};
 use adit_pmem::copy::guarded_copy;
@@ -138,7 +139,9 @@ pub(crate) fn sequential_read(
 /// claimed first; what was not written is given back if nobody has moved on from there.
 ///
 /// What makes the file longer is the kernel's in any case. Where threads may do it at once it has the offset as well, or
-/// the later part could be in the file before the earlier one, with zeros between.
+/// the later part could be in the file before the earlier one, with zeros between. So it has where a handler may come
+/// between the claim and the kernel's write: one that leaves by a jump, or that writes and ends the program, would leave
+/// zeros for good where the write had claimed its place.
 #[inline]
 fn sequential_write(
     ofd: &Ofd,
@@ -158,7 +161,7 @@ fn sequential_write(
         else {
             return place(at);
         };
-        let alone = init::single_threaded();
+        let alone = init::single_threaded() && !engine::may_interrupt();
         if !alone && ofd.file().is_some_and(|file| !file.reaches(end)) {
             ofd.hand_over_offset(fd);
             return kernel();
@@ -179,9 +182,10 @@ fn sequential_write(
     }
 }
 
-/// A thread has claimed a place that stores could not serve, and another one may have put another file behind the number
-/// meanwhile: the kernel goes on with the file that a call has begun with, ours would find the new one. So it is the
-/// kernel's to write at its own offset, where that is this place, or the number leads elsewhere by now.
+/// A thread has claimed a place that stores could not serve. Another one, or a handler, may have put another file behind the
+/// number meanwhile: the kernel goes on with the file that a call has begun with, ours would find the new one. And a handler
+/// may leave the call by a jump before it is made. So it is the kernel's to write at its own offset, where that is this
+/// place, or the number leads elsewhere by now.
 #[cold]
 fn has_no_place(ofd: &Ofd, fd: i32, (at, end): (u64, u64)) -> bool {
     if ofd.advance(end, at) {

@@ -201,6 +201,7 @@ pub(crate) extern "C" fn signal(signal: c_int, handler: Handler) -> Handler {
         return plain(signal, handler, flags, true);
     }
     note_mask_of_plain(signal);
+    engine::note_handler(handler as usize);
     type Function = unsafe extern "C" fn(c_int, Handler) -> Handler;
     // SAFETY: libc's own function with the program's own arguments.
     unsafe { call_real!(table::signal, Function)(signal, handler) }
@@ -215,6 +216,7 @@ pub(crate) extern "C" fn sysv_signal(signal: c_int, handler: Handler) -> Handler
         return plain(signal, handler, flags, false);
     }
     note_mask_of_plain(signal);
+    engine::note_handler(handler as usize);
     type Function = unsafe extern "C" fn(c_int, Handler) -> Handler;
     // SAFETY: libc's own function with the program's own arguments.
     unsafe { call_real!(table::sysv_signal, Function)(signal, handler) }
@@ -313,6 +315,7 @@ pub(crate) extern "C" fn sigset(signal: c_int, handler: Handler) -> Handler {
     if !is_ours(signal) {
         if handler != SIG_HOLD {
             note_mask_of_plain(signal);
+            engine::note_handler(handler as usize);
         }
         type Function = unsafe extern "C" fn(c_int, Handler) -> Handler;
         // SAFETY: libc's own function with the program's own arguments.

@@ -36,7 +36,7 @@ use crate::thread::thread_object;
 use crate::{init, sys, vfork};
 use core::ffi::c_int;
 use core::marker::PhantomData;
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, compiler_fence};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 /// What a thread knows about being inside. All zero: outside.
 #[repr(C)]
@@ -200,6 +200,22 @@ static EARLY: AtomicU64 = AtomicU64::new(0);
 /// The two flags that the kernel's action does not show.
 const HIDDEN: c_int = libc::SA_SIGINFO | libc::SA_RESETHAND;
 
+/// Set once the program has asked for a handler, but for those of SIGBUS and SIGSEGV.
+static HANDLED: AtomicBool = AtomicBool::new(false);
+
+/// Whether a handler of the program's may interrupt its calls: where nothing is staged it runs at once, also inside.
+#[inline]
+pub(crate) fn may_interrupt() -> bool {
+    HANDLED.load(Ordering::Relaxed)
+}
+
+/// Notes that the program asks for this handler, address or [`libc::SIG_IGN`] and its kind.
+pub(super) fn note_handler(handler: usize) {
+    if ![libc::SIG_DFL, libc::SIG_IGN, libc::SIG_ERR].contains(&handler) {
+        HANDLED.store(true, Ordering::Relaxed);
+    }
+}
+
 fn wish_of(signal: c_int) -> Option<&'static AtomicU64> {
     WISHES.get(usize::try_from(signal).ok()?.checked_sub(1)?)
 }
@@ -231,6 +247,7 @@ pub(super) fn change(signal: c_int, action: Option<&mut libc::sigaction>) -> Cha
     };
     change.before = Wish(word.load(Ordering::SeqCst));
     if let Some(action) = action {
+        note_handler(action.sa_sigaction);
         if !init::staging() {
             EARLY.fetch_or(bit(signal), Ordering::SeqCst);
         } else if is_handler(action) {
