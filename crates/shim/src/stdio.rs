@@ -373,6 +373,8 @@ fn note(file: *mut FILE) -> bool {
     let Some(flags) = flags_worth_serving(fd) else {
         if fd <= fds::LAST_STANDARD && init::credit().is_some() {
             declared::is_the_kernels(fd);
+            let flags = sys::fcntl(fd as usize, libc::F_GETFL as usize, 0);
+            begin_at_the_end(file, flags.map_or(0, |flags| flags as c_int));
         }
         return true;
     };
@@ -392,6 +394,7 @@ fn note(file: *mut FILE) -> bool {
             names::stream_is_libcs(fd, flags);
         }
         declared::is_the_kernels(fd);
+        begin_at_the_end(file, flags);
         return true;
     }
     // libc has moved it where a stream appends.
@@ -405,7 +408,19 @@ fn note(file: *mut FILE) -> bool {
     if let Ok(at @ 1..) = at {
         data::lseek(fd, at as i64, libc::SEEK_SET);
     }
+    begin_at_the_end(file, flags);
     true
+}
+
+/// libc has begun a stream that does nothing but append at the end that the kernel knew then, and remembers that place. Of
+/// a declared file there may be more by now, or less, as its open does not publish what is staged.
+fn begin_at_the_end(file: *mut FILE, flags: c_int) {
+    let only_appends = libc::O_WRONLY | libc::O_APPEND;
+    if flags & (libc::O_ACCMODE | libc::O_APPEND) != only_appends || init::declared().is_empty() {
+        return;
+    }
+    // SAFETY: libc has just made it, and nobody else has it.
+    unsafe { libc::fseeko(file, 0, libc::SEEK_END) };
 }
 
 /// Before `fdopen(fd, mode)` of a descriptor with a word. Streams that do not use the slots, and all

@@ -111,6 +111,34 @@ fn descriptions_of_one_program_see_each_other() {
     }
 }
 
+/// libc moves a stream that only appends to the end that the kernel knows, and remembers that place.
+#[test]
+fn a_stream_that_appends_begins_behind_what_is_staged() {
+    for mode in REQUIRED.into_iter().chain(["atomic", "posix"]) {
+        for (stream, served) in [("O a", true), ("O ac", false), ("Z a", false)] {
+            if !served && mode.contains("REQUIRE") {
+                continue;
+            }
+            let Some((place, program)) = place("appended") else {
+                return;
+            };
+            let named = place.file().display().to_string();
+            let (mut one, mut other) = (
+                sharer(&place, &program, "atomic"),
+                sharer(&place, &program, mode),
+            );
+            one.all_well(&[&format!("o0 rw {named}"), "w0 first "]);
+            other.all_well(&[&format!("{stream} {named}")]);
+            assert_eq!(other.tell("E"), "0 6", "{mode}, {stream}");
+            other.all_well(&["P second"]);
+            assert_eq!(other.tell("E"), "0 12", "{mode}, {stream}");
+            one.end();
+            other.end();
+            assert_eq!(place.content(), "first second", "{mode}, {stream}");
+        }
+    }
+}
+
 /// What an open or a path cuts is cut for everybody, and what others append afterwards stays.
 #[test]
 fn what_is_cut_by_name_is_cut_for_all() {

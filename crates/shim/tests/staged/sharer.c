@@ -96,6 +96,9 @@ static int act(char *line)
 	case 'P': /* write through it */
 		say(fputs(rest, kept) < 0 ? -1 : fflush(kept), "-");
 		break;
+	case 'E': /* where it is */
+		say_number(ftell(kept));
+		break;
 	case 'G': /* what it reads from the start */
 		rewind(kept);
 		fflush(kept);
