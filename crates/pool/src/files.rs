@@ -15,7 +15,7 @@ use crate::layout::{
     ChunkKind, FileEntry, HANDLE_MAX, NAME_PAGES, NAMES, Name, PAGE, PATH_LIMIT, SHARED, at,
     checked_value, checked_word,
 };
-use crate::lock::{Acquired, LockWord, Locked, PATIENCE};
+use crate::lock::{Acquired, LONG, LockWord, Locked, PATIENCE};
 use crate::log::FileGuard;
 use crate::pool::{Attachment, Pool};
 
@@ -597,6 +597,22 @@ impl<M: Medium> Attachment<M> {
         let acquired = self.pool.take_lock(name, &word, self.owner, PATIENCE)?;
         let attachment = self;
         Ok((Locked { attachment, word }, acquired))
+    }
+
+    /// Takes the recovery lock. Whoever has it walks over all logs, and says so: he is waited for while he lives, as it may be
+    /// for a program that cannot go on without.
+    pub(crate) fn lock_recovery(&self) -> Result<Locked<'_, M>> {
+        let offset = SHARED + at!(Shared.recovery_lock);
+        loop {
+            match self.lock_shared("recovery lock", offset) {
+                Err(Error::Busy { .. }) if self.pool.load(offset)? & LONG != 0 => {}
+                locked => {
+                    let (lock, _) = locked?;
+                    lock.takes_long();
+                    return Ok(lock);
+                }
+            }
+        }
     }
 
     fn lock_files(&self) -> Result<Locked<'_, M>> {

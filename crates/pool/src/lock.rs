@@ -251,6 +251,12 @@ impl<M: Medium, const N: usize, const AT: usize> Locked<'_, M, N, AT> {
         let owner = self.attachment.owner;
         self.word.set(owner, owner.word() | LONG);
     }
+
+    /// What took long is over: who wants the lock from here on waits for as long as for any other.
+    pub(crate) fn takes_no_longer(&self) {
+        let owner = self.attachment.owner;
+        self.word.set(owner, owner.word());
+    }
 }
 
 impl<M: Medium, const N: usize, const AT: usize> Drop for Locked<'_, M, N, AT> {
@@ -311,6 +317,26 @@ mod tests {
         assert!(matches!(wait(), Err(Error::Busy { .. })));
         hand_on(first, 0);
         for attachment in [one, other, last] {
+            attachment.detach().expect("detach");
+        }
+        pool.remove(true).expect("remove");
+    }
+
+    /// Who walks over the logs with the recovery lock may need longer for it than anybody waits otherwise.
+    #[test]
+    fn who_recovers_is_waited_for() {
+        let path = scratch::place().join(format!("adit-pool-recovers-{}", std::process::id()));
+        let pool = PoolFile::create(&path, 8 << 20, Geometry::default()).expect("create");
+        let [one, other] = [(); 2].map(|()| pool.attach().expect("attach"));
+        let lock = one.lock_recovery().expect("lock");
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| other.release_orphans().map(drop));
+            adit_pmem::rest(PATIENCE + Duration::from_millis(500));
+            assert!(!waiter.is_finished());
+            drop(lock);
+            waiter.join().expect("the waiter").expect("the lock");
+        });
+        for attachment in [one, other] {
             attachment.detach().expect("detach");
         }
         pool.remove(true).expect("remove");

@@ -727,8 +727,11 @@ impl<M: Medium> FileGuard<'_, M> {
     #[cold]
     #[inline(never)]
     fn inherit(&self) -> Result<()> {
+        // It may take a walk over all logs, the recovery lock and a sync of the device.
+        self.takes_long();
         let live = self.pool().ensure_not_forgotten(self.file);
         let Err(error) = live.and_then(|()| self.repair()) else {
+            self.lock.takes_no_longer();
             return Ok(());
         };
         // The dead one may have had the lock of the next file that has the entry.

@@ -21,7 +21,7 @@ use adit_pmem::Medium;
 
 use crate::error::{Error, Result};
 use crate::files::FileRef;
-use crate::layout::{Record, RecordKind, SHARED, at, checked_value};
+use crate::layout::{Record, RecordKind, checked_value};
 use crate::log::{EMPTY, FileGuard, Place};
 use crate::pool::{Attachment, Pool};
 
@@ -137,8 +137,7 @@ impl<M: Medium> FileGuard<'_, M> {
     /// find all of the ring or nothing. Who frees chunks takes no file's lock.
     pub(crate) fn mend_ring(&self, seq: u64) -> Result<()> {
         let (attachment, pool) = (self.attachment(), self.pool());
-        let recovery = SHARED + at!(Shared.recovery_lock);
-        let (_lock, _) = attachment.lock_shared("recovery lock", recovery)?;
+        let _lock = attachment.lock_recovery()?;
         let (mut rings, mut places) = (Rings::new(), BTreeMap::new());
         let mut erased = Vec::new();
         pool.for_each_place(|place| {

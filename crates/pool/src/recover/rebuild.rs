@@ -404,8 +404,7 @@ impl<M: Medium> Attachment<M> {
     /// Buries dead attachments: their slots become free, their chunks orphans; then frees every orphan
     /// that no record which counts needs. Publish and retire the orphaned files first to free all.
     pub fn release_orphans(&self) -> Result<Released> {
-        let offset = SHARED + at!(Shared.recovery_lock);
-        let (_lock, _) = self.lock_shared("recovery lock", offset)?;
+        let _lock = self.lock_recovery()?;
         let mut released = Released::default();
         let dead = self.dead_slots()?;
         self.orphan_chunks_of(&dead)?;

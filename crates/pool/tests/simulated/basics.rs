@@ -1,8 +1,8 @@
 //! One process, no crash: what is staged is found, what is retired is gone, what is freed comes back.
 
 use adit_pmem::Medium as _;
-use adit_pool::layout::{FileEntry, Geometry, Slot};
-use adit_pool::{Error, Extent, FileName, LocalLocks, Op, PUBLISHER, Pool, When};
+use adit_pool::layout::{FileEntry, Geometry, SHARED, Shared, Slot};
+use adit_pool::{Error, Extent, FileName, FileRef, LocalLocks, Op, PUBLISHER, Pool, When};
 use adit_sim::SimMedium;
 
 use crate::common::*;
@@ -991,4 +991,54 @@ fn bytes_that_wait_for_their_record() {
     assert_eq!(there(extent), [8; 300]);
     assert!(!medium.bytes().windows(64).any(|bytes| bytes == [7; 64]));
     assert_eq!(pool.scan().unwrap().rejected, []);
+}
+
+/// Of a dead owner's lock, and of the recovery lock: which of them say, at a look over the logs, that it takes long.
+fn say_that_it_takes_long(medium: &Memory, file: FileRef) -> [bool; 2] {
+    let entry = TINY.file_entry((file.id() & 0xff_ffff) as u32);
+    let locks = [
+        entry + std::mem::offset_of!(FileEntry, lock) as u64,
+        SHARED + std::mem::offset_of!(Shared, recovery_lock) as u64,
+    ];
+    locks.map(|lock| medium.load(lock).unwrap() >> 63 == 1)
+}
+
+/// A walk over the logs may take longer than anybody is waited for, so who makes one for a dead owner says so, and no
+/// longer than it takes.
+#[test]
+fn who_repairs_what_the_dead_left_says_that_it_takes_long() {
+    let medium = Memory::new(&vec![0; tiny_size(12) as usize]);
+    Pool::create(&medium, &options(TINY)).unwrap();
+    let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    let (dies, lives) = (pool.attach().unwrap(), pool.attach().unwrap());
+    let file = dies.enter_file(&name(1)).unwrap();
+    let cut = |size| {
+        let mut guard = dies.lock_file(file).unwrap();
+        guard.append(&Op::Truncate { size }, When::Now).unwrap();
+    };
+    (1..3).for_each(cut);
+    let found = pool.scan().unwrap();
+    let first = found.records(&pool, file).next().unwrap().unwrap();
+    // It was given a number, and nothing was written.
+    let entry = TINY.file_entry((file.id() & 0xff_ffff) as u32);
+    let guard = dies.lock_file(file).unwrap();
+    let next = entry + std::mem::offset_of!(FileEntry, next_seq) as u64;
+    medium.store(next, guard.next_seq().unwrap() + 1).unwrap();
+    let pending = entry + std::mem::offset_of!(FileEntry, pending) as u64;
+    medium.store(pending, u64::from(u32::MAX)).unwrap();
+    std::mem::forget(guard);
+    drop(dies);
+    let seen = medium.clone();
+    let looks = move || assert_eq!(say_that_it_takes_long(&seen, file), [true; 2]);
+    medium.when_read(first.at, looks);
+    let guard = lives.lock_file(file).unwrap();
+    assert!(medium.was_read());
+    assert_eq!(say_that_it_takes_long(&medium, file), [false; 2]);
+    drop(guard);
+    let seen = medium.clone();
+    let looks = move || assert_eq!(say_that_it_takes_long(&seen, file), [false, true]);
+    medium.when_read(first.at, looks);
+    lives.release_orphans().unwrap();
+    assert!(medium.was_read());
+    assert_eq!(say_that_it_takes_long(&medium, file), [false; 2]);
 }
