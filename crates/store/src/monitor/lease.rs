@@ -222,6 +222,41 @@ fn raw(fd: BorrowedFd<'_>) -> libc::c_int {
     fd.as_raw_fd()
 }
 
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Peer {
+    /// The number of the process here; a process of a namespace that is not seen from here has none.
+    pub(super) pid: Option<libc::pid_t>,
+    /// Its user.
+    pub(super) uid: libc::uid_t,
+}
+
+/// Asks the kernel itself: where it says that the process has no number here, rustix has no value for that, and what it
+/// gives is taken for an error.
+pub(super) fn who(connection: BorrowedFd<'_>) -> Result<Peer, Errno> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: libc::uid_t::MAX,
+        gid: libc::gid_t::MAX,
+    };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `peer` and `len` are the places the call writes to, of the sizes it is told.
+    let result = unsafe {
+        libc::getsockopt(
+            raw(connection),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut len,
+        )
+    };
+    done(result)?;
+    Ok(Peer {
+        pid: (peer.pid > 0).then_some(peer.pid),
+        uid: peer.uid,
+    })
+}
+
 /// A descriptor of the process at the other end of a connection: readable when it has ended.
 pub(super) fn peer(connection: BorrowedFd<'_>) -> Result<Fd, Errno> {
     let mut fd: libc::c_int = -1;
@@ -241,9 +276,11 @@ pub(super) fn peer(connection: BorrowedFd<'_>) -> Result<Fd, Errno> {
         return Ok(Fd::new(unsafe { OwnedFd::from_raw_fd(fd) }));
     }
     // Before Linux 6.5 by number, which may be another process's by now: then we stay for that one.
-    let peer = rustix::net::sockopt::socket_peercred(connection)?;
+    let pid = who(connection)?
+        .pid
+        .and_then(rustix::process::Pid::from_raw);
     let flags = rustix::process::PidfdFlags::empty();
-    rustix::process::pidfd_open(peer.pid, flags).map(Fd::new)
+    rustix::process::pidfd_open(pid.ok_or(Errno::SRCH)?, flags).map(Fd::new)
 }
 
 /// Whether the process of such a descriptor has ended.
@@ -260,6 +297,41 @@ mod tests {
     use rustix::fs::{Mode, OFlags};
     use std::os::unix::ffi::OsStrExt as _;
     use std::process::Command;
+
+    /// A monitor in a namespace of processes is asked by programs outside, which have no number there.
+    #[test]
+    fn who_has_no_number_is_known_by_his_user() {
+        let words = ["--user", "--map-root-user", "--pid", "--fork"];
+        let may = Command::new("unshare").args(words).arg("true").output();
+        if !may.is_ok_and(|output| output.status.success()) {
+            println!("skipped: no namespace of processes may be made here");
+            return;
+        }
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        let own = std::env::current_exe().expect("own path");
+        let role = "monitor::lease::tests::helper_is_asked_from_outside";
+        let mut command = Command::new("unshare");
+        command.args(words).arg(own);
+        command.args([role, "--exact", "--ignored", "--nocapture"]);
+        command.env("ADIT_TEST_HELPER", "1");
+        command.stdin(std::os::fd::OwnedFd::from(theirs));
+        let status = testing::spawn(&mut command).wait().expect("its status");
+        assert!(status.success());
+        let ours = crate::registry::sys::borrow(std::os::fd::AsRawFd::as_raw_fd(&ours));
+        let peer = who(ours.expect("a descriptor")).expect("SO_PEERCRED");
+        assert_eq!(peer.pid, Some(std::process::id() as libc::pid_t));
+    }
+
+    #[test]
+    #[ignore = "a helper process of the tests"]
+    fn helper_is_asked_from_outside() {
+        if !testing::is_helper() {
+            return;
+        }
+        let connection = crate::registry::sys::borrow(0).expect("standard input");
+        let uid = rustix::process::geteuid().as_raw();
+        assert_eq!(who(connection), Ok(Peer { pid: None, uid }));
+    }
 
     /// Whoever is dead watches nothing, also before anybody has waited for him.
     #[test]

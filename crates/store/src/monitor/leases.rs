@@ -31,7 +31,6 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::AsFd as _;
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 
 use super::adopt::Stray;
 use super::client::mode_number;
@@ -731,15 +730,13 @@ fn can_be_opened(pool: &Path) -> bool {
 
 /// A process of another namespace has no number here and gets an owner per file.
 fn peer_of(connection: &Fd) -> Result<Option<i32>, Errno> {
-    let peer = socket_peercred(connection.as_fd())?;
-    let pid = peer.pid.as_raw_nonzero().get();
-    Ok((pid > 0).then_some(pid))
+    Ok(lease::who(connection.as_fd())?.pid)
 }
 
 /// Publishes files that are still held, if that is due. Tells those whose programs have left the pool without a word: their
 /// slot is free, though the process may live, as after an `exec` that nobody saw.
 fn age(all: &[Aging], publish: bool) -> Aged {
-    let mut living: Vec<(*const OpenPool, Vec<u32>)> = Vec::new();
+    let mut living: Vec<(*const OpenPool, Vec<u32>, bool)> = Vec::new();
     let mut known: BTreeMap<i32, Option<OpenFiles>> = BTreeMap::new();
     let mut aged = Aged::default();
     let mut due = Vec::new();

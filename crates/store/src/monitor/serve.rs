@@ -14,7 +14,6 @@ use rustix::fd::AsFd as _;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 
 use super::client::Refused;
@@ -299,5 +298,6 @@ fn is_process(fd: &Fd) -> bool {
 
 /// The directory is private already; this is the second wall.
 fn is_own_user(connection: &Fd) -> bool {
-    socket_peercred(connection.as_fd()).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
+    let own = rustix::process::geteuid().as_raw();
+    lease::who(connection.as_fd()).is_ok_and(|peer| peer.uid == own)
 }
