@@ -437,6 +437,13 @@ impl PoolFile {
         &self.path
     }
 
+    /// Whether its path leads to nothing, or to another file by now: who opens that finds none of what is written to this
+    /// one. Where the kernel does not say, it is still there.
+    #[must_use]
+    pub fn is_removed(&self) -> bool {
+        self.locks.is_removed()
+    }
+
     /// What a store to it is worth.
     #[must_use]
     pub fn kind(&self) -> MediumKind {

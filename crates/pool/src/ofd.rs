@@ -64,6 +64,14 @@ impl LockFile {
         })
     }
 
+    /// See [`crate::PoolFile::is_removed`].
+    pub(crate) fn is_removed(&self) -> bool {
+        match rustix::fs::stat(bytes(&self.path)) {
+            Ok(stat) => (stat.st_dev, stat.st_ino) != self.identity,
+            Err(errno) => matches!(errno, Errno::NOENT | Errno::NOTDIR),
+        }
+    }
+
     pub(crate) fn open(&self) -> Result<OwnedFd> {
         self.reopen().map(|(fd, _)| fd).map_err(|errno| {
             if errno == Errno::STALE {

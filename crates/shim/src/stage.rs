@@ -111,10 +111,11 @@ struct Seat {
 const REMEMBERED: Duration = Duration::from_secs(5);
 
 impl Seat {
-    /// A pool whose sync has failed is opened anew; what is staged by this seat goes on by it.
+    /// A pool whose sync has failed is opened anew; what is staged by this seat goes on by it. So is one that somebody has
+    /// removed: the monitor would look for what is staged next in that which has its path.
     fn is_current(&self) -> bool {
         match &self.pool {
-            Ok(pool) => is_sound(&pool.stage),
+            Ok(pool) => is_sound(&pool.stage) && !pool.file.is_removed(),
             Err(_) => self.asked.elapsed() < REMEMBERED,
         }
     }

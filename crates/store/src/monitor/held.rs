@@ -67,6 +67,20 @@ impl OpenPool {
         self.id.is_some() && id_of(&self.path) == self.id
     }
 
+    /// Whether nobody who opens its path finds it any more: who recovers would not find what is staged in it.
+    pub(super) fn is_removed(&self) -> bool {
+        self.file.is_removed()
+    }
+
+    /// Whether an entry is that of another file. A program goes by the pool that it has, which may have been removed, and
+    /// another one made in its place: there the entry's number is that of any file, or of none.
+    pub(super) fn has_for_another(&self, file: FileRef, fd: BorrowedFd<'_>) -> bool {
+        let known = self.file.pool().file_name(file);
+        known.is_ok_and(|name| {
+            handle_of(fd).is_ok_and(|handle| handle != (name.handle_type, name.handle))
+        })
+    }
+
     /// Whether what is written to it can still be known to be durable.
     pub(super) fn is_sound(&self) -> bool {
         self.file.pool().medium().sound().is_ok()

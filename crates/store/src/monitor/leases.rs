@@ -207,7 +207,7 @@ pub(super) struct Aged {
     left: Vec<u64>,
     /// These are not staged any more.
     ended: Vec<u64>,
-    /// These nobody can see any more.
+    /// These nobody can see any more, or their pool was removed: with it goes what is staged in it.
     lost: Vec<u64>,
 }
 
@@ -745,13 +745,13 @@ fn age(all: &[Aging], publish: bool) -> Aged {
             continue;
         };
         let pool = Arc::as_ptr(&held.pool);
-        if !living.iter().any(|(known, _)| *known == pool) {
-            living.push((pool, held.pool.living_slots()));
+        if !living.iter().any(|(known, ..)| *known == pool) {
+            living.push((pool, held.pool.living_slots(), held.pool.is_removed()));
         }
-        let lives = living
-            .iter()
-            .any(|(known, slots)| *known == pool && slots.contains(&held.terms.slot))
-            && !held.is_unseated();
+        let its = || living.iter().filter(|(known, ..)| *known == pool);
+        let lives =
+            its().any(|(_, slots, _)| slots.contains(&held.terms.slot)) && !held.is_unseated();
+        let is_removed = its().any(|(.., removed)| *removed);
         let mut open_files = || {
             let of_program = known.entry((*pid)?);
             of_program
@@ -761,7 +761,7 @@ fn age(all: &[Aging], publish: bool) -> Aged {
         // What could not be published now is tried again at the next look, and at the break.
         if !lives {
             aged.left.push(*number);
-        } else if held.is_left(&mut open_files) {
+        } else if is_removed || held.is_left(&mut open_files) {
             aged.lost.push(*number);
         } else {
             due.push((held.pool.is_slow(), *number, Arc::downgrade(&held)));

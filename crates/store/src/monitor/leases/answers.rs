@@ -155,6 +155,9 @@ impl Leases {
         if !others.iter().all(beside) {
             return Err(Refused::Lease(Errno::BUSY));
         }
+        if pool.has_for_another(wanted.file, fd.as_fd()) {
+            return Err(Refused::Pool(Errno::STALE));
+        }
         let incarnation = pool.incarnation(wanted.slot);
         let incarnation = incarnation.map_err(|error| Refused::Pool(errno_of(&error)))?;
         let owner = self.owner(connection).map_err(Refused::NoMonitor)?;

@@ -1475,6 +1475,40 @@ fn a_lease_of_a_dead_program_whose_pool_cannot_be_opened_is_given_up() {
     eventually("it is given up", || !has_lease(child, ""));
 }
 
+/// Whoever recovers would not find what is staged in a pool that has no name, so nothing stays there.
+#[test]
+fn a_pool_that_is_removed_gives_its_files_back() {
+    for mode in ["sync", "atomic"] {
+        let scratch = Scratch::new();
+        scratch.runtime();
+        let path = scratch.old_file("data");
+        let before = len(&path);
+        let _monitor = monitor_with(&scratch, &[]);
+        let mut program = staging(&scratch, mode, "data");
+        program.ask("append", "appended");
+        std::fs::remove_file(scratch.path("run/pool")).expect("remove");
+        eventually("it is taken away", || !is_leased(&path));
+        assert_eq!(len(&path), before + WRITTEN.len());
+        program.ask("append", "taken");
+    }
+}
+
+/// A program goes by the pool that it has open. Where that was removed and made anew, its entries are those of any files.
+#[test]
+fn a_lease_is_refused_where_the_entry_is_another_files() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let (path, other) = (scratch.old_file("data"), scratch.old_file("other"));
+    let _monitor = monitor_with(&scratch, &[]);
+    let (file, other) = (open_rw(&path), open_rw(&other));
+    let program = Program::new(&scratch, &file);
+    let entry = program.enter(&file);
+    let refused = program.acquire(&other, entry, Mode::Sync);
+    assert_eq!(refused, Err(Refused::Pool(Errno::STALE)));
+    let lease = program.acquire(&file, entry, Mode::Sync).expect("its own");
+    program.release(&lease);
+}
+
 /// Waits until a helper of this file has come to a word.
 fn comes_to_say(role: &str, word: &str) {
     let scratch = Scratch::new();
