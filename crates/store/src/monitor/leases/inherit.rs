@@ -128,11 +128,18 @@ impl Leases {
     /// stay. They write on, and publish it some time, over what others have written by then: so nobody is let in before the
     /// kernel loses patience, and the pool may be opened until then.
     fn leave_to_recovery(&mut self) {
-        let postponed = self.postponed.extract_if(.., |left| left.waits_in_vain());
+        self.give_up_in_vain(|_| true);
+    }
+
+    /// Gives up what it is no use to wait for of what waits for these pools.
+    fn give_up_in_vain(&mut self, is_its: impl Fn(&Path) -> bool) {
+        let left_in_vain = |left: &mut Left| is_its(&left.record.pool) && left.waits_in_vain();
+        let postponed = self.postponed.extract_if(.., left_in_vain);
         let postponed = postponed.map(|left| left.fd);
         let waits_in_vain =
-            |stray: &mut Stray| lease::has_ended(&stray.life) || !adopt::nobody_watches(&stray.fd);
-        let strays = self.strays.extract_if(.., waits_in_vain);
+            |stray: &Stray| lease::has_ended(&stray.life) || !adopt::nobody_watches(&stray.fd);
+        let stray_in_vain = |stray: &mut Stray| is_its(&stray.pool) && waits_in_vain(stray);
+        let strays = self.strays.extract_if(.., stray_in_vain);
         for fd in postponed.chain(strays.map(|stray| stray.fd)) {
             if adopt::nobody_watches(&fd) {
                 lease::give_up(fd.as_fd());
@@ -141,29 +148,31 @@ impl Leases {
         }
         if self.ending {
             // Whoever comes next finds them as strays.
-            self.postponed.clear();
-            self.strays.clear();
+            self.postponed.retain(|left| !is_its(&left.record.pool));
+            self.strays.retain(|stray| !is_its(&stray.pool));
         }
     }
 
-    /// Goes on with what waited for a pool. Where there is none any more, nothing is left to be published.
+    /// Goes on with what waited for a pool. Where there is none any more, nothing is left to be published of the dead, and
+    /// whoever opens a file of theirs must not wait for a child that has the description. The living have it mapped still,
+    /// and publish it themselves.
     pub(super) fn go_on_with(&mut self, path: &Path, opened: &Result<Arc<OpenPool>, Errno>) {
-        if opened.as_ref().is_err_and(|errno| *errno != Errno::NOENT) {
-            return;
-        }
+        let pool = match opened {
+            Ok(pool) => pool,
+            Err(Errno::NOENT) => return self.give_up_in_vain(|pool| pool == path),
+            Err(_) => return,
+        };
         let its_left = |left: &mut Left| left.record.pool == path;
         let postponed: Vec<Left> = self.postponed.extract_if(.., its_left).collect();
         let its_stray = |stray: &mut Stray| stray.pool == path;
         let strays: Vec<Stray> = self.strays.extract_if(.., its_stray).collect();
-        if let Ok(pool) = opened {
-            for left in postponed {
-                self.take_one_over(left, Arc::clone(pool));
-            }
-            for stray in strays {
-                self.adopt_one(stray, Arc::clone(pool));
-            }
-            self.look_at_all();
+        for left in postponed {
+            self.take_one_over(left, Arc::clone(pool));
         }
+        for stray in strays {
+            self.adopt_one(stray, Arc::clone(pool));
+        }
+        self.look_at_all();
     }
 
     /// Who opened one of the files that were taken over was announced to the dead: all are looked at.
@@ -255,6 +264,11 @@ impl Leases {
         let is_known = |entry: &Entry| entry.held.id == id && !entry.held.is_declared();
         if self.held.values().any(is_known) {
             return;
+        }
+        if pool.has_for_another(FileRef::from_id(left.record.file), left.fd.as_fd()) {
+            // Its own pool was removed.
+            self.postponed.push(left);
+            return self.give_up_in_vain(|removed| removed == pool.path);
         }
         let Left {
             _listed: listed,

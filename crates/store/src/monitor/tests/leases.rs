@@ -1475,6 +1475,30 @@ fn a_lease_of_a_dead_program_whose_pool_cannot_be_opened_is_given_up() {
     eventually("it is given up", || !has_lease(child, ""));
 }
 
+/// The same where it was removed: nobody will ever open it.
+#[test]
+fn a_lease_of_a_dead_program_whose_pool_was_removed_is_given_up() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    scratch.old_file("data");
+    let mut first = monitor_with(&scratch, &[("T_STANDBY", Path::new("1"))]);
+    let mut program = staging(&scratch, "sync", "data");
+    program.ask("child", "has a child");
+    let child = std::fs::read_to_string(scratch.path("child")).expect("read");
+    let child = child.parse().expect("a number");
+    let (first_id, _) = both(&scratch);
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(first_id).expect("a number"),
+        rustix::process::Signal::STOP,
+    )
+    .expect("stop");
+    // Before it can notice.
+    std::fs::remove_file(scratch.path("run/pool")).expect("remove");
+    program.kill();
+    first.kill();
+    eventually("it is given up", || !has_lease(child, ""));
+}
+
 /// Whoever recovers would not find what is staged in a pool that has no name, so nothing stays there.
 #[test]
 fn a_pool_that_is_removed_gives_its_files_back() {
