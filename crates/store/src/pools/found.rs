@@ -8,13 +8,15 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use adit_pool::{FileName, PoolFile};
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 
 use super::list::Listed;
 use super::{POOL, Places, PoolList, TMPFS};
+use crate::clock;
 use crate::staged::Within;
 
 /// File systems that files are staged on, as the kernel calls them.
@@ -22,6 +24,10 @@ const SERVED: [&str; 6] = ["ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs"];
 
 /// Lists that are looked at, at most.
 const MOST_LISTS: usize = 256;
+
+/// How long a list stays announced whose home directory is gone, after the last program that had it was started: somebody
+/// may make that again.
+const ANNOUNCED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A pool that somebody may have left something in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +88,7 @@ impl Places {
         let link = link.as_os_str().as_bytes();
         let is_there = rustix::fs::readlinkat(CWD, link, Vec::new());
         if is_there.is_ok_and(|there| there.to_bytes() == target) {
-            return Ok(());
+            return announce_anew(link, target);
         }
         let directory = names.as_os_str().as_bytes();
         match rustix::fs::mkdirat(CWD, directory, Mode::RWXU) {
@@ -94,6 +100,47 @@ impl Places {
         rustix::fs::symlinkat(target, CWD, link)
     }
 
+    /// Takes back what was announced by programs whose home directory is gone, as one is that somebody has made for a day's
+    /// work: each start would read all of them. An announcement counts under any name, so it is moved out of the way of
+    /// those who announce it again just then ([`announce_anew`]), and looked at once more before it goes.
+    fn forget_announcements_of_the_gone(&self) {
+        for (link, list) in self.announcements() {
+            if !is_old(&link) || !list.has_lost_its_home() {
+                continue;
+            }
+            let mut aside = link.clone().into_os_string();
+            aside.push(".gone");
+            let aside = PathBuf::from(aside);
+            let [name, gone] = [&link, &aside].map(|path| path.as_os_str().as_bytes());
+            if rustix::fs::renameat(CWD, name, CWD, gone).is_ok() {
+                let _ = if is_old(&aside) {
+                    rustix::fs::unlinkat(CWD, gone, AtFlags::empty())
+                } else {
+                    rustix::fs::renameat(CWD, gone, CWD, name)
+                };
+            }
+        }
+    }
+
+    /// What is announced, and by which links. Before the directory is ours, somebody else may have made it.
+    fn announcements(&self) -> Vec<(PathBuf, PoolList)> {
+        if !is_private(&self.runtime) {
+            return Vec::new();
+        }
+        let names = self.announced();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(names.as_os_str().as_bytes(), flags, Mode::empty());
+        let entries = opened.ok().and_then(|fd| Dir::read_from(fd).ok());
+        let entries = entries.into_iter().flatten().filter_map(Result::ok);
+        let announced = entries.filter_map(|entry| {
+            let link = names.join(OsStr::from_bytes(entry.file_name().to_bytes()));
+            let dir = rustix::fs::readlinkat(CWD, link.as_os_str().as_bytes(), Vec::new()).ok()?;
+            let dir = Path::new(OsStr::from_bytes(dir.to_bytes())).to_owned();
+            Some((link, PoolList { dir }))
+        });
+        announced.collect()
+    }
+
     fn announced(&self) -> PathBuf {
         self.runtime.join("lists")
     }
@@ -102,27 +149,10 @@ impl Places {
     pub(super) fn lists(&self) -> Vec<PoolList> {
         let own = Some(self.list.clone()).filter(PoolList::may_be_made);
         let mut all: Vec<PoolList> = own.into_iter().collect();
-        // Before it is ours, somebody else may have made it.
-        if !is_private(&self.runtime) {
-            return all;
-        }
-        let names = self.announced();
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let opened = rustix::fs::open(names.as_os_str().as_bytes(), flags, Mode::empty());
-        let Some(entries) = opened.ok().and_then(|fd| Dir::read_from(fd).ok()) else {
-            return all;
-        };
-        for entry in entries.filter_map(Result::ok) {
-            let link = names.join(OsStr::from_bytes(entry.file_name().to_bytes()));
-            let Ok(dir) = rustix::fs::readlinkat(CWD, link.as_os_str().as_bytes(), Vec::new())
-            else {
-                continue;
-            };
+        for (_, list) in self.announcements() {
             if all.len() == MOST_LISTS {
                 break;
             }
-            let dir = Path::new(OsStr::from_bytes(dir.to_bytes())).to_owned();
-            let list = PoolList { dir };
             if list.may_be_made() && all.iter().all(|known| known.dir != list.dir) {
                 all.push(list);
             }
@@ -273,12 +303,40 @@ impl Places {
         original.map(|known| known.path)
     }
 
-    /// Takes the pools that are gone for good out of all lists.
+    /// Takes the pools that are gone for good out of all lists, and takes back the announcements of lists that are.
     pub(crate) fn forget_the_gone(&self) {
+        self.forget_announcements_of_the_gone();
         for list in self.lists() {
             // A list that cannot be changed only stays longer than it need be.
             let _ = list.forget_the_gone();
         }
+    }
+}
+
+/// Whether nobody has said for long that he relies on an announcement.
+fn is_old(link: &Path) -> bool {
+    let name = link.as_os_str().as_bytes();
+    let stat = rustix::fs::statat(CWD, name, AtFlags::SYMLINK_NOFOLLOW);
+    stat.is_ok_and(|stat| {
+        let said = clock::nanoseconds(stat.st_mtime, stat.st_mtime_nsec as i64);
+        clock::now().saturating_sub(said) > ANNOUNCED_FOR.as_nanos() as u64
+    })
+}
+
+/// Says of an announcement that somebody relies on it still, or makes it where it was just moved away.
+fn announce_anew(link: &[u8], target: &[u8]) -> Result<(), Errno> {
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: UTIME_NOW,
+    };
+    let times = Timestamps {
+        last_access: now,
+        last_modification: now,
+    };
+    match rustix::fs::utimensat(CWD, link, &times, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => rustix::fs::symlinkat(target, CWD, link),
+        // It is there; at worst it is taken for older than it is.
+        _ => Ok(()),
     }
 }
 
@@ -403,6 +461,50 @@ mod tests {
             pool_at(&usual);
         }
         places.enter(&uuid, &usual).expect("found without a list");
+    }
+
+    /// Each temporary home directory would leave an announcement that every start reads.
+    #[test]
+    fn what_was_announced_from_a_home_that_is_gone_is_taken_back() {
+        let scratch = Scratch::new();
+        private(&scratch.path("run"), 0o700);
+        let at = |home: &str| Places {
+            runtime: scratch.path("run"),
+            list: PoolList::at(&scratch.path(home).join(".local/state/adit")),
+        };
+        let all = || {
+            std::fs::read_dir(scratch.path("run/lists"))
+                .expect("lists")
+                .count()
+        };
+        for home in ["there", "gone", "gone lately", "again"] {
+            at(home).announce().expect("announce");
+        }
+        std::fs::create_dir(scratch.path("there")).expect("create");
+        let yesterday = Timespec {
+            tv_sec: (clock::now() / 1_000_000_000) as i64 - 25 * 60 * 60,
+            tv_nsec: 0,
+        };
+        let times = Timestamps {
+            last_access: yesterday,
+            last_modification: yesterday,
+        };
+        for (link, list) in at("there").announcements() {
+            if !list.dir.starts_with(scratch.path("gone lately")) {
+                let link = link.as_os_str().as_bytes();
+                rustix::fs::utimensat(CWD, link, &times, AtFlags::SYMLINK_NOFOLLOW).expect("age");
+            }
+        }
+        at("again").announce().expect("announce again");
+        at("there").forget_the_gone();
+        assert_eq!(all(), 3);
+        let gone = scratch.path("gone");
+        let announced = at("there").announcements();
+        assert!(
+            announced
+                .iter()
+                .all(|(_, list)| !list.dir.starts_with(&gone))
+        );
     }
 
     #[test]

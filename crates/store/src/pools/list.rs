@@ -181,13 +181,22 @@ impl PoolList {
     /// Whether its directory is there, or what it would be made in: a home directory that somebody has removed is
     /// not made again.
     pub(super) fn may_be_made(&self) -> bool {
+        self.dir.is_absolute() && (is_there(&self.dir) || self.home().is_some_and(is_there))
+    }
+
+    /// Whether not even that is there in which its directory would be made.
+    pub(super) fn has_lost_its_home(&self) -> bool {
+        self.home().is_some_and(is_missing)
+    }
+
+    fn home(&self) -> Option<&Path> {
         let state = self.dir.parent().unwrap_or(&self.dir);
-        let above = state.ancestors().nth(if state.ends_with(".local/state") {
+        let levels = if state.ends_with(".local/state") {
             2
         } else {
             1
-        });
-        self.dir.is_absolute() && (is_there(&self.dir) || above.is_some_and(is_there))
+        };
+        state.ancestors().nth(levels)
     }
 
     pub(super) fn make_directory(&self) -> Result<(), Errno> {
@@ -227,6 +236,12 @@ impl PoolList {
 pub(super) fn is_there(path: &Path) -> bool {
     let name = path.as_os_str().as_bytes();
     rustix::fs::accessat(CWD, name, Access::EXISTS, AtFlags::empty()).is_ok()
+}
+
+fn is_missing(path: &Path) -> bool {
+    let name = path.as_os_str().as_bytes();
+    let there = rustix::fs::accessat(CWD, name, Access::EXISTS, AtFlags::empty());
+    matches!(there, Err(Errno::NOENT | Errno::NOTDIR))
 }
 
 /// Locks the list, or fails when somebody who has it does not give it back: he may have been stopped.
