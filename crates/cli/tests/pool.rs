@@ -158,6 +158,17 @@ fn damage_is_found_and_nothing_crashes() {
         done.code() == Some(3) && done.err.contains("chmod"),
         "{done:?}"
     );
+
+    // Others read a file that is no pool, and go on reading it.
+    let other = scratch.file("other", b"root:x:0:0:root:/root:/bin/bash", 0o644);
+    for command in ["info", "check", "dump", "recover", "rm"] {
+        let done = on(["pool", command], &other);
+        assert!(
+            done.code() == Some(3) && done.err.contains("not an Adit pool"),
+            "{command}: {done:?}"
+        );
+        assert!(!done.err.contains("chmod"), "{command}: {done:?}");
+    }
 }
 
 #[test]

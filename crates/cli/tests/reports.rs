@@ -476,6 +476,15 @@ fn bench_measures_nothing_without_the_library() {
     let done = finish(&mut adit(["bench", "--dir", "/proc"]));
     assert_eq!(done.code(), Some(3), "{done:?}");
     assert!(done.err.contains("adit doctor /proc"), "{done:?}");
+    for report in ["--json", "--html"] {
+        let mut bench = adit(["bench", report, "/no/such/place/report"]);
+        // Without the library it would end as well, but only after it had looked for what to measure.
+        let done = finish(bench.env("ADIT_LIB", "/no/such/library"));
+        assert!(
+            done.code() == Some(3) && done.err.contains("/no/such/place/report cannot be written"),
+            "{done:?}"
+        );
+    }
     let done = finish(adit(["bench"]).env("ADIT_LIB", "/no/such/library"));
     assert_eq!((done.code(), done.out.as_str()), (Some(3), ""), "{done:?}");
 }

@@ -579,7 +579,9 @@ fn why_not_writable(path: &Path) -> Error {
             owner: stat.st_uid,
             user,
         },
-        _ => Error::ReadOnly,
+        Ok(_) => Error::ReadOnly,
+        // Not even its rights can be read: its directory is somebody else's, say.
+        Err(errno) => kernel("open")(errno),
     }
 }
 
@@ -730,6 +732,14 @@ mod tests {
 
     use super::*;
     use crate::scratch;
+
+    /// A pool in a directory that one may not enter was called read-only, and to be good for a check.
+    #[test]
+    fn a_pool_that_cannot_be_looked_at_is_not_called_read_only() {
+        let path = scratch::place().join("no such directory/pool");
+        let why = why_not_writable(&path);
+        assert!(matches!(why, Error::Kernel { .. }), "{why:?}");
+    }
 
     /// What one has begun to use of the new blocks would be zeroed by another who makes them ready, too.
     #[test]

@@ -11,7 +11,8 @@ mod sides;
 mod staged;
 mod worker;
 
-use std::io::{BufRead, BufReader};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -55,26 +56,27 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         ))
         .next(format!("adit doctor {} says why", dir.display())));
     }
+    let to_stdout = args.json.as_deref() == Some(Path::new("-"));
+    let json = args.json.as_deref().filter(|_| !to_stdout);
+    let mut json = json.map(Destination::open).transpose()?;
+    let mut html = args.html.as_deref().map(Destination::open).transpose()?;
     let reports = args
         .suites
         .iter()
         .map(|suite| measure(*suite, &dir, args))
         .map(|report| report.map(|report| report.beside(&args.peer)))
         .collect::<Result<Vec<_>, _>>()?;
-    let to_stdout = args.json.as_deref() == Some(Path::new("-"));
-    match &args.json {
-        Some(_) if to_stdout => output::json(&reports)?,
-        Some(file) => {
-            let text = serde_json::to_string_pretty(&reports).unwrap_or_default();
-            write(file, &text)?;
-        }
-        None => {}
-    }
-    if let Some(file) = &args.html {
-        write(file, &report::html(&reports))?;
-    }
-    if !to_stdout {
+    // First what cannot fail: a disk may have become full meanwhile.
+    if to_stdout {
+        output::json(&reports)?;
+    } else {
         reports.iter().for_each(Report::print);
+    }
+    if let Some(destination) = &mut json {
+        destination.write(&serde_json::to_string_pretty(&reports).unwrap_or_default())?;
+    }
+    if let Some(destination) = &mut html {
+        destination.write(&report::html(&reports))?;
     }
     if reports.iter().any(|report| !report.library_active) {
         return Err(Failure::new(
@@ -91,14 +93,43 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
     Ok(if failed || missed { NO } else { 0 })
 }
 
-fn write(file: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(file, text).map_err(|e| {
-        Failure::new(format!(
-            "{} cannot be written: {}",
-            file.display(),
-            said(&e)
-        ))
-    })
+/// A file that a report goes to. It is opened before anything is measured, which takes minutes that nobody should spend on
+/// a report that cannot be written; until then it keeps what is in it.
+struct Destination<'a> {
+    path: &'a Path,
+    file: File,
+}
+
+impl<'a> Destination<'a> {
+    fn open(path: &'a Path) -> Result<Self, Failure> {
+        let mut options = File::options();
+        let opened = options.write(true).create(true).truncate(false).open(path);
+        match opened {
+            Ok(file) => Ok(Self { path, file }),
+            Err(error) => Err(unwritable(path, &error)
+                .next("name a file in a directory that exists, and that you may write")),
+        }
+    }
+
+    /// Puts the report into the file. A pipe or a terminal has no length.
+    fn write(&mut self, text: &str) -> Result<(), Failure> {
+        let is_file = self.file.metadata().is_ok_and(|found| found.is_file());
+        let cut = if is_file {
+            self.file.set_len(0)
+        } else {
+            Ok(())
+        };
+        let written = cut.and_then(|()| self.file.write_all(text.as_bytes()));
+        written.map_err(|error| unwritable(self.path, &error))
+    }
+}
+
+fn unwritable(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::new(format!(
+        "{} cannot be written: {}",
+        path.display(),
+        said(error)
+    ))
 }
 
 fn measure(suite: Suite, dir: &Path, args: &BenchArgs) -> Result<Report, Failure> {

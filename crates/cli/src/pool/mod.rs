@@ -34,6 +34,11 @@ fn failure(file: &Path, error: &Error) -> Failure {
         return Failure::new(format!("{name}: {} ({call})", words(*errno)))
             .next("check the path and its permissions");
     }
+    // Who would follow the advice for a pool might lock others out of a file of theirs.
+    if matches!(error, Error::OpenToOthers { .. }) && !is_pool(file) {
+        return Failure::new(format!("{name}: this is not an Adit pool"))
+            .next("choose another file");
+    }
     let text = error.to_string();
     match text.rsplit_once("; ") {
         Some((what, next)) => Failure::new(format!("{name}: {what}")).next(next),
