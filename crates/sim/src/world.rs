@@ -267,6 +267,36 @@ impl World {
         }
     }
 
+    /// The machine as the next boot, or the next process, finds it after a crash at this instant; `chance` says what of the
+    /// outstanding stores a loss of power keeps.
+    #[must_use]
+    pub fn after(&self, crash: Crash, chance: u64) -> World {
+        let snapshot = {
+            let state = self.lock();
+            Snapshot {
+                point: state.points,
+                cells: state.cells.clone(),
+                disk: state.disk.clone(),
+                history: state.history.clone(),
+                clock: state.clock,
+                boot: state.boot,
+            }
+        };
+        let units = snapshot.units();
+        let nth = mix(chance) % (units.all().len() as u64).max(1);
+        let choice = match (crash, chance % 8) {
+            (Crash::Kill, _) => Choice::Kill,
+            (Crash::Power, 0) => Choice::Nothing,
+            (Crash::Power, 1) => Choice::Everything,
+            (Crash::Power, 2) => Choice::Missing(nth),
+            (Crash::Power, 3) => Choice::Only(nth),
+            (Crash::Power, 4 | 5) => Choice::Sample(nth),
+            (Crash::Power, 6) => Choice::GroupMissing(nth),
+            (Crash::Power, _) => Choice::Torn(nth),
+        };
+        snapshot.crash(choice, &units, chance)
+    }
+
     /// What a judge at this instant would be told.
     pub fn history(&self) -> History {
         self.lock().history.clone()
