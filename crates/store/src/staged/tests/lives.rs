@@ -87,11 +87,10 @@ impl Model {
         };
         match &self.doing {
             None => {}
-            Some(Doing::Change(file, bytes)) => {
-                if crash == Crash::Kill || at_once {
-                    states.push(Self::with(&self.now, *file, bytes));
-                }
+            Some(Doing::Change(file, bytes)) if crash == Crash::Kill || at_once => {
+                states.push(Self::with(&self.now, *file, bytes));
             }
+            Some(Doing::Change(..)) => {}
             Some(Doing::Commit(file)) => states.extend(self.commits(*file)),
             Some(Doing::CommitAll) => states.push(self.now.clone()),
             Some(Doing::InPlace(file, bytes)) => {
@@ -384,7 +383,7 @@ impl Life<'_> {
         if run(&all[doer]) {
             self.model().done(self.at_once());
         } else {
-            self.log(format!("  no space"));
+            self.log("  no space".to_owned());
             self.model().doing = None;
         }
         if step == Step::TakeAway && !group {
