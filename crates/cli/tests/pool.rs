@@ -115,9 +115,10 @@ fn what_is_no_pool_is_refused_by_every_command() {
         let done = finish(adit(["run", "--pool"]).arg(file).arg("true"));
         assert_eq!(done.code(), Some(125), "{file:?}: {done:?}");
     }
-    // None of the attempts removed anything.
+    // None of the attempts removed anything, nor does force what may be anything.
+    assert_eq!(on(["pool", "rm", "--force"], &no_pools[3]).code(), Some(3));
     assert!(no_pools[1..].iter().all(|file| file.exists()));
-    assert_eq!(on(["pool", "rm", "--force"], &no_pools[3]).code(), Some(0));
+    assert_eq!(on(["pool", "rm", "--force"], &no_pools[4]).code(), Some(0));
 }
 
 #[test]

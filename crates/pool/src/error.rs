@@ -60,7 +60,9 @@ pub enum Error {
         what: String,
     },
     /// No chunk is left.
-    #[error("the pool is full ({chunks} chunks); publish staged files or grow the pool")]
+    #[error(
+        "the pool is full ({chunks} chunks); publish staged files, or make room on its file system: it grows by itself"
+    )]
     Full {
         /// Chunks of the pool.
         chunks: u32,

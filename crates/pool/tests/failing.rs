@@ -108,12 +108,14 @@ impl Disk {
         assert!(runs("sync", &["-f", path(&self.mounted)]));
     }
 
-    /// How many records are found in the pool after a loss of power now.
+    /// How many records are found in the pool after a loss of power now, with those that nobody committed: they count no
+    /// more.
     fn records_after_a_cut(&self) -> u64 {
         fs::copy(self.place.join(Self::IMAGE), self.place.join(Self::CUT)).unwrap();
         let pool = self.mount(Self::CUT).unwrap().join("pool");
         let found = PoolFile::open_read_only(&pool).unwrap().scan().unwrap();
-        found.files.iter().map(|file| file.records).sum()
+        let counting: u64 = found.files.iter().map(|file| file.records).sum();
+        counting + found.counts.uncommitted
     }
 }
 

@@ -162,7 +162,7 @@ fn dump(named: &Named) -> Outcome {
 }
 
 /// A pool that cannot be opened holds nothing that could be published: with --force it is removed
-/// like any file, if it is this user's.
+/// like any file, if it is this user's. What never was a pool is not ours to remove.
 fn remove(file: &PathBuf, force: bool) -> Outcome {
     // Only the link would go, and the pool, with all that is staged in it, be taken for removed.
     if file.is_symlink()
@@ -182,6 +182,7 @@ fn remove(file: &PathBuf, force: bool) -> Outcome {
                 _ => failure,
             }
         })?,
+        Err(error @ Error::ForeignMagic { .. }) => return Err(failure(file, &error)),
         Err(error) if force && is_about_the_contents(&error) => std::fs::remove_file(file)?,
         Err(error) if is_about_the_contents(&error) => {
             return Err(failure(file, &error).next("remove it anyway with --force"));

@@ -7,7 +7,9 @@ use rustix::io::Errno;
 #[non_exhaustive]
 pub enum Error {
     /// Neither the pool nor its log has room, and nothing that could be published frees any.
-    #[error("no space is left in the pool; commit and publish staged files, or grow the pool")]
+    #[error(
+        "no space is left in the pool; commit and publish staged files, or make room on its file system: it grows by itself"
+    )]
     NoSpace,
     /// The file would become larger than a file can be.
     #[error("the write ends beyond the largest file")]
