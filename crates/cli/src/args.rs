@@ -241,7 +241,13 @@ pub(crate) enum PoolCommand {
     /// List the records of a pool
     Dump(PoolFile),
     /// Bring back what dead programs left in a pool
-    Recover(PoolFile),
+    Recover {
+        #[command(flatten)]
+        pool: PoolFile,
+        /// Lose what is staged of this file, if it is not there any more; as `recover` has named it. May be repeated
+        #[arg(long, value_name = "PATH")]
+        give_up: Vec<PathBuf>,
+    },
     /// Remove a pool file nobody uses and that holds nothing unpublished
     Rm {
         /// The pool file

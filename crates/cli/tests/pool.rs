@@ -11,6 +11,7 @@ mod common;
 use std::fs::{self, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
 use std::time::Duration;
 
 use adit_pool::PoolFile;
@@ -385,17 +386,52 @@ fn a_pool_is_not_removed_by_a_link_to_it() {
 }
 
 #[test]
-fn a_removed_file_can_be_given_up_by_force_only() {
+fn a_removed_file_can_be_given_up() {
+    let scratch = Scratch::new();
+    let pool = new_pool(&scratch);
+    let [gone, stays] = ["gone", "stays"].map(|name| scratch.file(name, b"base file", 0o600));
+    let ask = |paths: &[&Path]| {
+        let paths = paths.iter().flat_map(|path| [Path::new("--give-up"), path]);
+        finish(adit(["pool", "recover"]).arg(&pool).args(paths))
+    };
+    stage_and_die(&pool, &gone);
+    fs::remove_file(&gone).unwrap();
+    let done = ask(&[]);
+    assert!(
+        done.code() == Some(1) && done.out.contains("STILL IN THE POOL"),
+        "{done:?}"
+    );
+    let how = format!("--give-up {}", gone.display());
+    assert!(done.out.contains(&how), "{done:?}");
+    assert_eq!(on(["pool", "rm"], &pool).code(), Some(3));
+
+    // One that is there is brought up to date, whatever is asked for.
+    stage_and_die(&pool, &stays);
+    let done = ask(&[&stays]);
+    assert!(
+        done.code() == Some(3) && done.err.contains("nothing of it was given up"),
+        "{done:?}"
+    );
+    assert!(fs::read(&stays).unwrap() == expected());
+    assert_eq!(ask(&[&scratch.0.join("never")]).code(), Some(3));
+
+    let done = ask(&[&gone]);
+    assert!(
+        done.code() == Some(0) && done.out.contains("given up: 3 records"),
+        "{done:?}"
+    );
+    assert!(!gone.exists());
+    assert_eq!(ask(&[]).code(), Some(0));
+    assert_eq!(on(["pool", "rm"], &pool).code(), Some(0));
+}
+
+#[test]
+fn what_is_staged_of_a_removed_file_can_be_lost_with_its_pool() {
     let scratch = Scratch::new();
     let pool = new_pool(&scratch);
     let file = scratch.file("file", b"base file", 0o600);
     stage_and_die(&pool, &file);
     fs::remove_file(&file).unwrap();
-    let done = on(["pool", "recover"], &pool);
-    assert!(
-        done.code() == Some(1) && done.out.contains("STILL IN THE POOL"),
-        "{done:?}"
-    );
     assert_eq!(on(["pool", "rm"], &pool).code(), Some(3));
     assert_eq!(on(["pool", "rm", "--force"], &pool).code(), Some(0));
 }

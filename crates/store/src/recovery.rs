@@ -5,6 +5,7 @@
 //! nothing. Two at once do no harm: each file has one publisher at a time, and the second finds nothing left.
 
 use std::cell::RefCell;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -54,12 +55,14 @@ fn recover_if_needed(found: &Found) -> staged::Result<Option<Recovered>> {
 
 /// Recovers with an attachment that the caller has, whatever is left, and waits in the same way: a program that was
 /// killed, or its monitor, may still be about to end, and has its leases until then. `within` is the file system to which
-/// the pool's files belong ([`Places::for_chosen`]).
+/// the pool's files belong ([`Places::for_chosen`]). Of files that are not found, those with the paths `given_up` lose what
+/// is staged of them.
 pub fn recover_with<M: Medium>(
     attachment: &Attachment<M>,
     within: Option<&Within>,
+    given_up: &[PathBuf],
 ) -> staged::Result<Recovered> {
-    let once = || recover_once_with(attachment, within).map(Some);
+    let once = || recover_giving_up(attachment, within, given_up).map(Some);
     Ok(patiently(once)?.unwrap_or_default())
 }
 
@@ -68,9 +71,22 @@ pub(crate) fn recover_once_with<M: Medium>(
     attachment: &Attachment<M>,
     within: Option<&Within>,
 ) -> staged::Result<Recovered> {
+    recover_giving_up(attachment, within, &[])
+}
+
+fn recover_giving_up<M: Medium>(
+    attachment: &Attachment<M>,
+    within: Option<&Within>,
+    given_up: &[PathBuf],
+) -> staged::Result<Recovered> {
     let elsewhere = RefCell::new(Vec::new());
+    let is_given_up = |path: &[u8]| given_up.iter().any(|it| it.as_os_str().as_bytes() == path);
     let mut done = staged::recover(attachment, |name| {
-        let (file, path) = staged::find(name, within)?;
+        let found = staged::find(name, within).map_err(|error| match error {
+            Error::OtherFile(_) if is_given_up(&name.path) => Error::GivenUp,
+            error => error,
+        });
+        let (file, path) = found?;
         if path != name.path {
             elsewhere.borrow_mut().push((name.clone(), path));
         }

@@ -1,6 +1,8 @@
 //! `adit pool recover`: what dead programs staged goes into their files.
 
-use std::path::Path;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 
 use adit_pool::{FileName, PoolFile, Released};
 use adit_store::recovery::{recover_with, walkers};
@@ -18,6 +20,12 @@ struct Published {
     path: String,
     records: u64,
     bytes: u64,
+    /// It was not there, and its bytes are gone: somebody asked for that.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    given_up: bool,
+    /// Whether it is for its user to say what becomes of them.
+    #[serde(skip)]
+    is_missing: bool,
     /// Why its bytes are still in the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     kept: Option<String>,
@@ -34,8 +42,8 @@ struct Report {
     released: Released,
 }
 
-/// Recovers a pool.
-pub(super) fn recover(named: &Named) -> Outcome {
+/// Recovers a pool; of files that are not there any more those that are given up lose what is staged of them.
+pub(super) fn recover(named: &Named, give_up: &[PathBuf]) -> Outcome {
     let path = named.file.as_path();
     let fail = |error: adit_pool::Error| failure(path, &error);
     // Its place is told by where it lies, not by the link or the directory from which it was named.
@@ -45,10 +53,11 @@ pub(super) fn recover(named: &Named) -> Outcome {
     let file = PoolFile::open(path).map_err(fail)?;
     file.pool().walk_with(walkers());
     let attachment = file.attach().map_err(fail)?;
-    let recovered = recover_with(&attachment, within.as_ref()).map_err(|error| match &error {
-        Error::Pool(error) => failure(path, error),
-        error => Failure::new(format!("{}: {error}", path.display())),
-    })?;
+    let recovered =
+        recover_with(&attachment, within.as_ref(), give_up).map_err(|error| match &error {
+            Error::Pool(error) => failure(path, error),
+            error => Failure::new(format!("{}: {error}", path.display())),
+        })?;
     file.detach(attachment).map_err(fail)?;
     let report = report(recovered);
     if named.json {
@@ -57,7 +66,30 @@ pub(super) fn recover(named: &Named) -> Outcome {
         print(path, &report);
     }
     let kept = report.files.iter().any(|each| each.kept.is_some());
+    if let Some(not_there) = give_up.iter().find(|path| !report.has_given_up(path)) {
+        return Err(Failure::new(format!(
+            "{}: nothing of it was given up: no file that is not there has this path in {}",
+            not_there.display(),
+            path.display()
+        ))
+        .next("give the path as this command names it"));
+    }
     Ok(if kept || report.rejected > 0 { NO } else { 0 })
+}
+
+/// Whether bytes wait for a file of which there is not even the path any more.
+fn is_nowhere(name: &FileName, reason: &Error) -> bool {
+    let path = Path::new(OsStr::from_bytes(&name.path));
+    matches!(reason, Error::OtherFile(_)) && path.symlink_metadata().is_err()
+}
+
+impl Report {
+    fn has_given_up(&self, path: &Path) -> bool {
+        let path = show::printable(path.as_os_str().as_bytes());
+        self.files
+            .iter()
+            .any(|file| file.given_up && file.path == path)
+    }
 }
 
 fn copy_of(path: &Path, original: &Path) -> Failure {
@@ -75,12 +107,19 @@ fn report(recovered: Recovered) -> Report {
         path: show::path(&each.name),
         records: each.records,
         bytes: each.bytes,
+        given_up: each.given_up,
+        is_missing: false,
         kept: None,
     });
     let kept = recovered.kept.iter().map(|each| Published {
         path: path(each.name.as_ref()),
         records: each.records,
         bytes: 0,
+        given_up: false,
+        is_missing: each
+            .name
+            .as_ref()
+            .is_some_and(|name| is_nowhere(name, &each.reason)),
         kept: Some(match &each.reason {
             Error::Base(errno) => format!("its file: {}", words(*errno)),
             reason => reason.to_string(),
@@ -90,6 +129,8 @@ fn report(recovered: Recovered) -> Report {
         path: path(name.as_ref()),
         records: *records,
         bytes: 0,
+        given_up: false,
+        is_missing: false,
         kept: Some("a living program is writing it; it publishes itself".to_owned()),
     });
     Report {
@@ -103,6 +144,7 @@ fn report(recovered: Recovered) -> Report {
 fn print(path: &Path, report: &Report) {
     for file in &report.files {
         match &file.kept {
+            None if file.given_up => println!("{}: given up: {} records", file.path, file.records),
             None => println!(
                 "{}: {} records, {}",
                 file.path,
@@ -112,11 +154,22 @@ fn print(path: &Path, report: &Report) {
             Some(why) => println!("{}: STILL IN THE POOL: {why}", file.path),
         }
     }
+    if let Some(missing) = report.files.iter().find(|file| file.is_missing) {
+        println!(
+            "next: put the file back where it was, or lose what is staged of it: adit pool recover {} --give-up {}",
+            path.display(),
+            missing.path
+        );
+    }
     let released = &report.released;
     println!(
         "{}: {} files recovered, {} attachments of dead programs cleared, {} chunks freed",
         path.display(),
-        report.files.iter().filter(|f| f.kept.is_none()).count(),
+        report
+            .files
+            .iter()
+            .filter(|f| f.kept.is_none() && !f.given_up)
+            .count(),
         released.slots,
         released.chunks
     );

@@ -140,7 +140,12 @@ pub(super) fn dump(file: &Path, dump: &Dump) {
 
 /// A path from a pool, which may hold anything, for a terminal.
 pub(super) fn path(name: &FileName) -> String {
-    let text = String::from_utf8_lossy(&name.path);
+    printable(&name.path)
+}
+
+/// A path for a terminal.
+pub(super) fn printable(path: &[u8]) -> String {
+    let text = String::from_utf8_lossy(path);
     text.chars()
         .map(|c| if c.is_control() { '?' } else { c })
         .collect()

@@ -42,6 +42,9 @@ pub enum Error {
     /// The file that the bytes belong to is not where it was; they stay in the pool.
     #[error("{0}")]
     OtherFile(&'static str),
+    /// The file is not where it was, and whoever recovers wants no bytes kept for it.
+    #[error("the file is given up")]
+    GivenUp,
     /// Somebody has the directory of the file locked, whose rights have to be changed to open it.
     #[error("the file cannot be opened as it is, and its directory is locked by somebody")]
     DirectoryLocked,
@@ -62,7 +65,7 @@ impl Error {
             Self::TooLarge => Errno::FBIG,
             Self::AlreadyOpen | Self::Shared => Errno::BUSY,
             Self::Publishing { .. } | Self::Contended | Self::DirectoryLocked => Errno::AGAIN,
-            Self::Taken | Self::OtherFile(_) => Errno::STALE,
+            Self::Taken | Self::OtherFile(_) | Self::GivenUp => Errno::STALE,
             Self::Fault => Errno::FAULT,
             Self::Apart => Errno::XDEV,
             Self::Base(errno) => *errno,

@@ -6,9 +6,11 @@
 //! Nothing is thrown away: what cannot be published, for lack of its file or by the file's own error,
 //! stays in the pool and is reported. An interrupted recovery is begun again.
 
+use std::sync::Arc;
+
 use adit_pmem::{BaseFile, Medium};
 use adit_pool::{
-    Attachment, FileGuard, FileName, RecoveredFile, Recovery, Rejection, Released, SHARED,
+    Attachment, FileGuard, FileName, Pool, RecoveredFile, Recovery, Rejection, Released, SHARED,
 };
 
 use super::claim::{Claim, bury_claims, is_relinking};
@@ -48,6 +50,8 @@ pub struct Restored {
     pub records: u64,
     /// Bytes written to it.
     pub bytes: u64,
+    /// It was not there, and was given up with all that was staged of it.
+    pub given_up: bool,
 }
 
 /// What a recovery did.
@@ -82,7 +86,7 @@ impl Recovered {
 
 /// Publishes what dead attachments left, ends the staging of these files, and gives back what the dead
 /// held. `open` finds a file by its handle (the path is a hint, never enough): [`super::open_by_name`],
-/// or whatever description of it the caller has.
+/// or whatever description of it the caller has. Where it says [`Error::GivenUp`], the file's records are dropped.
 ///
 /// Files of living attachments are theirs and left alone. Memory: what the log itself needs to be
 /// walked, and the operations of one file at a time. Files are made durable one by one, and their records retired for many
@@ -223,7 +227,10 @@ fn replay<'a, M: Medium, B: BaseFile>(
         Some(name) => name,
         None => &pool.file_name(file.file())?,
     };
-    let base = open(name)?;
+    let base = match open(name) {
+        Err(Error::GivenUp) => None,
+        opened => Some(opened?),
+    };
     let mut guard = attachment.lock_file(file.file())?;
     let mut claim = Claim::take(attachment, &guard)?;
     // What went to the file may have gone since it was found.
@@ -237,15 +244,10 @@ fn replay<'a, M: Medium, B: BaseFile>(
     let last = last?;
     let again = again.transpose()?;
     let found = again.as_ref().unwrap_or(found);
-    let ops = found
-        .records(pool, file.file())
-        .map(|replay| replay.map(|replay| replay.op))
-        .collect::<adit_pool::Result<Vec<_>>>()?;
-    let plan = Overlay::of(base.size()?, ops);
     let before = *done;
-    let mut fold = Fold::new(pool, &base, *done);
-    fold.run(&plan, pool.modified(file.file())?, None)?;
-    *done = fold.done;
+    if let Some(base) = &base {
+        *done = bring_up_to_date(pool, found, file, base, before)?;
+    }
     if let Some(mut guard) = guard {
         guard.retire(last)?;
         claim.end_relinking(&guard)?;
@@ -254,6 +256,7 @@ fn replay<'a, M: Medium, B: BaseFile>(
         name: name.clone(),
         records: file.records,
         bytes: done.copied - before.copied,
+        given_up: base.is_none(),
     };
     Ok(Replayed {
         file,
@@ -262,6 +265,24 @@ fn replay<'a, M: Medium, B: BaseFile>(
         shared: pool.version(file.file())? & SHARED != 0,
         restored,
     })
+}
+
+/// Writes to a file what was staged of it, durably.
+fn bring_up_to_date<M: Medium, B: BaseFile>(
+    pool: &Arc<Pool<M>>,
+    found: &Recovery,
+    file: &RecoveredFile,
+    base: &B,
+    done: Published,
+) -> Result<Published> {
+    let ops = found
+        .records(pool, file.file())
+        .map(|replay| replay.map(|replay| replay.op))
+        .collect::<adit_pool::Result<Vec<_>>>()?;
+    let plan = Overlay::of(base.size()?, ops);
+    let mut fold = Fold::new(pool, base, done);
+    fold.run(&plan, pool.modified(file.file())?, None)?;
+    Ok(fold.done)
 }
 
 /// Commits what the dead left uncommitted in this boot. Returns up to which record to retire; [`Error::Contended`] when
