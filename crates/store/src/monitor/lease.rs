@@ -315,6 +315,8 @@ mod tests {
         command.args([role, "--exact", "--ignored", "--nocapture"]);
         command.env("ADIT_TEST_HELPER", "1");
         command.stdin(std::os::fd::OwnedFd::from(theirs));
+        // It says that it is one test, and that all is well.
+        command.stdout(std::process::Stdio::null());
         let status = testing::spawn(&mut command).wait().expect("its status");
         assert!(status.success());
         let ours = crate::registry::sys::borrow(std::os::fd::AsRawFd::as_raw_fd(&ours));
