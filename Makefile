@@ -93,8 +93,7 @@ test-cargo:
 	$(call limit,900) $(CARGO) test --locked --workspace --no-run
 	RUST_TEST_THREADS=$$(($$(nproc) + 2)) $(call limit,1500) $(CARGO) test --locked --workspace --no-fail-fast
 
-# What these two do keeps one processor busy. (Beside the tests above they cost more than they take: what is traced there
-# takes five times as long then.)
+# What these two do keeps one processor busy.
 .PHONY: test-random
 test-random:
 	$(call limit,900) $(MAKE) --no-print-directory --jobs=2 --output-sync test-oracle test-torture
