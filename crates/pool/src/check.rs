@@ -381,6 +381,7 @@ impl fmt::Display for Rejection {
             Self::Duplicate => write!(f, "another record has its file and sequence number"),
             Self::Nonsense { what } => write!(f, "impossible: {what}"),
             Self::DataMismatch => write!(f, "the staged bytes have another CRC"),
+            Self::DataGone => write!(f, "the chunk of its staged bytes holds no data"),
             Self::BrokenChain { missing } => {
                 write!(f, "commits a record that is missing, number {missing}")
             }

@@ -44,7 +44,7 @@ const AT_A_TIME: usize = 64;
 pub enum Rejection {
     /// The last line of a log, cut off while it was written.
     Torn,
-    /// The staged bytes do not have the CRC that the record gives, and nothing says that they were ever durable: a
+    /// The staged bytes are not those of the record, and nothing says that they were ever durable: a
     /// power cut came before anybody was told of them.
     TornData,
     /// One bit is wrong, and which one is known: the record counts as it was.
@@ -65,6 +65,8 @@ pub enum Rejection {
     },
     /// The staged bytes do not have the CRC that the record gives, though they were durable once, or no power was cut.
     DataMismatch,
+    /// The chunk of its staged bytes holds no data, though they were durable once, or no power was cut.
+    DataGone,
     /// A commit record whose chain is broken: a record that it covers is missing.
     BrokenChain {
         /// Sequence number of the missing record.

@@ -141,7 +141,10 @@ impl<M: Medium> Pool<M> {
                 Some((_, Rejection::DataMismatch)) if found.items[*i].seq <= handed_over => {
                     complete.push(*i);
                 }
-                Some((_, Rejection::DataMismatch)) if self.was_cut_off(&sound, nth, found) => {
+                // Who found it without its bytes before, and was cut off himself, may have given their space back.
+                Some((_, Rejection::DataMismatch | Rejection::DataGone))
+                    if self.was_cut_off(&sound, nth, found) =>
+                {
                     found.reject(place(&found.items[*i]), Rejection::TornData);
                 }
                 Some((_, reason)) => found.reject(place(&found.items[*i]), reason),
@@ -256,9 +259,8 @@ impl<M: Medium> Pool<M> {
                 .geometry()
                 .record(item.place.chunk, item.place.position);
             let (start, len) = (record.pool_offset, record.len);
-            if let Err(what) = self.sense_extent(start, u64::from(len))? {
-                let what = what.to_owned();
-                found.reject(at, Rejection::Nonsense { what });
+            if let Err(reason) = self.sense_extent(start, u64::from(len))? {
+                found.reject(at, reason);
                 continue;
             }
             found.items[i].state = State::Live;
@@ -338,10 +340,8 @@ impl<M: Medium> Pool<M> {
             return Ok(Ok(()));
         }
         let record = self.found_record(item.place)?;
-        if let Err(what) = self.sense_extent(record.pool_offset, u64::from(record.len))? {
-            return Ok(Err(Rejection::Nonsense {
-                what: what.to_owned(),
-            }));
+        if let Err(reason) = self.sense_extent(record.pool_offset, u64::from(record.len))? {
+            return Ok(Err(reason));
         }
         if record.flags & Record::DATA_CRC != 0
             && item.seq > sealed
@@ -477,16 +477,21 @@ fn standing(items: &[Item], retired: u64) -> Vec<bool> {
     stands
 }
 
-/// Whether a loss of power may have kept a record without what it names: it was written where a fence is a kernel sync,
-/// which it says itself, as the pool may lie on another medium by now, and none of the records of the file behind it says
-/// that it was durable. What commits says so of all before it, unless it is chained to the record before; but a record's
-/// own commit became durable with it.
+/// Whether a loss of power may have kept a record without what it names. `rest` are the records of its file behind it.
 fn may_be_cut_off<'a>(item: &Item, rest: impl Iterator<Item = &'a Item>) -> bool {
+    if item.flags & Record::PAGED != 0 {
+        may_wait_for_a_sync(item, rest)
+    } else {
+        item.flags & Record::DATA_CRC != 0 && is_last_of_its_boot(item, rest)
+    }
+}
+
+/// Whether a record written where a fence is a kernel sync, which it says itself, as the pool may lie on another medium by
+/// now, is followed by none that says that it was durable. What commits says so of all before it, unless it is chained to
+/// the record before; but a record's own commit became durable with it.
+fn may_wait_for_a_sync<'a>(item: &Item, rest: impl Iterator<Item = &'a Item>) -> bool {
     let by_itself =
         |item: &Item| item.flags & Record::COMMITTED != 0 || item.kind == RecordKind::Commit;
-    if item.flags & Record::PAGED == 0 {
-        return false;
-    }
     let own = usize::from(!by_itself(item));
     let mut later = rest.filter(|later| by_itself(later)).skip(own);
     let mut seen = 0;
@@ -494,6 +499,17 @@ fn may_be_cut_off<'a>(item: &Item, rest: impl Iterator<Item = &'a Item>) -> bool
         seen += 1;
         seen <= AT_A_TIME && later.flags & Record::CHAINED != 0
     })
+}
+
+/// Whether a record that shares one fence with its bytes, as short ones do in memory, is the last that was written with
+/// that fence: who writes the next one of the file holds its lock, which is not given up before the fence. The members of
+/// a group have theirs in common with its end.
+fn is_last_of_its_boot<'a>(item: &Item, rest: impl Iterator<Item = &'a Item>) -> bool {
+    let mut later = rest.filter(|later| later.boot == item.boot);
+    if item.is_member() {
+        later.find(|later| !later.is_member());
+    }
+    later.next().is_none()
 }
 
 /// The records that the commit at `commit` covers: down the chain to the commit before it, or to where

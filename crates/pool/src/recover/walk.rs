@@ -248,21 +248,25 @@ impl<M: Medium> Pool<M> {
         Ok(kind)
     }
 
-    pub(crate) fn sense_extent(&self, offset: u64, len: u64) -> Result<Result<(), &'static str>> {
+    pub(crate) fn sense_extent(&self, offset: u64, len: u64) -> Result<Result<(), Rejection>> {
+        let impossible = |what: &str| {
+            let what = what.to_owned();
+            Ok(Err(Rejection::Nonsense { what }))
+        };
         let geometry = self.geometry();
         let inside = offset & (geometry.chunk_size() - 1);
         if len == 0 || len > geometry.chunk_size() - inside || !offset.is_multiple_of(64) {
-            return Ok(Err("no such extent"));
+            return impossible("no such extent");
         }
         let chunk = offset >> geometry.chunk_shift;
         if chunk < u64::from(geometry.header_chunks()) || chunk >= u64::from(self.chunk_count()?) {
-            return Ok(Err("extent outside the data chunks"));
+            return impossible("extent outside the data chunks");
         }
         match self.chunk_word(chunk as u32)? {
             // A damaged word says nothing against the data.
             None => Ok(Ok(())),
             Some(word) if word.kind == ChunkKind::Data => Ok(Ok(())),
-            Some(_) => Ok(Err("extent in a chunk that holds no data")),
+            Some(_) => Ok(Err(Rejection::DataGone)),
         }
     }
 

@@ -59,6 +59,7 @@ fn survives(config: &Config, result: std::result::Result<Report, Box<Failure>>) 
 fn recover(world: &World) -> std::result::Result<Vec<u8>, String> {
     let pool = open_world(world).map_err(|e| format!("open: {e}"))?;
     let a = pool.attach().map_err(|e| format!("attach: {e}"))?;
+    nothing_is_damaged(&a)?;
     publish_to_base(&a).map_err(|e| format!("publish: {e}"))?;
     world.judging();
     let base = read_base(pool.medium()).map_err(|e| e.to_string())?;
@@ -77,6 +78,20 @@ fn recover(world: &World) -> std::result::Result<Vec<u8>, String> {
     }
     usable(&pool, &a).map_err(|e| format!("the pool does not work afterwards: {e}"))?;
     Ok(base)
+}
+
+/// A crash damages nothing: what it left of a line, or of a line's bytes, was cut off. Where nothing orders lines, behind a
+/// page cache, whole ones may lie behind one that is torn. One that lacks a bit alone counts.
+fn nothing_is_damaged(a: &Attachment<SimMedium>) -> std::result::Result<(), String> {
+    use adit_pool::Rejection::{BitFlip, Torn, TornData, Unreadable};
+    let is_cut_off = |line: &adit_pool::Rejected| {
+        matches!(line.reason, Torn | TornData | Unreadable | BitFlip { .. })
+    };
+    let rejected = a.recovery().map_or(&[][..], |found| &found.rejected);
+    match rejected.iter().find(|line| !is_cut_off(line)) {
+        Some(line) => Err(format!("called damaged: {line:?}")),
+        None => Ok(()),
+    }
 }
 
 /// All of the pool can be allocated, and a record written and found.
