@@ -66,6 +66,7 @@ pub(super) fn tell<M: Medium, B: BaseFile>(
 pub(super) fn recovered(world: &World, boot: BootId) -> Result<Vec<u8>, String> {
     let pool = open_pool(world.medium(), boot).map_err(|e| format!("open: {e}"))?;
     let attachment = pool.attach().map_err(|e| format!("attach: {e}"))?;
+    nothing_is_damaged(&attachment)?;
     let find = |name: &FileName| {
         let handle = u64::from_le_bytes(name.handle[..8].try_into().expect("handle"));
         world.open_by_handle(handle).map_err(Error::from)

@@ -161,6 +161,7 @@ fn find(world: &World, name: &FileName) -> super::Result<SimFile> {
 fn recovered<M: Medium>(world: &World, medium: M) -> Result<Contents, String> {
     let pool = open_pool(medium, boot_of(world)).map_err(|e| format!("open: {e}"))?;
     let attachment = pool.attach().map_err(|e| format!("attach: {e}"))?;
+    nothing_is_damaged(&attachment)?;
     let find = |name: &FileName| find(world, name);
     let report = recover(&attachment, find).map_err(|e| format!("recover: {e}"))?;
     world.judging();

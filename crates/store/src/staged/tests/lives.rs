@@ -460,17 +460,7 @@ fn found(world: &World, case: Case) -> Result<Contents, String> {
         let file = world.open_by_handle(handle)?;
         Ok(SimBase::File(file, case.can))
     };
-    // A line that is torn where others behind it are whole is told to be unreadable: behind a page cache nothing orders them.
-    let damaged = |line: &adit_pool::Rejected| {
-        use adit_pool::Rejection::{Torn, TornData, Unreadable};
-        !matches!(line.reason, Torn | TornData | Unreadable)
-    };
-    let rejected = attachment
-        .recovery()
-        .map_or(&[][..], |found| &found.rejected);
-    if let Some(line) = rejected.iter().find(|line| damaged(line)) {
-        return Err(format!("rejected {line:?}"));
-    }
+    nothing_is_damaged(&attachment)?;
     let report = recover(&attachment, find).map_err(|e| format!("recover: {e}"))?;
     if let Some(kept) = report.kept.first() {
         return Err(format!("kept: {}", kept.reason));

@@ -329,6 +329,21 @@ fn states(steps: &[Step]) -> Vec<Vec<u8>> {
     all
 }
 
+/// A crash damages nothing: what it left of a line, or of a line's bytes, was cut off. A torn line is told to be unreadable
+/// where others behind it are whole: behind a page cache nothing orders them. One that lacks a bit alone counts.
+fn nothing_is_damaged<M: Medium>(attachment: &adit_pool::Attachment<M>) -> Result<(), String> {
+    use adit_pool::Rejection::{BitFlip, Torn, TornData, Unreadable};
+    let is_cut_off = |line: &adit_pool::Rejected| {
+        matches!(line.reason, Torn | TornData | Unreadable | BitFlip { .. })
+    };
+    let found = attachment.recovery();
+    let rejected = found.map_or(&[][..], |found| &found.rejected);
+    match rejected.iter().find(|line| !is_cut_off(line)) {
+        Some(line) => Err(format!("called damaged: {line:?}")),
+        None => Ok(()),
+    }
+}
+
 fn contents(base: &impl BaseFile) -> Result<Vec<u8>, Errno> {
     let mut bytes = vec![0; base.size()? as usize];
     let read = base.read_at(0, &mut bytes)?;
