@@ -3,8 +3,8 @@
 #   make demo                  real programs plainly and under Adit, every byte compared
 #   make test                  everything that needs no privilege
 #   make lab                   real programs and the crates' own tests on tmpfs, ext4, XFS and btrfs, blocks relinked,
-#                              short sequences cut off and snapshots recovered there, and DAX in a virtual machine,
-#                              with power cuts: root, loop devices, packages
+#                              short sequences cut off, snapshots recovered and the power of databases cut there, and
+#                              DAX in a virtual machine, with power cuts: root, loop devices, packages
 #   make enumerate             the crash enumerators alone, with the number of states that they tried in each mode
 #   make lab-dax               all tests and programs on DAX in the virtual machine, which takes two hours
 #   make lab-cuts CUTS=150     so many power cuts with another boot after each, in mode posix and in mode strict
@@ -140,7 +140,7 @@ lab-disks: release
 	$(call limit,900) $(CARGO) build --locked --workspace
 	$(call limit,900) $(CARGO) build --locked --workspace --examples
 	$(call limit,900) $(CARGO) test --locked --workspace --no-run
-	$(call limit,1500) $(MAKE) --no-print-directory --jobs=2 --output-sync=target lab-suite lab-relink lab-sequences lab-snapshots
+	$(call limit,1500) $(MAKE) --no-print-directory --jobs=2 --output-sync=target lab-suite lab-relink lab-sequences lab-databases lab-snapshots
 
 # The tests that `make test` runs in memory and beside the build, on the media of loop devices.
 .PHONY: lab-suite
@@ -165,6 +165,12 @@ lab-sequences: release
 .PHONY: lab-snapshots
 lab-snapshots: release
 	@$(call limit,300) sh -c 'lab/snapshots --bin $(RELEASE) --plant && lab/snapshots --bin $(RELEASE)' || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/snapshots was skipped"; }
+
+# Clones of disks that databases write to, taken at one instant, recovered beside them and looked at by plain databases.
+DATABASES := lab/databases --bin $(RELEASE)
+.PHONY: lab-databases
+lab-databases: release
+	@$(call limit,600) sh -c '$(DATABASES) --plant && $(DATABASES) --cuts 2 --media ext4 --modes strict && $(DATABASES) --cuts 2 --media xfs --modes atomic' || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/databases was skipped"; }
 
 # Of the crates' own tests and the cases of real programs what an emulated processor does in a minute or two; `make
 # lab-dax` runs them all.

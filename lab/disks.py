@@ -1,5 +1,6 @@
 """Disks that are files: a file system on each, and a power cut as a clone of one."""
 
+import contextlib
 import fcntl
 import os
 import subprocess
@@ -63,6 +64,30 @@ class Medium:
         by = holders(self.where)
         subprocess.run(["umount", "-l", str(self.where)], check=False)
         raise Failure(f"{self.where} stays busy: {by}")
+
+
+@contextlib.contextmanager
+def mounted_beside(image, name):
+    """A copy of a disk that may be mounted itself. It is another file system then, and what programs left in it are those of
+    another boot."""
+    place = image.with_name("copy")
+    place.mkdir()
+    # XFS refuses a second one with the same name otherwise.
+    tool(["mount", "-o", "loop,nouuid" if name == "xfs" else "loop", str(image), str(place)])
+    try:
+        yield place
+    finally:
+        tool(["umount", str(place)])
+        place.rmdir()
+
+
+def monitor_has_gone(run):
+    """Waits for the monitor of a runtime directory, who has a file system in use."""
+    end = time.monotonic() + 20
+    while any(str(run) in line for line in tool(["ps", "-eo", "args"]).splitlines() if "adit monitor" in line):
+        if time.monotonic() > end:
+            raise Failure("the monitor stays")
+        time.sleep(0.05)
 
 
 def must_be_whole(make, image):

@@ -1,6 +1,7 @@
 // Exercises a LevelDB database and checks what it holds; prints only what must be equal in every run.
 //
 //   level fill|overwrite|verify DB COUNT    level acknowledge DB COUNT    level check DB <acknowledged
+//   level commit DB COUNT [sync]            level committed DB
 
 #include <leveldb/db.h>
 #include <leveldb/write_batch.h>
@@ -96,11 +97,47 @@ void Check(leveldb::DB* db) {
   if (lost) exit(1);
 }
 
+// Batch N: three keys of some length, and the number of the last batch.
+void Commit(leveldb::DB* db, int count, bool sync) {
+  leveldb::WriteOptions options;
+  options.sync = sync;
+  for (int i = 1; i <= count; i++) {
+    leveldb::WriteBatch batch;
+    for (int part = 0; part < 3; part++) batch.Put(Key(i) + "." + std::to_string(part), Value(i, part));
+    batch.Put("last", std::to_string(i));
+    Must(db->Write(options, &batch));
+    printf("%d\n", i);
+    fflush(stdout);
+  }
+}
+
+// The number of the last batch, if all batches up to it are whole, and there is no other.
+void Committed(leveldb::DB* db) {
+  leveldb::ReadOptions options;
+  options.verify_checksums = true;
+  std::string value;
+  int last = db->Get(options, "last", &value).ok() ? std::stoi(value) : 0;
+  int found = 0;
+  std::unique_ptr<leveldb::Iterator> it(db->NewIterator(options));
+  for (it->Seek("key"); it->Valid() && it->key().starts_with("key"); it->Next(), found++) {
+    int i = found / 3 + 1, part = found % 3;
+    if (it->key().ToString() == Key(i) + "." + std::to_string(part) && it->value().ToString() == Value(i, part)) continue;
+    printf("%s is in the place of part %d of batch %d\n", it->key().ToString().c_str(), part, i);
+    exit(1);
+  }
+  Must(it->status());
+  if (found != 3 * last) {
+    printf("%d keys after %d batches\n", found, last);
+    exit(1);
+  }
+  printf("%d\n", last);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    fprintf(stderr, "usage: level fill|overwrite|verify|acknowledge|check DB [COUNT]\n");
+    fprintf(stderr, "usage: level fill|overwrite|verify|acknowledge|check|commit|committed DB [COUNT] [sync]\n");
     return 2;
   }
   std::string command = argv[1];
@@ -118,5 +155,7 @@ int main(int argc, char** argv) {
   if (command == "verify") Verify(db.get(), count);
   if (command == "acknowledge") Acknowledge(db.get(), count);
   if (command == "check") Check(db.get());
+  if (command == "commit") Commit(db.get(), count, argc > 4 && std::string(argv[4]) == "sync");
+  if (command == "committed") Committed(db.get());
   return 0;
 }

@@ -596,15 +596,37 @@ pub(crate) fn before_holes_somewhere() {
     }
 }
 
-/// Before the file of `fd` is mapped: the mapping shows what the kernel has.
+/// Before the file of `fd` is mapped: the mapping shows what the kernel has. Who asks for `MAP_SYNC` asks whether the file
+/// can be mapped like this at all, as databases do of their logs: where it cannot, it stays as it is.
 pub(crate) extern "C" fn before_mapping(
     _address: usize,
-    _len: usize,
-    _protection: c_int,
-    _flags: c_int,
+    len: usize,
+    protection: c_int,
+    flags: c_int,
     fd: c_int,
+    offset: i64,
 ) -> c_int {
-    refusal(unstage(fd))
+    let mapped = if flags & libc::MAP_SYNC == 0 {
+        Ok(())
+    } else {
+        can_be_mapped(len, protection, flags, fd, offset)
+    };
+    refusal(mapped.and_then(|()| unstage(fd)))
+}
+
+/// Whether the kernel maps a file like this, somewhere.
+fn can_be_mapped(
+    len: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> Result<(), c_int> {
+    let flags = flags & !(libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE);
+    let (protection, flags) = (protection as usize, flags as usize);
+    let address = sys::mmap(0, len, protection, flags, fd as usize, offset as usize)?;
+    let _ = sys::munmap(address, len);
+    Ok(())
 }
 
 /// Before `madvise(address, len, advice)`, which may punch a hole into the file that is mapped there.

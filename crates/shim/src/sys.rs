@@ -98,6 +98,8 @@ calls! {
     gettid = SYS_gettid();
     sched_yield = SYS_sched_yield();
     mprotect = SYS_mprotect(start, len, protection);
+    mmap = SYS_mmap(start, len, protection, flags, fd, offset);
+    munmap = SYS_munmap(start, len);
     sendfile = SYS_sendfile(to, from, from_at, len);
     copy_file_range = SYS_copy_file_range(from, from_at, to, to_at, len, flags);
     memfd_create = SYS_memfd_create(name, flags);

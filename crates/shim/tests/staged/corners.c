@@ -54,6 +54,17 @@ static void nothing(void) {
     say("no byte", read(fd, &byte, 0));
 }
 
+// A mapping that stores reach the medium through, and one that no file has. A file that is not on a medium of that kind is
+// not mapped.
+static void mapped(void) {
+    char *all = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
+    say("all", all == MAP_FAILED ? -1 : 0);
+    char *odd = mmap(NULL, 4096, PROT_READ, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 77);
+    say("odd", odd == MAP_FAILED ? -1 : 0);
+    say("write", write(fd, "more\n", 5));
+    if (all != MAP_FAILED) say("same", memcmp(all, "before\nmore\n", 12));
+}
+
 // Messages without descriptors in them.
 static void messages(void) {
     int ends[2];
@@ -442,6 +453,7 @@ int main(int count, char **args) {
     if (fd < 0) return perror("open"), 1;
     if (!on_a_stack) say("write", write(fd, "before\n", 7));
     if (!strcmp(args[1], "nothing")) nothing();
+    if (!strcmp(args[1], "mapped")) mapped();
     if (!strcmp(args[1], "messages")) messages();
     if (!strcmp(args[1], "flags")) flags();
     if (!strcmp(args[1], "names")) names();

@@ -43,6 +43,13 @@ fn what_moves_nothing_leaves_a_file_staged() {
     agree("nothing", "nothing", true);
 }
 
+/// A database that asks whether its log can be mapped, and is refused, writes to a staged file.
+#[test]
+fn who_is_refused_a_mapping_leaves_a_file_staged() {
+    let is_dax = scratch::medium() == adit_pmem::MediumKind::Dax;
+    agree("mapped", "mapped", !is_dax);
+}
+
 #[test]
 fn messages_without_descriptors_leave_a_file_staged() {
     agree("messages", "messages", true);
