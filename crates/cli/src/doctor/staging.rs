@@ -30,6 +30,15 @@ pub(crate) fn obstacle(dir: &Path, found: &detect::Report, probes: &[Probe]) -> 
     if found.detected.kind == MediumKind::Other {
         return None;
     }
+    if let Some(mount) = found.mount.as_ref().filter(|mount| is_read_only(mount)) {
+        return because(
+            "the file system is mounted read-only, and no pool can be on it",
+            format!(
+                "mount it for writing: mount -o remount,rw {}",
+                mount.mount_point
+            ),
+        );
+    }
     let refused = |name: &str| {
         probes
             .iter()
@@ -57,6 +66,11 @@ pub(crate) fn obstacle(dir: &Path, found: &detect::Report, probes: &[Probe]) -> 
             .map(|mount| Path::new(&mount.mount_point));
         nowhere(dir, found.detected.kind, mount)
     })
+}
+
+/// Of the mount's options, or of the file system's.
+fn is_read_only(mount: &detect::Mount) -> bool {
+    mount.options.iter().any(|option| option == "ro")
 }
 
 /// The limits under which no monitor is started, or a program stages nothing.
@@ -162,6 +176,23 @@ mod tests {
         assert!(!can_be_made(&place, own + 1, |_| true));
         assert!(!can_be_made(Path::new("/proc/adit"), own, |_| false));
         std::fs::remove_dir_all(&room).unwrap();
+    }
+
+    #[test]
+    fn a_mount_that_is_read_only_is_named() {
+        let mut found = detect::Report::of(&std::env::temp_dir(), detect::Probe::Look).unwrap();
+        let mount = found.mount.as_mut().unwrap();
+        mount.options = ["relatime", "errors=remount-ro", "ro"]
+            .map(Into::into)
+            .to_vec();
+        let told = obstacle(Path::new("/tmp"), &found, &[]).unwrap();
+        assert!(
+            told.why.contains("read-only") && told.next.contains("remount,rw"),
+            "{told:?}"
+        );
+        found.mount.as_mut().unwrap().options.pop();
+        let others = obstacle(Path::new("/tmp"), &found, &[]);
+        assert!(others.is_none_or(|other| !other.why.contains("read-only")));
     }
 
     #[test]
