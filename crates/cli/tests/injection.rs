@@ -251,6 +251,31 @@ fn any_call_of_it_fails(dead: &Dead) {
     });
 }
 
+/// What could not be written may look as if it were: it is read from the medium again before it is written once more.
+#[test]
+fn a_failed_sync_leaves_nothing_in_the_cache() {
+    if !has_strace() {
+        return;
+    }
+    let dead = Dead::new(Scratch::new());
+    let command = dead.command(&["pool", "recover", dead.pool.to_str().unwrap()]);
+    let done = dead.traced(&command, Some("fsync:error=EIO"));
+    assert_ne!(done.code(), Some(0), "{done:?}");
+    let trace = dead.trace();
+    let numbers = |call: &str, and: &str| -> Vec<String> {
+        let calls = trace.lines().filter(|line| line.contains(and));
+        let numbers = calls.filter_map(|line| line.split_once(call)?.1.split_once([',', ')']));
+        numbers.map(|(number, _)| number.to_owned()).collect()
+    };
+    let failed = numbers(" fsync(", "(INJECTED)");
+    let forgotten = numbers(" fadvise64(", ", 0, 0, POSIX_FADV_DONTNEED) = 0");
+    assert!(!failed.is_empty() && !forgotten.is_empty(), "{trace}");
+    assert!(forgotten.iter().all(|number| failed.contains(number)));
+    let again = on(["pool", "recover"], &dead.pool);
+    assert_eq!(again.code(), Some(0), "{again:?}");
+    assert!(dead.is_recovered());
+}
+
 /// A program runs all the same, unless it is its own start that fails.
 #[test]
 fn any_call_of_a_recovery_before_a_program_may_fail() {

@@ -68,6 +68,7 @@ calls! {
     pwrite = SYS_pwrite64(fd, buffer, len, offset);
     readv = SYS_readv(fd, iov, count);
     writev = SYS_writev(fd, iov, count);
+    pwritev = SYS_pwritev(fd, iov, count, low, high);
     preadv2 = SYS_preadv2(fd, iov, count, low, high, flags);
     pwritev2 = SYS_pwritev2(fd, iov, count, low, high, flags);
     lseek = SYS_lseek(fd, offset, whence);

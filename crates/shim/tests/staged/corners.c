@@ -446,14 +446,44 @@ static void coroutine(void) {
     say("a coroutine", swapcontext(&before, &routine));
 }
 
+// Starts this program anew, where the call that writes and syncs is refused.
+static void jail(char **args) {
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pwritev2, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    say("filter", prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+    args[1] = "jailed";
+    say("exec", execv("/proc/self/exe", args));
+}
+
+// Writes by all calls that it makes itself.
+static void jailed(void) {
+    struct iovec parts[2] = {{"a", 1}, {"b\n", 2}};
+    for (int i = 0; i < 30; i++) {
+        say("write", write(fd, "written\n", 8));
+        say("pwrite", pwrite(fd, "P", 1, 3 * i));
+        say("writev", writev(fd, parts, 2));
+        say("pwritev", pwritev(fd, parts, 1, 5 * i));
+        if (i % 10 == 4) say("fsync", fsync(fd));
+    }
+    say("by flags", pwritev2(fd, parts, 1, 0, RWF_DSYNC));
+}
+
 int main(int count, char **args) {
     if (count < 3) return 2;
+    if (!strcmp(args[1], "jail")) jail(args);
     int on_a_stack = !strcmp(args[1], "stack") || !strcmp(args[1], "thread") || !strcmp(args[1], "coroutine");
     fd = open(args[2], O_RDWR | O_CREAT | O_TRUNC, 0600);
     if (fd < 0) return perror("open"), 1;
     if (!on_a_stack) say("write", write(fd, "before\n", 7));
     if (!strcmp(args[1], "nothing")) nothing();
     if (!strcmp(args[1], "mapped")) mapped();
+    if (!strcmp(args[1], "jailed")) jailed();
     if (!strcmp(args[1], "messages")) messages();
     if (!strcmp(args[1], "flags")) flags();
     if (!strcmp(args[1], "names")) names();

@@ -109,6 +109,12 @@ fn a_small_stack_is_enough() {
     }
 }
 
+/// Who was started under a filter finds the calls that he makes himself, and no others.
+#[test]
+fn what_a_filter_lets_through_is_written() {
+    agree("jail", "jail", false);
+}
+
 /// Nobody looks for room in a sandbox that knows none of the calls which that takes.
 #[test]
 fn a_sandboxed_program_is_asked_nothing() {

@@ -10,7 +10,7 @@
 
 use adit_pmem::{BaseFile, syscall};
 use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd};
-use rustix::fs::{FallocateFlags, OFlags, Timespec, Timestamps, UTIME_OMIT};
+use rustix::fs::{Advice, FallocateFlags, OFlags, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::{Errno, IoSlice, ReadWriteFlags};
 
 /// `FICLONERANGE`: `_IOW(0x94, 13, struct file_clone_range)`.
@@ -232,8 +232,13 @@ impl<F: AsFd + Send + Sync> BaseFile for KernelFile<F> {
         )
     }
 
+    /// Pages whose write-back has failed are clean, and hold what is not on the medium. ext4 leaves blocks that were
+    /// reserved unwritten when such pages are written again, and tells no error then: so nothing of the file stays in the
+    /// cache, and whoever writes again begins with what is there.
     fn sync(&self) -> Result<(), Errno> {
-        rustix::fs::fsync(&self.fd)
+        rustix::fs::fsync(&self.fd).inspect_err(|_| {
+            let _ = rustix::fs::fadvise(&self.fd, 0, None, Advice::DontNeed);
+        })
     }
 }
 
