@@ -18,7 +18,9 @@ use crate::pools;
 use crate::recovery::walkers;
 use crate::registry::sys::{Fd, insist};
 use crate::registry::wire::{self, Answer};
-use crate::staged::{Error, KernelFile, Mode, Relink, Result, Scope, Stage, StagedFile, handle_of};
+use crate::staged::{
+    Error, KernelFile, Mode, Relink, Result, Scope, Stage, StagedFile, forget_cached, handle_of,
+};
 
 /// A pool that the monitor publishes from.
 pub(super) struct OpenPool {
@@ -383,6 +385,9 @@ impl Held {
 
     /// The program is gone, and nobody waits for its other files.
     pub(super) fn orphan(&self) {
+        if let Some(fd) = &self.fd {
+            forget_cached(fd.as_fd());
+        }
         self.orphaned.store(true, Ordering::Release);
     }
 
@@ -622,6 +627,7 @@ pub(super) fn end_unknown(pool: &OpenPool, fd: BorrowedFd<'_>) -> Result<()> {
     let path = format!("/proc/thread-self/fd/{}", fd.as_raw_fd());
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let base = fs::open(path.as_str(), flags, fs::Mode::empty())?;
+    forget_cached(base.as_fd());
     let base = KernelFile::new(Duplicate::from(base))?;
     let ended = StagedFile::open_unread(&pool.stage, file, base, Mode::Sync)
         .and_then(|staged| staged.take_away(|| {}));

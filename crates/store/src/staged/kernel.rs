@@ -232,14 +232,17 @@ impl<F: AsFd + Send + Sync> BaseFile for KernelFile<F> {
         )
     }
 
-    /// Pages whose write-back has failed are clean, and hold what is not on the medium. ext4 leaves blocks that were
-    /// reserved unwritten when such pages are written again, and tells no error then: so nothing of the file stays in the
-    /// cache, and whoever writes again begins with what is there.
     fn sync(&self) -> Result<(), Errno> {
-        rustix::fs::fsync(&self.fd).inspect_err(|_| {
-            let _ = rustix::fs::fadvise(&self.fd, 0, None, Advice::DontNeed);
-        })
+        rustix::fs::fsync(&self.fd).inspect_err(|_| forget_cached(self.fd.as_fd()))
     }
+}
+
+/// Lets go of a file's pages in the cache, as far as they are clean. A page whose write-back has failed is clean, and holds
+/// what is not on the medium. When such pages are written again, ext4 leaves blocks that were reserved for them unwritten,
+/// and tells no error: so whoever writes again after a failed sync, or for somebody who may have died over one, begins with
+/// what is there. The kernel tells a failure once to each description, and a dead program's is its monitor's.
+pub(crate) fn forget_cached(fd: BorrowedFd<'_>) {
+    let _ = rustix::fs::fadvise(fd, 0, None, Advice::DontNeed);
 }
 
 /// `pread64`.

@@ -67,6 +67,7 @@ pub use appends::{AppendsOnly, Where};
 pub use error::{Error, Result};
 pub use file::{Grow, Growth, Mode, Stage, StagedFile};
 pub use kernel::KernelFile;
+pub(crate) use kernel::forget_cached;
 pub use names::{Within, find, handle_of, open_by_name};
 pub use overlay::{Overlay, Piece, Source};
 pub use publish::{Published, Scope};

@@ -22,7 +22,7 @@ use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::error::{Error, Result};
-use super::kernel::KernelFile;
+use super::kernel::{KernelFile, forget_cached};
 
 /// The largest handle the kernel has.
 const ROOM: usize = 128;
@@ -191,6 +191,7 @@ fn open_if_same(name: &FileName, path: &[u8], device: Option<u64>) -> Result<Ker
         file => file?,
     };
     ensure_same(name, &file, device)?;
+    forget_cached(file.as_fd());
     Ok(KernelFile::new(file)?)
 }
 
