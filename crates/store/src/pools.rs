@@ -316,6 +316,14 @@ fn largest(kind: MediumKind) -> u64 {
     }
 }
 
+/// Whether a pool lies in a directory, which may be still to be made, or the least that one takes has room there.
+#[must_use]
+pub fn has_room(directory: &Path) -> bool {
+    let there = directory.ancestors().find(|above| above.is_dir());
+    let room = there.map_or(0, |there| free_beside(&there.join(POOL)));
+    directory.join(POOL).exists() || room >= SMALLEST
+}
+
 fn first_size(path: &Path, kind: MediumKind) -> u64 {
     (free_beside(path) / 16).clamp(SMALLEST, largest(kind))
 }

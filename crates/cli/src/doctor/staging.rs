@@ -117,23 +117,41 @@ fn nowhere(dir: &Path, kind: MediumKind, mount: Option<&Path>) -> Option<Obstacl
             |at: &Path| kind == MediumKind::Ram || metadata(at).ok().map(|at| at.dev()) == device;
         can_be_made(place, own, same)
     };
-    if places.iter().any(fits) {
-        return None;
+    let named = |places: &[PathBuf], between: &str| {
+        let names: Vec<String> = places.iter().map(|at| at.display().to_string()).collect();
+        names.join(between)
+    };
+    let all = named(&places, " nor ");
+    let fitting: Vec<PathBuf> = places.into_iter().filter(fits).collect();
+    if !fitting.is_empty() {
+        return without_room(
+            &fitting,
+            adit_store::pools::has_room,
+            named(&fitting, " or "),
+        );
     }
-    let named: Vec<String> = places
-        .iter()
-        .map(|place| place.display().to_string())
-        .collect();
     let mine = dir.join("adit.pool");
     because(
-        format!(
-            "there is no place for a pool: neither {} can be used",
-            named.join(" nor ")
-        ),
+        format!("there is no place for a pool: neither {all} can be used"),
         format!(
             "make a pool in a directory of your own there and name it: adit pool create {0}; adit run --pool {0}",
             mine.display()
         ),
+    )
+}
+
+/// Unless one of the places has room.
+fn without_room(
+    places: &[PathBuf],
+    has_room: impl Fn(&Path) -> bool,
+    named: String,
+) -> Option<Obstacle> {
+    if places.iter().any(|place| has_room(place)) {
+        return None;
+    }
+    because(
+        format!("there is no room for a pool, which takes 16 MB at least, in {named}"),
+        "make room on the file system",
     )
 }
 
@@ -176,6 +194,17 @@ mod tests {
         assert!(!can_be_made(&place, own + 1, |_| true));
         assert!(!can_be_made(Path::new("/proc/adit"), own, |_| false));
         std::fs::remove_dir_all(&room).unwrap();
+    }
+
+    #[test]
+    fn a_place_without_room_is_named() {
+        let places = ["/a", "/b"].map(PathBuf::from);
+        let told = without_room(&places, |_| false, "/a or /b".into()).unwrap();
+        assert!(told.why.contains("no room") && told.why.contains("/a or /b"));
+        assert_eq!(
+            without_room(&places, |at| at.ends_with("b"), String::new()),
+            None
+        );
     }
 
     #[test]
