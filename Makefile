@@ -170,7 +170,7 @@ lab-snapshots: release
 DATABASES := lab/databases --bin $(RELEASE)
 .PHONY: lab-databases
 lab-databases: release
-	@$(call limit,600) sh -c '$(DATABASES) --plant && $(DATABASES) --cuts 2 --media ext4 --modes strict && $(DATABASES) --cuts 2 --media xfs --modes atomic' || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/databases was skipped"; }
+	@$(call limit,700) sh -c '$(DATABASES) --total 200 --plant && $(DATABASES) --total 120 --cuts 2 --media ext4 --modes strict && $(DATABASES) --total 120 --cuts 2 --media xfs --modes atomic' || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/databases was skipped"; }
 
 # Of the crates' own tests and the cases of real programs what an emulated processor does in a minute or two; `make
 # lab-dax` runs them all.

@@ -492,7 +492,8 @@ fn six_records(medium: &Memory, locks: &LocalLocks) -> Arc<Pool<Memory>> {
 }
 
 /// Whether a loss of power may have taken the bytes of a record is a question of the medium that it was written on, and of
-/// what was written to its file after it, not of the one that the pool lies on now: a file system may be mounted with DAX or without, or the pool be copied into memory.
+/// what was written to its file after it, not of the one that the pool lies on now: a file system may be mounted with DAX
+/// or without, or the pool be copied into memory.
 #[test]
 fn a_pool_is_judged_by_the_medium_that_it_was_written_on() {
     type New = fn(&[u8]) -> Memory;
