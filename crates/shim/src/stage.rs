@@ -104,8 +104,13 @@ impl Drop for Staged {
 struct Seat {
     device: u64,
     pool: Result<Pool, Refusal>,
+    /// When the monitor named it, or its path was looked at last.
     asked: Instant,
 }
+
+/// How long the path of a pool is trusted to lead to it still by who only looks for what others have staged: less than it
+/// takes to open another one that has come there, to be given a file by the monitor and to write to it.
+const TRUSTED: Duration = Duration::from_micros(100);
 
 /// How long a refusal is remembered. What forbids a pool mostly lasts, and to ask costs the monitor a thread.
 const REMEMBERED: Duration = Duration::from_secs(5);
@@ -113,11 +118,19 @@ const REMEMBERED: Duration = Duration::from_secs(5);
 impl Seat {
     /// A pool whose sync has failed is opened anew; what is staged by this seat goes on by it. So is one that somebody has
     /// removed: the monitor would look for what is staged next in that which has its path.
-    fn is_current(&self) -> bool {
-        match &self.pool {
-            Ok(pool) => is_sound(&pool.stage) && !pool.file.is_removed(),
-            Err(_) => self.asked.elapsed() < REMEMBERED,
+    fn is_current(&mut self, trusted: Duration) -> bool {
+        let pool = match &self.pool {
+            Ok(pool) => pool,
+            Err(_) => return self.asked.elapsed() < REMEMBERED,
+        };
+        let now = Instant::now();
+        if now - self.asked >= trusted {
+            if pool.file.is_removed() {
+                return false;
+            }
+            self.asked = now;
         }
+        is_sound(&pool.stage)
     }
 }
 
@@ -192,11 +205,16 @@ pub(crate) fn leave() {
 
 /// The pool of a device.
 fn pool_of(fd: BorrowedFd<'_>, device: u64) -> Result<Pool, Refusal> {
+    pool_trusted_for(Duration::ZERO, fd, device)
+}
+
+/// The pool of a device. What was its path's a moment ago is taken for it still.
+fn pool_trusted_for(trusted: Duration, fd: BorrowedFd<'_>, device: u64) -> Result<Pool, Refusal> {
     if !are_ours_or_none() {
         return Err(libc::EOPNOTSUPP);
     }
     let mut seats = seats();
-    seats.retain(Seat::is_current);
+    seats.retain_mut(|seat| seat.is_current(trusted));
     if let Some(seat) = seats.iter().find(|seat| seat.device == device) {
         return seat.pool.clone();
     }
@@ -344,7 +362,7 @@ impl Entry {
 
     /// The entry of the file, if anybody has it staged.
     fn found(&self, fd: i32) -> Option<(Pool, FileRef)> {
-        let pool = match pool_of(borrow(fd), self.device) {
+        let pool = match pool_trusted_for(TRUSTED, borrow(fd), self.device) {
             Err(NO_MONITOR) => self.pool_without_monitor()?,
             pool => pool.ok()?,
         };

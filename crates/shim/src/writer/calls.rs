@@ -33,6 +33,8 @@ impl Writer {
     fn read_somehow(&self, ofd: &Ofd, fd: i32, into: Buffers, at: Option<i64>) -> sys::Result {
         if self.declared {
             self.be_told(ofd);
+        }
+        if self.declared && self.mapped.load(Ordering::Relaxed) {
             let _inside = engine::enter();
             self.join(ofd, fd);
             if self.mapped.load(Ordering::Relaxed)
