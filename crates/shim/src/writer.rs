@@ -41,7 +41,7 @@ use crate::fresh::Fresh;
 use crate::ofd::{Ofd, Offset};
 use crate::signal::engine;
 use crate::stage::{Entry, Staged};
-use crate::{descriptors, sys};
+use crate::{descriptors, init, sys};
 use adit_pmem::MediumKind;
 use adit_store::staged::{Error, Mode};
 use core::cell::UnsafeCell;
@@ -259,13 +259,19 @@ impl Writer {
 
     /// Whether writes are durable when they return, by the mode's promise.
     fn durable(&self) -> bool {
-        matches!(self.mode, Mode::Sync | Mode::Strict) && !self.nameless.load(Ordering::Relaxed)
+        self.is_durable_mode() && !self.nameless.load(Ordering::Relaxed)
+    }
+
+    fn is_durable_mode(&self) -> bool {
+        matches!(self.mode, Mode::Sync | Mode::Strict)
     }
 
     /// Looks whether the file has a name, before something is done that only matters if it has: no crash leaves
     /// anything of one that has none.
     fn look_for_a_name(&self, fd: i32) {
-        if !self.linkable
+        let matters = self.is_durable_mode() || init::required();
+        if matters
+            && !self.linkable
             && !self.nameless.load(Ordering::Relaxed)
             && descriptors::regular_file(fd).is_some_and(|stat| stat.st_nlink == 0)
         {
