@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use adit_pool::PoolFile;
 use adit_store::pools::PoolList;
-use common::dead::{expected, new_pool, on, stage_and_die};
+use common::dead::{expected, new_pool, on, stage, stage_and_die};
 use common::{Finished, Scratch, adit, finish};
 use serde_json::Value;
 
@@ -514,4 +514,116 @@ fn a_program_sees_what_dead_ones_staged_in_listed_pools() {
     let told = "nothing is recovered from this pool, or staged beside it: ";
     assert!(done.err.contains(told), "{done:?}");
     assert!(done.err.contains("next: adit pool check "), "{done:?}");
+}
+
+/// What a program writes before the bytes of a dead one are in the file would be written over by them: so they come first,
+/// whatever limits the program has, or there is no program.
+#[test]
+fn recovery_is_not_held_to_the_limits_of_a_program() {
+    let own = env!("CARGO_BIN_EXE_adit");
+    for (limit, refused) in [
+        ("-S -f 1", None),
+        ("-S -v 9000000", None),
+        ("-f 1", Some("ulimit -f")),
+        ("-v 9000000", Some("ulimit -v")),
+    ] {
+        let scratch = Scratch::new();
+        let pool = new_pool(&scratch);
+        let file = scratch.file("data", b"base", 0o600);
+        stage_and_die(&pool, &file);
+        let list = PoolList::at(&scratch.0.join("state/adit"));
+        fs::create_dir_all(scratch.0.join("state/adit")).unwrap();
+        list.add(PoolFile::open(&pool).unwrap().pool().uuid(), &pool)
+            .unwrap();
+        let under = |limit: &str, rest: &[&str]| {
+            let mut command = adit([]);
+            let inner = format!("ulimit {limit}; exec {own} \"$@\"");
+            let mut shell = std::process::Command::new("bash");
+            shell.args(["-c", &inner, "bash"]).args(rest);
+            for (name, value) in command.get_envs() {
+                match value {
+                    Some(value) => shell.env(name, value),
+                    None => shell.env_remove(name),
+                };
+            }
+            command = shell;
+            command.env("XDG_STATE_HOME", scratch.0.join("state"));
+            command.env("ADIT_RUNTIME_DIR", scratch.0.join("run"));
+            finish(&mut command)
+        };
+        let reads = [
+            "run",
+            "bash",
+            "-c",
+            "ulimit -S -f; ulimit -S -v; cat $0",
+            file.to_str().unwrap(),
+        ];
+        let done = under(limit, &reads);
+        let Some(name) = refused else {
+            let text = String::from_utf8(expected()).unwrap();
+            assert!(done.out.ends_with(&text), "{limit}: {done:?}");
+            // It has its limits nevertheless.
+            let value = limit.rsplit(' ').next().unwrap();
+            assert!(
+                done.out.lines().any(|line| line == value),
+                "{limit}: {done:?}"
+            );
+            continue;
+        };
+        assert_eq!(
+            (done.code(), done.out.as_str()),
+            (Some(125), ""),
+            "{limit}: {done:?}"
+        );
+        assert!(done.err.contains(name), "{limit}: {done:?}");
+        assert!(
+            done.err.contains("next: adit pool recover "),
+            "{limit}: {done:?}"
+        );
+        let done = under(limit, &["pool", "recover", pool.to_str().unwrap()]);
+        assert_ne!(done.code(), Some(0), "{limit}: {done:?}");
+        assert_eq!(on(["pool", "recover"], &pool).code(), Some(0));
+        assert!(fs::read(&file).unwrap() == expected());
+        // Somebody who lives has it, and a monitor.
+        let living = stage(&pool, &file);
+        let done = under(limit, &["run", "echo", "ran"]);
+        assert_eq!(done.out, "ran\n", "{limit}: {done:?}");
+        drop(living);
+        assert_eq!(on(["pool", "recover"], &pool).code(), Some(0));
+        // Nothing is to be recovered any more.
+        let done = under(limit, &["run", "echo", "ran"]);
+        assert_eq!(done.out, "ran\n", "{limit}: {done:?}");
+    }
+}
+
+/// A file system that went down under programs loses what their pool's mirror had in memory: an older one comes back,
+/// of a time when nothing was left.
+#[test]
+fn a_mirror_of_before_hides_nothing_from_recovery() {
+    // On a disk, as a rule: pools in memory have none.
+    let scratch = Scratch::beside(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let pool = new_pool(&scratch);
+    let file = scratch.file("data", b"base", 0o600);
+    let tables = scratch.0.join("pool.tables");
+    let opened = PoolFile::open(&pool).unwrap();
+    opened.detach(opened.attach().unwrap()).unwrap();
+    if !tables.exists() {
+        println!("skipped: it concerns pools with a mirror");
+        return;
+    }
+    let before = fs::read(&tables).unwrap();
+    drop(opened);
+    stage_and_die(&pool, &file);
+    let mirror = OpenOptions::new().write(true).open(&tables).unwrap();
+    mirror.write_all_at(&before, 0).unwrap();
+    let list = PoolList::at(&scratch.0.join("state/adit"));
+    fs::create_dir_all(scratch.0.join("state/adit")).unwrap();
+    list.add(PoolFile::open(&pool).unwrap().pool().uuid(), &pool)
+        .unwrap();
+    let mut command = adit(["run", "cat"]);
+    command.arg(&file);
+    command.env("XDG_STATE_HOME", scratch.0.join("state"));
+    command.env("ADIT_RUNTIME_DIR", scratch.0.join("run"));
+    let done = finish(&mut command);
+    assert!(done.out.as_bytes() == expected(), "{:?}", done.err);
 }

@@ -185,19 +185,19 @@ impl CachedMedium {
         self.raise(ENDED, |count| count + 1)
     }
 
-    /// A descriptor for a write that ends at `end`, to be closed before the first of the two goes; `None` when the
-    /// mapping has to do.
-    fn descriptor(&self, end: u64) -> Result<(Brief, Option<OwnedFd>), OutOfRange> {
+    /// A descriptor for a write that ends at `end`, to be closed before the first of the two goes; why there is none when
+    /// the mapping has to do.
+    fn descriptor(&self, end: u64) -> Result<(Brief, Result<OwnedFd, Errno>), OutOfRange> {
         let brief = brief::begin();
         // The limit of the program, by which the kernel would kill it for writing our file.
         if limit::file_size().is_none_or(|limit| limit < end) {
-            return Ok((brief, None));
+            return Ok((brief, Err(Errno::FBIG)));
         }
         match self.opener.reopen() {
             // Cut short by somebody: writing would make it long again, with nothing in it.
             Ok((_, size)) if size < end => Err(self.lost(end, 0, Errno::IO)),
-            Ok((fd, _)) => Ok((brief, Some(fd))),
-            Err(_) => Ok((brief, None)),
+            Ok((fd, _)) => Ok((brief, Ok(fd))),
+            Err(errno) => Ok((brief, Err(errno))),
         }
     }
 
@@ -228,8 +228,8 @@ impl CachedMedium {
         }
         self.counted(|| {
             writes.iter().try_for_each(|&(offset, from)| match &fd {
-                Some(fd) => self.put(fd, offset, from),
-                None => self.file.write_streaming(offset, from),
+                Ok(fd) => self.put(fd, offset, from),
+                Err(_) => self.file.write_streaming(offset, from),
             })
         })
     }
@@ -264,7 +264,7 @@ impl CachedMedium {
         }
         let (_brief, fd) = self.descriptor(at + len)?;
         let is_locked = |fd: &OwnedFd| range_lock::is_locked(fd, at as i64, len as i64);
-        Ok(fd.is_some_and(|fd| is_locked(&fd) == Ok(true)))
+        Ok(fd.is_ok_and(|fd| is_locked(&fd) == Ok(true)))
     }
 
     /// Writes table words whose bytes are locked, unless somebody else has, for whom this one has waited.
@@ -291,9 +291,7 @@ impl CachedMedium {
     ) -> Result<(), OutOfRange> {
         let len = block.len() as u64;
         let (_brief, fd) = self.descriptor(at + len)?;
-        let Some(fd) = fd else {
-            return Err(self.lost(at, len, Errno::IO));
-        };
+        let fd = fd.map_err(|errno| self.lost(at, len, errno))?;
         let mut pauses = Pauses::new(PAUSE, PATIENCE);
         loop {
             match range_lock::try_lock(&fd, at as i64, len as i64) {

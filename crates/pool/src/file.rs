@@ -21,9 +21,9 @@ use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result, kernel};
-use crate::layout::{Geometry, PAGE};
+use crate::layout::{Geometry, PAGE, Superblock};
 use crate::mirror::{self, Belongs, Mirror, write_all};
-use crate::ofd::{FileLocks, LockFile, identity};
+use crate::ofd::{FileLocks, LockFile, identity, is_any_slot_locked};
 use crate::pool::{Attachment, BootId, CreateOptions, Pool};
 use crate::slots::LocalLocks;
 
@@ -411,6 +411,20 @@ impl PoolFile {
                 return opened;
             }
         }
+    }
+
+    /// The superblock of a pool as the pool's own file has it: the mirror of its tables may be an older one, of before a
+    /// file system went down under programs, and say of that time that nothing was left.
+    pub fn superblock_at(path: &Path) -> Result<Superblock> {
+        let (fd, _) = open_checked(path, OFlags::RDONLY)?;
+        look(&fd, boot_of(&fd)?)?.superblock()
+    }
+
+    /// Whether anybody who lives is attached to the pool at this path; nothing is mapped for that.
+    pub fn is_in_use_at(path: &Path) -> Result<bool> {
+        let (fd, _) = open_checked(path, OFlags::RDONLY)?;
+        let slots = look(&fd, boot_of(&fd)?)?.geometry().slot_count;
+        is_any_slot_locked(&fd, slots)
     }
 
     /// The identity of a pool of this user, by its superblock alone: neither its medium nor its tables are looked at.

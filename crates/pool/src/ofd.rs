@@ -35,6 +35,11 @@ pub fn unlock_description(fd: impl AsFd) {
     let _ = range_lock::unlock_all(fd);
 }
 
+/// Whether anybody who lives is attached to an open pool.
+pub(crate) fn is_any_slot_locked(fd: impl AsFd, slots: u32) -> Result<bool> {
+    range_lock::is_locked(fd, BASE, i64::from(slots)).map_err(kernel("fcntl"))
+}
+
 /// A pool file as something to lock, opened anew each time.
 #[derive(Debug, Clone)]
 pub(crate) struct LockFile {
@@ -103,7 +108,8 @@ impl LockFile {
 
     /// Whether anybody who lives is attached.
     pub(crate) fn is_any_slot_locked(&self, slots: u32) -> Result<bool> {
-        self.is_locked(BASE, i64::from(slots))
+        let _brief = brief::begin();
+        is_any_slot_locked(self.open()?, slots)
     }
 
     pub(crate) fn gate(&self) -> Result<Box<dyn Hold>> {

@@ -136,9 +136,9 @@ pub fn walkers() -> usize {
 /// Recovers a pool, unless a look at it shows that no dead program left anything.
 fn recover_once(found: &Found) -> staged::Result<Option<Recovered>> {
     let path = &*found.path;
-    let seen = match PoolFile::open_read_only(path) {
+    let seen = match PoolFile::superblock_at(path) {
         Err(adit_pool::Error::Kernel { errno, .. }) if errno == Errno::NOENT => return Ok(None),
-        seen => seen?.superblock()?,
+        seen => seen?,
     };
     if seen.flags & Superblock::CLEAN != 0 {
         return Ok(None);

@@ -10,7 +10,8 @@ use rustix::fs::{Access, AtFlags, CWD};
 use rustix::process::{Resource, getrlimit};
 
 use super::probes::Probe;
-use crate::run::{NO_MONITOR, monitor_limited};
+use crate::limits;
+use crate::run::NO_MONITOR;
 use crate::runtime;
 
 /// Why nothing is staged, and what to do about it.
@@ -92,7 +93,7 @@ fn limited() -> Option<Obstacle> {
         );
     }
     // Of these two a soft limit is no obstacle, nor is a hard one that is not small.
-    let limit = monitor_limited()?;
+    let limit = limits::too_low()?;
     because(
         format!("no monitor is started under this {limit}, and files are staged with one only"),
         "lift the hard limit",

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::{failure, show};
 use crate::args::PoolFile as Named;
 use crate::failure::{Failure, NO, Outcome, words};
-use crate::{output, runtime};
+use crate::{limits, output, runtime};
 
 /// What became of one file.
 #[derive(Debug, Serialize)]
@@ -44,6 +44,10 @@ struct Report {
 
 /// Recovers a pool; of files that are not there any more those that are given up lose what is staged of them.
 pub(super) fn recover(named: &Named, give_up: &[PathBuf]) -> Outcome {
+    limits::lifted_for(|| recover_now(named, give_up))
+}
+
+fn recover_now(named: &Named, give_up: &[PathBuf]) -> Outcome {
     let path = named.file.as_path();
     let fail = |error: adit_pool::Error| failure(path, &error);
     // Its place is told by where it lies, not by the link or the directory from which it was named.

@@ -23,15 +23,16 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-use adit_store::recovery;
+use adit_pool::PoolFile;
+use adit_store::{recovery, staged};
 
 use crate::args::{Appends, Mode, RunArgs};
 use crate::failure::{Failure, Outcome, RUN_FAILED, RUN_NOT_EXECUTABLE, RUN_NOT_FOUND, words};
-use crate::runtime;
+use crate::{limits, runtime};
 use environment::Environment;
 use target::{Judgement, Why};
 
-pub(crate) use monitor::{OFF as NO_MONITOR, limited as monitor_limited};
+pub(crate) use monitor::OFF as NO_MONITOR;
 
 /// Becomes the program.
 pub(crate) fn run(mut args: RunArgs) -> Outcome {
@@ -40,7 +41,7 @@ pub(crate) fn run(mut args: RunArgs) -> Outcome {
     let mut environment = Environment::inherited();
     let file = find(name, environment.get("PATH"))?;
     let judgement = target::judge(&file);
-    recover(&args);
+    recover(&args)?;
     prepare(&mut environment, &args, &judgement)?;
     announce(&args);
     exec(&file, &args.command, &environment).map(|never| match never {})
@@ -55,13 +56,17 @@ fn announce(args: &RunArgs) {
 }
 
 /// Before a program reads anything, what dead ones staged goes into its files. A look at each pool that
-/// was left clean is all that this costs.
-fn recover(args: &RunArgs) {
+/// was left clean is all that this costs. Under a limit that forbids it there is no program: what it writes now would be
+/// written over by whoever recovers the pool later.
+fn recover(args: &RunArgs) -> Result<(), Failure> {
     let Ok(dir) = runtime::directory(args.runtime_dir.as_deref()) else {
-        return;
+        return Ok(());
     };
-    for pool in recovery::recover_all(&runtime::places(&dir)) {
+    for pool in limits::lifted_for(|| recovery::recover_all(&runtime::places(&dir))) {
         let path = pool.path.display();
+        // Where others live in it their monitor recovers what the dead left.
+        let is_left = || PoolFile::is_in_use_at(&pool.path).is_ok_and(|used| !used);
+        let forbids = limits::too_low().filter(|_| is_for_a_limit(&pool.result) && is_left());
         let (what, why, next) = match pool.result {
             Err(error) => (
                 "nothing is recovered from this pool, or staged beside it",
@@ -83,10 +88,34 @@ fn recover(args: &RunArgs) {
                 }
             }
         };
+        if let Some(limit) = forbids {
+            let what = format!(
+                "{path}: what killed programs wrote cannot be recovered under this program's {limit}: {why}"
+            );
+            let next = format!("adit pool recover {path}, without the limit");
+            return Err(Failure::new(what).next(next).code(RUN_FAILED));
+        }
         // Not into an output that something else may read: it is no fault of this program's.
         if args.verbose || std::io::stderr().is_terminal() {
             eprintln!("adit: {path}: {what}: {why}\n  next: adit pool {next} {path}");
         }
+    }
+    Ok(())
+}
+
+/// Whether a limit of this process may be why not all of a pool was recovered.
+fn is_for_a_limit(result: &staged::Result<staged::Recovered>) -> bool {
+    let limits = |error: &staged::Error| {
+        let errno = match error {
+            staged::Error::Pool(adit_pool::Error::Kernel { errno, .. }) => *errno,
+            staged::Error::Pool(adit_pool::Error::Mapping(_)) => Errno::NOMEM,
+            error => error.errno(),
+        };
+        [Errno::FBIG, Errno::NOMEM, Errno::MFILE].contains(&errno)
+    };
+    match result {
+        Err(error) => limits(error),
+        Ok(done) => done.kept.iter().any(|kept| limits(&kept.reason)),
     }
 }
 

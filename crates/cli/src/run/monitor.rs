@@ -13,9 +13,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
-use rustix::process::{
-    Pid, Resource, Rlimit, getpriority_process, getrlimit, setpriority_process, setrlimit,
-};
+use rustix::process::{Pid, Resource, getpriority_process, getrlimit, setpriority_process};
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
 
 use adit_store::monitor::client::Refused;
@@ -23,7 +21,7 @@ use adit_store::registry::{RuntimeDir, prepare_filter};
 
 use super::environment::{Environment, PRELOAD};
 use crate::failure::Failure;
-use crate::runtime;
+use crate::{limits, runtime};
 
 /// Set to keep `adit run` from starting the monitor.
 pub(crate) const OFF: &str = "ADIT_NO_MONITOR";
@@ -72,7 +70,7 @@ pub(crate) fn start(
         return Ok(());
     }
     // The monitor serves all programs of the user: it must not be held to the limits of the first.
-    if let Some(limit) = limited() {
+    if let Some(limit) = limits::too_low() {
         let what = format!("one started here would be under this program's {limit}");
         let why = Failure::new(what)
             .next("lift the limit, or have another program under Adit run without it meanwhile");
@@ -102,74 +100,6 @@ fn launch(prepared: &Prepared) -> Result<(), String> {
             reap(child);
             Ok(())
         }
-    }
-}
-
-/// A hard limit, and what it must be for the monitor of all the user's programs.
-struct Decisive {
-    resource: Resource,
-    /// Less than this is too little; anything is, where there is none.
-    enough: Option<u64>,
-    name: &'static str,
-}
-
-/// Under the first three no pool can be mapped, made larger or recovered. Each staged file is a descriptor of
-/// the monitor's, and what takes long a thread. When its processor time is over it is killed, and the standby
-/// begins with as much.
-const DECISIVE: [Decisive; 6] = [
-    Decisive {
-        resource: Resource::As,
-        enough: None,
-        name: "limit on memory (ulimit -v)",
-    },
-    Decisive {
-        resource: Resource::Data,
-        enough: None,
-        name: "limit on data (ulimit -d)",
-    },
-    Decisive {
-        resource: Resource::Fsize,
-        enough: None,
-        name: "limit on file sizes (ulimit -f)",
-    },
-    Decisive {
-        resource: Resource::Nofile,
-        enough: Some(1024),
-        name: "limit on open files (ulimit -n)",
-    },
-    Decisive {
-        resource: Resource::Nproc,
-        enough: Some(256),
-        name: "limit on processes (ulimit -u)",
-    },
-    Decisive {
-        resource: Resource::Cpu,
-        enough: Some(600),
-        name: "limit on processor time (ulimit -t)",
-    },
-];
-
-/// A limit that a new process could not lift itself.
-pub(crate) fn limited() -> Option<&'static str> {
-    let decides = |limit: &Decisive| {
-        let most = getrlimit(limit.resource).maximum;
-        most.is_some_and(|most| limit.enough.is_none_or(|enough| most < enough))
-    };
-    DECISIVE
-        .into_iter()
-        .find(decides)
-        .map(|decisive| decisive.name)
-}
-
-/// Lifts what limits only the program, as far as that may be done.
-fn lift_limits() {
-    for Decisive { resource, .. } in DECISIVE {
-        let limit = getrlimit(resource);
-        let most = Rlimit {
-            current: limit.maximum,
-            maximum: limit.maximum,
-        };
-        let _ = setrlimit(resource, most);
     }
 }
 
@@ -310,7 +240,7 @@ fn leave_the_program_behind() {
             libc::signal(signal, libc::SIG_DFL);
         }
     }
-    lift_limits();
+    limits::lift();
     be_scheduled_as_usual();
     let _ = rustix::process::chdir(c"/");
     rustix::process::umask(Mode::from_raw_mode(0o077));

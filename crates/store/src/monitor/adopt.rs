@@ -54,7 +54,7 @@ pub(super) fn find(places: &Places) -> Vec<Stray> {
 }
 
 fn find_in(path: &Path, found: &mut Vec<Stray>) -> adit_pool::Result<()> {
-    let seen = PoolFile::open_read_only(path)?.superblock()?;
+    let seen = PoolFile::superblock_at(path)?;
     if seen.flags & Superblock::CLEAN != 0 {
         return Ok(());
     }
