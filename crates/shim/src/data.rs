@@ -530,7 +530,7 @@ pread_chk!(pread_chk, __pread_chk);
 pread_chk!(pread64_chk, __pread64_chk);
 
 /// Positions up to here are below every file system's limit, so moving there cannot fail.
-pub(crate) const CERTAIN: i64 = 1 << 40;
+pub(crate) const CERTAIN: i64 = adit_store::staged::FARTHEST as i64;
 
 pub(crate) extern "C" fn lseek(fd: i32, offset: i64, whence: i32) -> i64 {
     let kernel = |offset: i64, whence: i32| {

@@ -9,11 +9,10 @@ use crate::data::{self, Vector};
 use crate::signal::mask;
 use crate::stage::Staged;
 use crate::sys;
+/// Calls that reach beyond here are the kernel's: file systems have limits, and it knows them.
+pub(super) use adit_store::staged::FARTHEST;
 use adit_store::staged::Place;
 use core::ffi::c_void;
-
-/// Calls that reach beyond here are the kernel's: file systems have limits, and it knows them.
-pub(super) const FARTHEST: u64 = data::CERTAIN as u64;
 
 /// A program's buffers.
 #[derive(Clone, Copy)]

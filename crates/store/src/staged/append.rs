@@ -43,12 +43,16 @@ const WITH_RECORD: usize = 16 << 10;
 /// Bytes whose CRC is taken at once.
 const CRC_BLOCK: usize = 256 << 10;
 
+/// Bytes of a file to which it may be appended here. File systems have limits, which nobody tells: what is accepted beyond one
+/// could not be published. These are below all but old formats' of small blocks.
+pub const FARTHEST: u64 = 1 << 40;
+
 /// Where a write goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// At this offset, inside the file or beyond its end.
     At(u64),
-    /// At the end of the file, wherever that is when the write happens.
+    /// At the end of the file, wherever that is when the write happens; [`Error::TooLarge`] beyond [`FARTHEST`].
     End,
 }
 
@@ -457,15 +461,15 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 
     #[inline]
     fn resolve_place(&self, guard: &FileGuard<'_, M>, place: Place, len: u64) -> Result<u64> {
-        let offset = match place {
-            Place::At(offset) => offset,
+        let (offset, most) = match place {
+            Place::At(offset) => (offset, i64::MAX as u64),
             Place::End => match guard.end()? {
-                Some(end) => end,
-                None => self.look().overlay.size(),
+                Some(end) => (end, FARTHEST),
+                None => (self.look().overlay.size(), FARTHEST),
             },
         };
         match offset.checked_add(len) {
-            Some(end) if end <= i64::MAX as u64 => Ok(offset),
+            Some(end) if end <= most => Ok(offset),
             _ => Err(Error::TooLarge),
         }
     }

@@ -62,7 +62,7 @@ mod shared;
 mod tests;
 mod together;
 
-pub use append::Place;
+pub use append::{FARTHEST, Place};
 pub use appends::{AppendsOnly, Where};
 pub use error::{Error, Result};
 pub use file::{Grow, Growth, Mode, Stage, StagedFile};

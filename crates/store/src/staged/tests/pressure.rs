@@ -59,6 +59,20 @@ fn a_full_pool_is_published() {
     }
 }
 
+/// What would make a file longer than any file system may have it is the kernel's to refuse, before anybody is told of it.
+#[test]
+fn nothing_is_appended_beyond_the_farthest_end() {
+    let staged = set_up(6).staged(Mode::Strict);
+    staged.extend(FARTHEST - 10).expect("extend");
+    let refused = |len| matches!(staged.append(&vec![1; len]), Err(Error::TooLarge));
+    assert!(refused(11));
+    assert_eq!(staged.append(&[1; 10]).expect("append"), FARTHEST - 10);
+    assert!(refused(1));
+    assert_eq!(staged.size().expect("size"), FARTHEST);
+    // What is refused takes no room.
+    assert!((0..100).all(|_| refused(3000)));
+}
+
 #[test]
 fn a_full_log_is_published() {
     let staged = set_up(12).staged(Mode::Posix);
