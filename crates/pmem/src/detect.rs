@@ -366,6 +366,10 @@ pub struct Mount {
     pub fs_type: String,
     /// Where it is mounted.
     pub mount_point: String,
+    /// What of the file system is seen there: `/` is all of it.
+    pub root: String,
+    /// The file system's number, as the table has it: not that of files on btrfs.
+    pub device: String,
     /// What is mounted there: a device, usually.
     pub source: String,
     /// Options of the mount, then those of the file system.
@@ -618,6 +622,18 @@ pub fn mount_of_fd(fd: impl AsFd) -> Option<Mount> {
     mount_of(&attributes(fd.as_fd()).ok()?)
 }
 
+/// Other mounts that show all of the file system of which this one shows a part, as a bind mount does.
+#[must_use]
+pub fn whole_mounts_of(mount: &Mount) -> Vec<Mount> {
+    wholes(mount, mounts())
+}
+
+fn wholes(mount: &Mount, all: Vec<Mount>) -> Vec<Mount> {
+    let is_its =
+        |other: &Mount| mount.root != "/" && other.root == "/" && other.device == mount.device;
+    all.into_iter().filter(is_its).collect()
+}
+
 /// All mounts that the kernel shows, in the order in which they were made.
 #[must_use]
 pub fn mounts() -> Vec<Mount> {
@@ -656,7 +672,8 @@ fn find_mount(table: &str, id: Option<u64>, device: &str) -> Option<Mount> {
 /// Takes one line of the table apart: fixed words, optional ones up to "-", and three more.
 fn parse_mount(line: &str) -> Option<Mount> {
     let (front, back) = line.split_once(" - ")?;
-    let mut front = front.split(' ').skip(4);
+    let mut front = front.split(' ').skip(2);
+    let (device, root) = (front.next()?, front.next()?);
     let (mount_point, mount_options) = (front.next()?, front.next()?);
     let mut back = back.split(' ');
     let (fs_type, source) = (back.next()?, back.next()?);
@@ -670,6 +687,8 @@ fn parse_mount(line: &str) -> Option<Mount> {
     Some(Mount {
         fs_type: unescaped(fs_type),
         mount_point: unescaped(mount_point),
+        root: unescaped(root),
+        device: unescaped(device),
         source: unescaped(source),
         options,
     })
@@ -717,6 +736,25 @@ broken line
         assert_eq!(find_mount(TABLE, None, "9:9"), None);
         assert_eq!(find_mount(TABLE, Some(43), ""), None);
         assert_eq!(find_mount("", Some(41), ""), None);
+    }
+
+    /// A bind mount shows a part of a file system, which another mount may show all of.
+    #[test]
+    fn who_shows_all_of_a_part_is_found() {
+        let table = "30 1 8:1 / /data rw - ext4 /dev/sda1 rw
+31 1 8:1 /one /bind rw - ext4 /dev/sda1 rw
+32 1 8:1 / /again rw - ext4 /dev/sda1 rw
+33 1 8:2 / /other rw - ext4 /dev/sdb1 rw";
+        let all = || table.lines().filter_map(parse_mount).collect::<Vec<_>>();
+        let seen_from = |index: usize| {
+            let found = wholes(&all()[index], all());
+            found
+                .into_iter()
+                .map(|mount| mount.mount_point)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(seen_from(1), ["/data", "/again"]);
+        assert!(seen_from(0).is_empty(), "it shows all itself");
     }
 
     #[test]

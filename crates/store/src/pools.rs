@@ -14,7 +14,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use adit_pmem::detect::{medium_of, mount_of_fd};
+use adit_pmem::detect::{Mount, medium_of, mount_of_fd, whole_mounts_of};
 use adit_pmem::{Medium as _, MediumKind};
 use adit_pool::layout::Geometry;
 use adit_pool::{Attachment, FileMedium, PoolFile};
@@ -155,9 +155,18 @@ impl Places {
             return Ok(vec![self.runtime.clone(), Path::new("/dev/shm").join(own)]);
         }
         let mount = mount_of_fd(file).ok_or(NoPool::NoMount)?;
-        let on_mount = Path::new(&mount.mount_point).join(format!(".{own}"));
+        let device = rustix::fs::fstat(file).map(|stat| stat.st_dev);
+        // Who sees all of the file system would not find a pool in the part that a bind mount shows. Another mount may
+        // hide that of all.
+        let is_seen = |mount: &Mount| {
+            let there = rustix::fs::stat(mount.mount_point.as_bytes());
+            there.map(|stat| stat.st_dev) == device
+        };
+        let wholes = whole_mounts_of(&mount).into_iter().filter(is_seen);
+        let on = |mount: Mount| Path::new(&mount.mount_point).join(format!(".{own}"));
+        let on_mounts: Vec<PathBuf> = wholes.chain([mount]).map(on).collect();
         let beside_lists = self.lists().into_iter().map(|list| list.dir);
-        Ok([on_mount].into_iter().chain(beside_lists).collect())
+        Ok(on_mounts.into_iter().chain(beside_lists).collect())
     }
 
     fn made(&self, dir: &Path, file: BorrowedFd<'_>, kind: MediumKind) -> Result<(), NoPool> {
