@@ -620,6 +620,10 @@ fn a_mirror_of_before_hides_nothing_from_recovery() {
     fs::create_dir_all(scratch.0.join("state/adit")).unwrap();
     list.add(PoolFile::open(&pool).unwrap().pool().uuid(), &pool)
         .unwrap();
+    let info = json(&on(["pool", "info", "--json"], &pool));
+    assert_eq!(info["clean"], false, "{info}");
+    let check = on(["pool", "check"], &pool);
+    assert!(check.out.contains("3 count"), "{check:?}");
     let mut command = adit(["run", "cat"]);
     command.arg(&file);
     command.env("XDG_STATE_HOME", scratch.0.join("state"));

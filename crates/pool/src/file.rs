@@ -400,16 +400,29 @@ impl PoolFile {
             return Ok(pool);
         }
         let belongs = belongs(&fd, &pool)?;
-        loop {
-            let mut medium = read_only(&fd)?;
-            medium.slow = true;
-            medium.mirror = mirror::find(&mirror::path_of(&fd)?, &belongs)
-                .unwrap_or(None)
-                .map(|mirror| (mirror, belongs.tables));
-            let opened = Pool::open(medium, Box::new(LocalLocks::default()), boot);
-            if !is_growing(&opened, whole_pages(&fd)?) {
-                return opened;
+        let mirror = || mirror::find(&mirror::path_of(&fd)?, &belongs);
+        let open = |mirrored: bool| {
+            loop {
+                let mut medium = read_only(&fd)?;
+                medium.slow = true;
+                if mirrored {
+                    let found = mirror().unwrap_or(None);
+                    medium.mirror = found.map(|mirror| (mirror, belongs.tables));
+                }
+                let opened = Pool::open(medium, Box::new(LocalLocks::default()), boot);
+                if !is_growing(&opened, whole_pages(&fd)?) {
+                    return opened;
+                }
             }
+        };
+        let is_clean = |pool: &Pool<ReadOnlyMedium>| {
+            let superblock = pool.superblock();
+            superblock.is_ok_and(|superblock| superblock.flags & Superblock::CLEAN != 0)
+        };
+        match open(true) {
+            // It is of a time when nothing was left, as in `superblock_at`.
+            Ok(old) if is_clean(&old) && !is_clean(&pool) => open(false),
+            opened => opened,
         }
     }
 
