@@ -1560,7 +1560,6 @@ fn synced(trace: &str, dir: &Path) -> Vec<(String, String)> {
     all
 }
 
-/// Whoever does not want to wait is told so once, and finds everything at the next try.
 /// A program that Adit reaches opens a staged file with `O_NONBLOCK` as it would without Adit: at once, and all of it.
 #[test]
 fn an_impatient_program_opens_what_another_one_stages() {

@@ -33,12 +33,9 @@ impl Writer {
     fn read_somehow(&self, ofd: &Ofd, fd: i32, into: Buffers, at: Option<i64>) -> sys::Result {
         if self.declared {
             self.be_told(ofd);
-        }
-        if self.declared && self.mapped.load(Ordering::Relaxed) {
-            let _inside = engine::enter();
-            self.join(ofd, fd);
+            // Without a mapping whoever is asked below looks for others himself.
             if self.mapped.load(Ordering::Relaxed)
-                && let Some(read) = self.mapped_read(ofd, fd, into, at)
+                && let Some(read) = self.joined_read(ofd, fd, into, at)
             {
                 return Ok(read);
             }
@@ -70,6 +67,14 @@ impl Writer {
                 || self.read_at_kernels_offset(ofd, fd, into),
             ),
         }
+    }
+
+    /// A read of a declared file from its mapping, unless others have it staged.
+    fn joined_read(&self, ofd: &Ofd, fd: i32, into: Buffers, at: Option<i64>) -> Option<usize> {
+        let _inside = engine::enter();
+        self.join(ofd, fd);
+        let mapped = self.mapped.load(Ordering::Relaxed);
+        mapped.then(|| self.mapped_read(ofd, fd, into, at))?
     }
 
     /// A read by somebody who has found the offset to be the kernel's. One that was lent may be back.
