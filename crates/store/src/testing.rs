@@ -1,4 +1,8 @@
 //! Helpers of the tests: scratch directories, and helper processes that are this test binary again.
+//!
+//! # Safety
+//! What runs between `fork` and `exec` makes system calls with integers, and with a structure of its own.
+#![allow(unsafe_code)]
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
 
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -108,15 +112,42 @@ pub(crate) fn alone() -> std::sync::MutexGuard<'static, ()> {
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Starts a process. It is there a moment before it has closed its copies of our descriptors, one of which tells.
+/// Starts a process, which closes its copies of our files before it executes anything. The kernel would close them then,
+/// one after another and some of them behind the rest, a moment after everything that can be seen from here.
 pub(crate) fn spawn(command: &mut Command) -> Child {
+    use std::os::unix::process::CommandExt as _;
     let _alone = alone();
-    let (mut told, copied) = std::io::pipe().expect("a pipe");
-    let child = command.spawn().expect("a process");
-    drop(copied);
-    let closed = std::io::Read::read(&mut told, &mut [0]);
-    assert_eq!(closed.expect("the end of a pipe"), 0);
-    child
+    let open = std::fs::read_dir("/proc/self/fd").expect("descriptors");
+    let numbers = open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let beyond = numbers.max().unwrap_or(0) + OPENED_MEANWHILE;
+    let close = move || {
+        close_copies_of_files(beyond);
+        Ok(())
+    };
+    // SAFETY: the closure makes system calls, and nothing else.
+    let started = unsafe { command.pre_exec(close) }.spawn();
+    started.expect("a process")
+}
+
+/// Descriptors that other tests may open while a process is being made.
+const OPENED_MEANWHILE: i32 = 256;
+
+/// Of the descriptors below a number, those that lead to files and would not survive the next program.
+fn close_copies_of_files(beyond: i32) {
+    for fd in 3..beyond {
+        let mut stat = core::mem::MaybeUninit::<libc::stat>::uninit();
+        // SAFETY: the structure is written whole where that succeeds, and read only then; a number that is no descriptor
+        // is refused, and this process has one thread, whose descriptors nobody will use any more.
+        unsafe {
+            let goes = libc::fcntl(fd, libc::F_GETFD) & libc::FD_CLOEXEC != 0;
+            if libc::fstat(fd, stat.as_mut_ptr()) == 0
+                && goes
+                && stat.assume_init().st_mode & libc::S_IFMT == libc::S_IFREG
+            {
+                libc::close(fd);
+            }
+        }
+    }
 }
 
 /// A helper process: this test binary, told to run one ignored test, which is its `main`.
@@ -226,4 +257,44 @@ pub(crate) fn listen() -> String {
         std::process::exit(0);
     }
     line.trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd as _;
+
+    /// Else a lease that another test takes would be refused now and then.
+    #[test]
+    fn who_is_being_started_has_no_copies_of_our_files() {
+        let scratch = Scratch::new();
+        let path = scratch.old_file("data");
+        let lease_of = |file: &std::fs::File, lease: i32| {
+            // SAFETY: integers only.
+            unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, lease) }
+        };
+        let done = std::sync::atomic::AtomicBool::new(false);
+        let (mut taken, mut refused) = (0, 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..300 {
+                    let mut process = spawn(&mut Command::new("true"));
+                    assert!(process.wait().expect("its status").success());
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+            while !done.load(Ordering::Relaxed) {
+                let (other, file) = (open_rw(&path), open_rw(&path));
+                std::thread::yield_now();
+                let _alone = alone();
+                drop(other);
+                match lease_of(&file, libc::F_WRLCK) {
+                    0 => taken += 1,
+                    _ => refused += 1,
+                }
+                let _ = lease_of(&file, libc::F_UNLCK);
+            }
+        });
+        assert_eq!(refused, 0, "beside {taken} that were taken");
+    }
 }
