@@ -7,10 +7,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use adit_store::monitor::Pace;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// How often what is staged is published, in seconds.
 pub(crate) const PUBLISH_AFTER: &str = "ADIT_PUBLISH_AFTER";
+pub(crate) const GIVE_BACK_AFTER: &str = "ADIT_GIVE_BACK_AFTER";
 
 /// User-space direct storage access for unmodified programs.
 #[derive(Debug, Parser)]
@@ -182,10 +184,8 @@ pub(crate) struct RunArgs {
     /// later [default: 2M]
     #[arg(long, env = "ADIT_MAP_SIZE", value_name = "SIZE", value_parser = parse_map_size)]
     pub(crate) map_size: Option<u64>,
-    /// How often what the program has staged is published while it goes on, from 0.1 to 3600 seconds. The user's
-    /// monitor does it for all programs alike: whoever starts it decides
-    #[arg(long, env = PUBLISH_AFTER, value_name = "SECONDS", value_parser = parse_publish_after)]
-    pub(crate) publish_after: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) pace: PaceArgs,
     /// Declare that no program writes under this directory, or reads there between fsyncs, that is not started with
     /// the same declaration: these stage its files at the same time, and see each other at once
     #[arg(
@@ -305,9 +305,43 @@ pub(crate) struct MonitorArgs {
     /// Stay at least as long as this process lives
     #[arg(long, value_name = "PID")]
     pub(crate) stay_for: Option<u32>,
-    /// How often what programs have staged is published while they go on, from 0.1 to 3600 seconds
-    #[arg(long, env = PUBLISH_AFTER, value_name = "SECONDS", default_value = "0.5", value_parser = parse_publish_after)]
-    pub(crate) publish_after: Duration,
+    #[command(flatten)]
+    pub(crate) pace: PaceArgs,
+}
+
+/// What the user's monitor does for all programs alike: whoever starts it decides.
+#[derive(Debug, Default, Clone, Copy, Args)]
+pub(crate) struct PaceArgs {
+    /// How often what programs have staged is published while they go on, from 0.1 to 3600 seconds. The user's monitor
+    /// does it for all programs alike: whoever starts it decides [default: 0.5]
+    #[arg(long, env = PUBLISH_AFTER, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub(crate) publish_after: Option<Duration>,
+    /// How long nothing may be written to a staged file until it is given back, from 0.1 to 3600 seconds: from then on
+    /// others open it at once, also without waiting, until it is written again. As above, for all programs alike
+    /// [default: 10]
+    #[arg(long, env = GIVE_BACK_AFTER, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub(crate) give_back_after: Option<Duration>,
+}
+
+impl PaceArgs {
+    /// What was asked for, by the variables that say it.
+    pub(crate) fn asked(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let all = [
+            (PUBLISH_AFTER, self.publish_after),
+            (GIVE_BACK_AFTER, self.give_back_after),
+        ];
+        all.into_iter()
+            .filter_map(|(name, time)| Some((name, time?.as_secs_f64().to_string())))
+    }
+
+    /// What a monitor goes by.
+    pub(crate) fn pace(&self) -> Pace {
+        let usual = Pace::default();
+        Pace {
+            publish_after: self.publish_after.unwrap_or(usual.publish_after),
+            give_back_after: self.give_back_after.unwrap_or(usual.give_back_after),
+        }
+    }
 }
 
 /// The measurements there are.
@@ -420,8 +454,8 @@ pub(crate) struct DemoArgs {
 /// A chunk each for the tables, for names, for a log and for what is logged.
 const SMALLEST_POOL: u64 = 8 << 20;
 
-/// Reads "0.5": what publishing may wait.
-fn parse_publish_after(text: &str) -> Result<Duration, String> {
+/// Reads "0.5": what something may wait.
+fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok();
     let asked = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let may_be = Duration::from_millis(100)..=Duration::from_secs(3600);
@@ -526,10 +560,10 @@ mod tests {
 
     #[test]
     fn publishing_waits_from_a_moment_to_an_hour() {
-        assert_eq!(parse_publish_after("0.5"), Ok(Duration::from_millis(500)));
-        assert_eq!(parse_publish_after("3600"), Ok(Duration::from_secs(3600)));
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_seconds("3600"), Ok(Duration::from_secs(3600)));
         for wrong in ["0", "0.01", "3601", "-1", "NaN", "inf", "1e99", "soon", ""] {
-            assert!(parse_publish_after(wrong).is_err(), "{wrong:?}");
+            assert!(parse_seconds(wrong).is_err(), "{wrong:?}");
         }
     }
 

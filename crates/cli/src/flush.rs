@@ -100,7 +100,11 @@ fn flush_one(dir: &RuntimeDir, path: &Path) -> Result<Flushed, Failure> {
     let published = client::publish(dir, id.0, id.1, PUBLISHING);
     flushed.times_current = wait_for_times(dir, id, &mut flushed.users)?;
     match published {
-        Ok(true) => flushed.durable = true,
+        Ok(true) => {
+            flushed.durable = true;
+            // Whoever copies it next may not wait for anybody. A program that goes on writing keeps it.
+            let _ = client::give_back(dir, id.0, id.1, PUBLISHING);
+        }
         Ok(false) | Err(Refused::NoMonitor(_)) => {
             let left = left_in_the_end(&runtime::places(dir), path);
             flushed.synced(sync(path));

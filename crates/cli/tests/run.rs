@@ -97,6 +97,7 @@ fn a_variable_that_is_set_to_nothing_says_nothing() {
         "ADIT_LOG_SIZE",
         "ADIT_MAP_SIZE",
         "ADIT_PUBLISH_AFTER",
+        "ADIT_GIVE_BACK_AFTER",
         "ADIT_PATH",
         "ADIT_RUNTIME_DIR",
         "ADIT_VERBOSE",

@@ -91,6 +91,7 @@ pub(crate) struct Staged {
     appends: bool,
     /// Tells it from what was staged through the same description before.
     pub(crate) serial: u64,
+    since: Instant,
 }
 
 impl Drop for Staged {
@@ -769,6 +770,7 @@ impl Staged {
             inode: stat.st_ino,
             appends,
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+            since: Instant::now(),
         }
     }
 
@@ -948,6 +950,11 @@ impl Staged {
         };
         ofd.give_append_back(fd, self.appends);
         release(fd, lease);
+    }
+
+    /// Whether the file was staged for so long.
+    pub(crate) fn lasted(&self, time: Duration) -> bool {
+        self.since.elapsed() >= time
     }
 
     /// Whether it is the file with this identity.

@@ -150,6 +150,11 @@ impl Place {
 
     /// The same, which leaves what is staged to its programs for so many seconds.
     fn watch_and_publish(dir: &Path, list: &str, user: Option<u32>, after: &str) -> Option<Child> {
+        Self::watch_at(dir, list, user, &["--publish-after", after])
+    }
+
+    /// One that does what it does at that pace.
+    fn watch_at(dir: &Path, list: &str, user: Option<u32>, pace: &[&str]) -> Option<Child> {
         let (_, command) = built()?;
         let _ = fs::remove_file(dir.join("run/monitor.sock"));
         let monitor = Command::new("timeout")
@@ -157,7 +162,7 @@ impl Place {
             .args(Self::become_user(user))
             .arg(command)
             .args(["monitor", "--stay-for", &std::process::id().to_string()])
-            .args(["--publish-after", after])
+            .args(pace)
             .env("ADIT_RUNTIME_DIR", dir.join("run"))
             .env("XDG_STATE_HOME", dir.join(list))
             .stdin(Stdio::null())
@@ -1877,6 +1882,44 @@ fn an_impatient_outsider_is_told_to_come_again() {
     assert_eq!(place.content(), lines("line", 30));
     program.go_on();
     program.end();
+}
+
+/// Whoever comes again and again is let in some time, and a file that stays staged for long begins anew: what is taken away
+/// because it was quiet is no such loss.
+#[test]
+fn a_file_that_was_quiet_is_given_back_and_staged_anew() {
+    let Some(mut place) = Place::new("quiet") else {
+        return;
+    };
+    place.end_monitor();
+    let pace = ["--publish-after", "0.1", "--give-back-after", "3"];
+    place.monitor = Place::watch_at(&place.dir, "run", None, &pace).expect("a monitor");
+    place.compile("lines");
+    let mut program = Lines::start(&place, "strict", "aw", "line", &["3"; 31]);
+    let come = |program: &mut Lines| {
+        assert!(program.batch() > 0);
+        let mut options = fs::OpenOptions::new();
+        std::os::unix::fs::OpenOptionsExt::custom_flags(options.read(true), libc::O_NONBLOCK);
+        let refused = options.open(place.file()).err().map(|error| error.kind());
+        wait_for("the lease's end", || !place.is_leased());
+        program.go_on();
+        refused
+    };
+    let refused = Some(std::io::ErrorKind::WouldBlock);
+    for _ in 0..15 {
+        assert_eq!(come(&mut program), refused);
+    }
+    assert_eq!(program.batch(), 48);
+    assert!(place.is_leased());
+    wait_for("it is given back", || !place.is_leased());
+    program.go_on();
+    for _ in 0..14 {
+        assert_eq!(come(&mut program), refused);
+    }
+    assert_eq!(program.batch(), 93);
+    assert!(place.is_leased());
+    program.close();
+    assert_eq!(place.content(), lines("line", 93));
 }
 
 /// Every system call that staging makes on its own account may fail, always or from some time on: the

@@ -2,9 +2,8 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
-use std::time::Duration;
 
-use crate::args::{PUBLISH_AFTER, RunArgs};
+use crate::args::{PaceArgs, RunArgs};
 
 /// The variable the dynamic linker reads.
 pub(crate) const PRELOAD: &str = "LD_PRELOAD";
@@ -66,7 +65,7 @@ impl Environment {
                 self.set(name, size.to_string());
             }
         }
-        self.publish_after(args.publish_after);
+        self.pace(&args.pace);
         if !args.paths.is_empty() {
             let dirs: Vec<&OsStr> = args.paths.iter().map(|p| p.as_os_str()).collect();
             self.set("ADIT_PATH", dirs.join(OsStr::new(":")));
@@ -81,9 +80,9 @@ impl Environment {
     }
 
     /// What a monitor is told that this program starts, or one that it starts.
-    pub(crate) fn publish_after(&mut self, asked: Option<Duration>) {
-        if let Some(seconds) = asked {
-            self.set(PUBLISH_AFTER, seconds.as_secs_f64().to_string());
+    pub(crate) fn pace(&mut self, asked: &PaceArgs) {
+        for (name, seconds) in asked.asked() {
+            self.set(name, seconds);
         }
     }
 

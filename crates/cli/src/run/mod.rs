@@ -10,7 +10,7 @@
 #![allow(unsafe_code)]
 
 mod appends;
-mod environment;
+pub(crate) mod environment;
 pub(crate) mod library;
 mod monitor;
 mod target;
@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use adit_pool::PoolFile;
 use adit_store::{recovery, staged};
 
-use crate::args::{Appends, Mode, RunArgs};
+use crate::args::{Appends, Mode, PaceArgs, RunArgs};
 use crate::failure::{Failure, Outcome, RUN_FAILED, RUN_NOT_EXECUTABLE, RUN_NOT_FOUND, words};
 use crate::{limits, runtime};
 use environment::Environment;
@@ -225,7 +225,7 @@ fn prepare(
         )
     });
     let awaited = args.mode != Mode::Posix || args.appends == Appends::Staged;
-    match monitor::start(args.runtime_dir.as_deref(), args.publish_after, awaited) {
+    match monitor::start(args.runtime_dir.as_deref(), &args.pace, awaited) {
         Err(why) => without_monitor(args, why),
         Ok(()) => Ok(()),
     }
@@ -306,7 +306,11 @@ pub(crate) fn under_library(
         .env("ADIT_MODE", mode.name())
         .env("ADIT_APPENDS", appends::resolved(asked_appends()).name());
     // A measurement or comparison goes on without the monitor; what it adds is then missing.
-    let _ = monitor::start(directory.as_deref(), None, mode != Mode::Posix);
+    let _ = monitor::start(
+        directory.as_deref(),
+        &PaceArgs::default(),
+        mode != Mode::Posix,
+    );
     Ok(())
 }
 

@@ -20,6 +20,7 @@ use adit_store::monitor::client::Refused;
 use adit_store::registry::{RuntimeDir, prepare_filter};
 
 use super::environment::{Environment, PRELOAD};
+use crate::args::PaceArgs;
 use crate::failure::Failure;
 use crate::{limits, runtime};
 
@@ -45,7 +46,7 @@ const IOPRIO_WHO_PROCESS: libc::c_int = 1;
 /// staged at once, it answers when this returns: a program that opens a file before that would have it refused.
 pub(crate) fn start(
     runtime_dir: Option<&Path>,
-    publish_after: Option<Duration>,
+    pace: &PaceArgs,
     awaited: bool,
 ) -> Result<(), Failure> {
     if std::env::var_os(OFF).is_some_and(|value| !value.is_empty()) {
@@ -76,7 +77,7 @@ pub(crate) fn start(
             .next("lift the limit, or have another program under Adit run without it meanwhile");
         return if awaited { Err(why) } else { Ok(()) };
     }
-    let prepared = prepare(&dir, pid, publish_after)
+    let prepared = prepare(&dir, pid, pace)
         .ok_or_else(|| Failure::new("its command line cannot be formed"))?;
     if !awaited {
         return launch(&prepared).map_err(Failure::new);
@@ -154,7 +155,7 @@ fn answers(dir: &RuntimeDir, pid: u32) -> bool {
     false
 }
 
-fn prepare(dir: &RuntimeDir, pid: u32, publish_after: Option<Duration>) -> Option<Prepared> {
+fn prepare(dir: &RuntimeDir, pid: u32, pace: &PaceArgs) -> Option<Prepared> {
     let words: [&OsStr; 6] = [
         "adit".as_ref(),
         "monitor".as_ref(),
@@ -166,7 +167,7 @@ fn prepare(dir: &RuntimeDir, pid: u32, publish_after: Option<Duration>) -> Optio
     let mut environment = Environment::inherited();
     environment.remove(PRELOAD);
     environment.remove("ADIT_MODE");
-    environment.publish_after(publish_after);
+    environment.pace(pace);
     let c = |text: &OsStr| CString::new(text.as_bytes()).ok();
     Some(Prepared {
         program: c(std::env::current_exe().ok()?.as_os_str())?,

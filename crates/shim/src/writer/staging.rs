@@ -32,9 +32,12 @@ const GROUPS: usize = 8;
 /// Children of a crowd of threads that fork have it until they are told to end, or execute something.
 const VISIT: usize = 200;
 
-/// How often a file is staged again after it was taken away: whoever shares it that often is served
+/// How often a file is staged again after it was soon taken away: whoever shares it that often is served
 /// better by the kernel.
 const MOST_LOSSES: u32 = 16;
+
+/// How long a file has to be staged for that to be no loss: it may be quiet since, and was given back.
+const PAYS_AFTER: Duration = Duration::from_secs(1);
 
 /// Why a description is the kernel's.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -202,7 +205,12 @@ impl Writer {
 
     /// The file is not staged any more, and may be again.
     fn forget(&self, state: &mut State, ofd: &Ofd, fd: i32) {
+        let has_paid = matches!(&*state, State::Staged(staged) if staged.lasted(PAYS_AFTER));
         self.begin_anew(state, ofd, fd);
+        if has_paid {
+            self.losses.store(0, Ordering::Relaxed);
+            return;
+        }
         let losses = self.losses.fetch_add(1, Ordering::Relaxed);
         if losses < MOST_LOSSES || self.must_stage() || ofd.is_wanted() {
             return;

@@ -322,6 +322,19 @@ pub fn publish(dir: &RuntimeDir, dev: u64, ino: u64, patience: Duration) -> Resu
     Ok(answer.value != 0)
 }
 
+/// Has the monitor give a file back of which everything is in the file: others open it at once then, also without waiting,
+/// until its program writes to it and stages it again. `Ok(false)` of one of which something is only staged, of one that
+/// is declared, and when it holds no such file.
+pub fn give_back(
+    dir: &RuntimeDir,
+    dev: u64,
+    ino: u64,
+    patience: Duration,
+) -> Result<bool, Refused> {
+    let answer = ask_anyway(dir, &Request::GiveBack { dev, ino }, None, patience)?;
+    Ok(answer.value != 0)
+}
+
 /// How long a file is that somebody may have staged, and when it was written: nanoseconds since 1970, zero when
 /// nobody said. `None` when the monitor holds no such file, or does not answer.
 #[must_use]

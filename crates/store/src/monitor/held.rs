@@ -5,6 +5,7 @@ use core::time::Duration;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
 use adit_pmem::Medium as _;
 use adit_pool::{FileMedium, FileName, FileRef, PoolFile, SHARED as IS_SHARED};
@@ -195,6 +196,8 @@ pub(super) struct Held {
     missing: AtomicU32,
     /// The last record of those that this monitor knows to be in the file.
     published: AtomicU64,
+    /// That record, and since when there is no other one, while everything is in the file.
+    quiet: Mutex<Option<(u64, Instant)>>,
     /// The program is gone, and what it left is committed, with its other files: everything counts.
     orphaned: AtomicBool,
     release: OnceLock<Fd>,
@@ -240,6 +243,7 @@ impl Held {
             leased: Mutex::new(true),
             missing: AtomicU32::new(0),
             published: AtomicU64::new(0),
+            quiet: Mutex::new(None),
             orphaned: AtomicBool::new(false),
             release: OnceLock::new(),
         }
@@ -427,8 +431,13 @@ impl Held {
 
     /// Keeps in mind what is in the file.
     fn was_published(&self, staged: &Staged) {
-        if let Some(last) = staged.all_published() {
+        let last = staged.all_published();
+        if let Some(last) = last {
             self.published.fetch_max(last, Ordering::AcqRel);
+        }
+        let mut quiet = self.quiet.lock().unwrap_or_else(PoisonError::into_inner);
+        if quiet.map(|(last, _)| last) != last {
+            *quiet = last.map(|last| (last, Instant::now()));
         }
     }
 
@@ -467,10 +476,33 @@ impl Held {
                 ended?;
             }
         }
+        self.let_go();
+        Ok(())
+    }
+
+    /// The staging has ended.
+    fn let_go(&self) {
         *self.cell() = None;
         self.unlock();
         self.give_up();
+    }
+
+    /// Takes the file away from its program if that costs nobody anything: everything is in the file, and the program
+    /// stages it again when it next writes. Until then it is a file as any other, also for who does not wait for a lease.
+    pub(super) fn give_back(&self) -> Result<()> {
+        if self.terms.declared || !self.is_leased() {
+            return Err(Error::Shared);
+        }
+        self.staged()?
+            .take_away_published(|| self.restore_append())?;
+        self.let_go();
         Ok(())
+    }
+
+    /// Whether everything has been in the file for so long, and nothing was staged.
+    fn is_quiet_for(&self, time: Duration) -> bool {
+        let quiet = self.quiet.lock().unwrap_or_else(PoisonError::into_inner);
+        quiet.is_some_and(|(_, since)| since.elapsed() >= time)
     }
 
     fn end_staging(&self) -> Result<()> {
@@ -672,6 +704,14 @@ pub(super) fn publish_together(files: &[Arc<Held>]) {
             held.was_published(staged);
         }
     });
+}
+
+/// Gives back what has been quiet for so long, and no more than so many files; says how many.
+pub(super) fn give_back_quiet(files: &[Arc<Held>], time: Duration, most: usize) -> usize {
+    let quiet = files.iter().filter(|held| held.is_quiet_for(time));
+    // Who has just begun to write keeps it.
+    let tried = quiet.take(most).map(|held| held.give_back());
+    tried.count()
 }
 
 /// Does something to our views of files, pool by pool. A file that cannot be opened is gone, or will not be

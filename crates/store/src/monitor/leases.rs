@@ -41,7 +41,7 @@ use super::records::{LeaseRecord, Listed, Record, Records};
 use super::shared::{Barred, Shared};
 use super::standby::Standby;
 use super::workers::{Haste, Workers};
-use super::{Means, Ready};
+use super::{Means, Pace, Ready};
 use crate::pools::Places;
 use crate::registry::FileId;
 use crate::registry::anywhere::{Mark, Marks};
@@ -102,8 +102,7 @@ pub(super) struct Leases {
     since: Instant,
     looked_at: Instant,
     published_at: Instant,
-    /// See [`Options::publish_after`](super::Options).
-    publish_after: Duration,
+    pace: Pace,
     /// A worker publishes what has aged.
     aging: bool,
     /// A worker commits what the dead left.
@@ -216,7 +215,7 @@ impl Leases {
         places: Places,
         records: Rc<Records>,
         standby: Standby,
-        publish_after: Duration,
+        pace: Pace,
         means: Means,
         marks: Marks,
     ) -> Self {
@@ -237,7 +236,7 @@ impl Leases {
             since: Instant::now(),
             looked_at: Instant::now(),
             published_at: Instant::now(),
-            publish_after,
+            pace,
             aging: false,
             committing: false,
             adopting: false,
@@ -290,7 +289,7 @@ impl Leases {
     }
 
     fn look_after(&self) -> Duration {
-        AGE.min(self.publish_after)
+        AGE.min(self.pace.publish_after)
     }
 
     /// How long until the next [`tick`](Self::tick), unless something becomes readable.
@@ -593,11 +592,12 @@ impl Leases {
             .map(|(number, entry)| (*number, Arc::downgrade(&entry.held), entry.owner.pid))
             .collect();
         self.aging = true;
-        let due = now.duration_since(self.published_at) >= self.publish_after;
+        let due = now.duration_since(self.published_at) >= self.pace.publish_after;
         if due {
             self.published_at = now;
         }
-        let publish = move || Report::Aged(age(&all, due));
+        let quiet_for = self.pace.give_back_after;
+        let publish = move || Report::Aged(age(&all, due.then_some(quiet_for)));
         self.workers.start(Haste::Whenever, publish);
     }
 
@@ -733,13 +733,13 @@ fn peer_of(connection: &Fd) -> Result<Option<i32>, Errno> {
     Ok(lease::who(connection.as_fd())?.pid)
 }
 
-/// Publishes files that are still held, if that is due. Tells those whose programs have left the pool without a word: their
+/// Publishes files that are still held, if that is due, and gives those back that have been quiet for so long. Tells those whose programs have left the pool without a word: their
 /// slot is free, though the process may live, as after an `exec` that nobody saw.
-fn age(all: &[Aging], publish: bool) -> Aged {
+fn age(all: &[Aging], due: Option<Duration>) -> Aged {
     let mut living: Vec<(*const OpenPool, Vec<u32>, bool)> = Vec::new();
     let mut known: BTreeMap<i32, Option<OpenFiles>> = BTreeMap::new();
     let mut aged = Aged::default();
-    let mut due = Vec::new();
+    let mut here = Vec::new();
     for (number, held, pid) in all {
         let Some(held) = held.upgrade() else {
             continue;
@@ -764,18 +764,20 @@ fn age(all: &[Aging], publish: bool) -> Aged {
         } else if is_removed || held.is_left(&mut open_files) {
             aged.lost.push(*number);
         } else {
-            due.push((held.pool.is_slow(), *number, Arc::downgrade(&held)));
+            here.push((held.pool.is_slow(), *number, Arc::downgrade(&held)));
         }
     }
-    due.sort_by_key(|(slow, ..)| *slow);
+    here.sort_by_key(|(slow, ..)| *slow);
+    let mut places = MANY;
     // Those on slow media one by one.
-    let groups = due.chunk_by(|one, next| !one.0 && !next.0);
+    let groups = here.chunk_by(|one, next| !one.0 && !next.0);
     for here in groups.flat_map(|files| files.chunks(MANY)) {
         let here = here.iter();
         let here = here.filter_map(|(_, number, held)| Some((*number, held.upgrade()?)));
         let (numbers, files): (Vec<u64>, Vec<Arc<Held>>) = here.unzip();
-        if publish {
+        if let Some(quiet_for) = due {
             held::publish_together(&files);
+            places -= held::give_back_quiet(&files, quiet_for, places);
         }
         let ended = numbers
             .iter()

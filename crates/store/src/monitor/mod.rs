@@ -77,8 +77,8 @@ pub struct Options {
     /// How long it stays when it is told to end and somebody needs it: its programs may have been told the same, as where
     /// a service is stopped, and would lose to the kernel the files that they have to end. After SIGINT it does not.
     pub grace: Duration,
-    /// How often what programs have staged is published while they go on.
-    pub publish_after: Duration,
+    /// What becomes of staged files while their programs go on.
+    pub pace: Pace,
     /// A process to stay for from the start; see [`join`].
     pub stay_for: Option<u32>,
     /// The list of the user's pools; without one it is kept in the runtime directory.
@@ -96,11 +96,30 @@ impl Default for Options {
             poll: Duration::from_millis(250),
             idle: Duration::from_secs(5),
             grace: Duration::from_secs(10),
-            publish_after: leases::AGE,
+            pace: Pace::default(),
             stay_for: None,
             pools: None,
             successor: None,
             inherited: None,
+        }
+    }
+}
+
+/// When a monitor does something to files that programs have staged, while they go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// How often what is staged is published.
+    pub publish_after: Duration,
+    /// How long nothing may be staged of a file until it is given back: it is a file as any other then, until its program
+    /// writes to it and stages it again.
+    pub give_back_after: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            publish_after: leases::AGE,
+            give_back_after: Duration::from_secs(10),
         }
     }
 }
@@ -346,8 +365,7 @@ impl Monitor {
         let news = watch(&dir).ok();
         let records = Rc::clone(&begin.records);
         let marks = Marks::new(&dir);
-        let after = options.publish_after;
-        let leases = Leases::new(places, records, standby, after, means, marks);
+        let leases = Leases::new(places, records, standby, options.pace, means, marks);
         let mut server = Server::new(&dir, begin.listener, begin.records, leases);
         let barred = &mut server.leases.barred;
         if begin.after_another {

@@ -246,6 +246,9 @@ impl Server {
             (Request::Publish { dev, ino }, _) => {
                 return self.leases.publish(connection, (dev, ino));
             }
+            (Request::GiveBack { dev, ino }, _) => {
+                return self.leases.give_back(connection, (dev, ino));
+            }
             (Request::Look { dev, ino }, _) => {
                 return self.leases.look(&connection, (dev, ino));
             }

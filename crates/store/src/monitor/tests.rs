@@ -59,9 +59,17 @@ fn quick() -> Options {
         poll: Duration::from_millis(20),
         idle: Duration::from_millis(300),
         grace: Duration::ZERO,
+        // What is quiet is what a test waits for, mostly.
+        pace: Pace {
+            give_back_after: Duration::from_secs(3600),
+            ..Pace::default()
+        },
         ..Options::default()
     }
 }
+
+/// How long nothing is staged of what a monitor gives back that was told so.
+const QUIET: Duration = Duration::from_secs(2);
 
 /// A monitor in a process of its own.
 fn monitor(scratch: &Scratch) -> Helper {
@@ -117,7 +125,20 @@ fn helper_monitor() {
     let options = match std::env::var_os("T_ENDS_AFTER") {
         // Files that are published for their age are taken away from nobody, and not counted.
         Some(_) => Options {
-            publish_after: Duration::from_secs(3600),
+            pace: Pace {
+                publish_after: Duration::from_secs(3600),
+                ..options.pace
+            },
+            ..options
+        },
+        None => options,
+    };
+    let options = match std::env::var_os("T_GIVES_BACK") {
+        Some(_) => Options {
+            pace: Pace {
+                give_back_after: QUIET,
+                ..options.pace
+            },
             ..options
         },
         None => options,

@@ -104,6 +104,14 @@ pub(crate) enum Request<'a> {
     Bar,
     /// Take the file whose descriptor comes along away from all who have it staged.
     TakeAway,
+    /// Take a file away from its program if everything is in it and nobody else has it staged: others open it at once then,
+    /// until it is written again.
+    GiveBack {
+        /// Its device.
+        dev: u64,
+        /// Its inode number.
+        ino: u64,
+    },
 }
 
 /// A slot of a registry file.
@@ -208,6 +216,11 @@ impl<'a> Request<'a> {
                 longs: [dev, ino],
                 ..Parts::default()
             },
+            Self::GiveBack { dev, ino } => Parts {
+                kind: 13,
+                longs: [dev, ino],
+                ..Parts::default()
+            },
         }
     }
 
@@ -267,6 +280,7 @@ impl<'a> Request<'a> {
             (10, true) => Self::Bar,
             (11, true) => Self::TakeAway,
             (12, true) => Self::Look { dev: x, ino: y },
+            (13, true) => Self::GiveBack { dev: x, ino: y },
             _ => return None,
         })
     }
@@ -545,6 +559,7 @@ mod tests {
             Request::Bar,
             Request::TakeAway,
             Request::Look { dev: 3, ino: 4 },
+            Request::GiveBack { dev: 5, ino: 6 },
         ] {
             let mut bytes = [0; MESSAGE];
             let len = request.encode(&mut bytes).expect("fits");

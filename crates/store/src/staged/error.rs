@@ -33,6 +33,9 @@ pub enum Error {
     /// Others have the file staged, too: what only one of them did may not end it.
     #[error("other programs have the file staged, too")]
     Shared,
+    /// The base file lacks some of what is staged, where it is to lack nothing.
+    #[error("some of the file is staged only")]
+    Unpublished,
     /// Files of different pools: no record of one can name the other.
     #[error("the files lie in different pools and cannot be committed together")]
     Apart,
@@ -63,7 +66,7 @@ impl Error {
         match self {
             Self::NoSpace => Errno::NOSPC,
             Self::TooLarge => Errno::FBIG,
-            Self::AlreadyOpen | Self::Shared => Errno::BUSY,
+            Self::AlreadyOpen | Self::Shared | Self::Unpublished => Errno::BUSY,
             Self::Publishing { .. } | Self::Contended | Self::DirectoryLocked => Errno::AGAIN,
             Self::Taken | Self::OtherFile(_) | Self::GivenUp => Errno::STALE,
             Self::Fault => Errno::FAULT,

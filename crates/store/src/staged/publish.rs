@@ -46,6 +46,9 @@ pub enum Scope {
     /// Everything, unless others have the file staged, too: [`Error::Shared`], with nothing committed that
     /// they may have written.
     Alone,
+    /// Nothing: of what is staged there is nothing that the base file lacks, or [`Error::Unpublished`]. [`Error::Shared`]
+    /// where others have the file staged, too.
+    Nothing,
 }
 
 /// What a publication did.
@@ -195,6 +198,12 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// The same, unless others have the file staged, too: [`Error::Shared`].
     pub fn take_away_alone(&self, before_forgetting: impl FnOnce()) -> Result<Published> {
         self.take_away_as(Scope::Alone, before_forgetting)
+    }
+
+    /// The same of a file that needs no publishing: [`Error::Unpublished`], and nothing else happens, where it does.
+    pub fn take_away_published(&self, before_forgetting: impl FnOnce()) -> Result<()> {
+        self.take_away_as(Scope::Nothing, before_forgetting)
+            .map(drop)
     }
 
     fn take_away_as(&self, scope: Scope, before_forgetting: impl FnOnce()) -> Result<Published> {
@@ -357,7 +366,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
                 let last = view.commit.max(view.committed);
                 Ok(view.ops.front().is_some_and(|(seq, _)| *seq <= last))
             }
-            Scope::Everything | Scope::Alone => Ok(!self.look().ops.is_empty()),
+            Scope::Everything | Scope::Alone | Scope::Nothing => Ok(!self.look().ops.is_empty()),
         }
     }
 
@@ -407,8 +416,12 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// ([`StagedFile::current`]).
     fn aim(&self, guard: &mut FileGuard<'_, M>, scope: Scope) -> Result<Option<Target>> {
         self.follow(guard)?;
-        if scope == Scope::Alone && guard.version()? & SHARED != 0 {
+        let alone = matches!(scope, Scope::Alone | Scope::Nothing);
+        if alone && guard.version()? & SHARED != 0 {
             return Err(Error::Shared);
+        }
+        if scope == Scope::Nothing && !self.is_clean() {
+            return Err(Error::Unpublished);
         }
         if scope != Scope::Committed {
             let commit = self.log_commit(guard)?;

@@ -323,6 +323,30 @@ impl Leases {
         });
     }
 
+    /// Gives a file back if everything is in it. The answer, when that is done, says whether it was.
+    pub(in crate::monitor) fn give_back(&self, connection: Fd, id: (u64, u64)) {
+        let same = |entry: &&Entry| entry.held.id == id && entry.held.is_staged();
+        let Some(held) = self
+            .held
+            .values()
+            .find(same)
+            .map(|entry| Arc::clone(&entry.held))
+        else {
+            wire::answer(&connection, &Answer::yes());
+            return;
+        };
+        self.workers.start(Haste::Awaited, move || {
+            let given = held.give_back().is_ok();
+            drop(held);
+            let answer = Answer {
+                value: given.into(),
+                ..Answer::yes()
+            };
+            wire::answer(&connection, &answer);
+            Report::Nothing
+        });
+    }
+
     /// Says how long a file is with what is staged of it, and when it was written. Of one that is not staged, the kernel
     /// knows.
     pub(in crate::monitor) fn look(&self, connection: &Fd, id: (u64, u64)) {

@@ -539,6 +539,114 @@ fn age_publishes_what_the_mode_allows() {
     assert!(is_leased(&careful) && is_leased(&quick));
 }
 
+/// A file to look at without opening it, which would end its staging.
+struct Watched {
+    dir: RuntimeDir,
+    path: PathBuf,
+}
+
+impl Watched {
+    fn new(scratch: &Scratch, name: &str) -> Self {
+        Self {
+            dir: scratch.runtime(),
+            path: scratch.old_file(name),
+        }
+    }
+
+    fn id(&self) -> (u64, u64) {
+        let data = std::fs::metadata(&self.path).expect("metadata");
+        (data.dev(), data.ino())
+    }
+
+    /// Whether the monitor holds it.
+    fn is_held(&self) -> bool {
+        let (dev, ino) = self.id();
+        let mut answer = None;
+        // Who has the file locked is not waited for, and then there is no answer; nor from one that is being replaced.
+        for _ in 0..20 {
+            answer = client::look(&self.dir, dev, ino);
+            if answer.is_some() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        answer.is_some()
+    }
+}
+
+/// Whoever opens without waiting is sent away from a leased file. One that nobody writes to is none: a monitor gives it
+/// back, and its program stages it anew.
+#[test]
+fn what_is_quiet_is_given_back_and_what_is_written_is_kept() {
+    let scratch = Scratch::new();
+    let names = ["atomic", "strict", "written", "uncommitted"];
+    let files = names.map(|name| Watched::new(&scratch, name));
+    let (given, kept) = files.split_at(2);
+    let before = len(&given[0].path);
+    let _monitor = monitor_with(&scratch, &[("T_GIVES_BACK", Path::new("1"))]);
+    let mut quiet = ["atomic", "strict"].map(|mode| staging(&scratch, mode, mode));
+    let mut written = staging(&scratch, "strict", "written");
+    let mut uncommitted = staging(&scratch, "atomic", "uncommitted");
+    for program in &mut quiet {
+        program.ask("append", "appended");
+        program.ask("fsync", "synced");
+    }
+    uncommitted.ask("append", "appended");
+    let begun = Instant::now();
+    let mut batches = 0;
+    while begun.elapsed() < 2 * QUIET || given.iter().any(Watched::is_held) {
+        assert!(kept[0].is_held(), "after {batches} batches");
+        written.ask("append", "appended");
+        batches += 1;
+        std::thread::sleep(QUIET / 20);
+        assert!(begun.elapsed() < crate::testing::scratch::limit(60));
+    }
+    for file in given {
+        assert!(!is_leased(&file.path));
+        assert_eq!(len(&file.path), before + WRITTEN.len());
+    }
+    assert!(kept.iter().all(Watched::is_held));
+    // Not a byte of what is not committed.
+    assert_eq!(len(&kept[1].path), before);
+    eventually("published by age", || {
+        len(&kept[0].path) == before + batches * WRITTEN.len()
+    });
+    for mut program in quiet {
+        program.ask("append", "taken");
+    }
+    uncommitted.ask("fsync", "synced");
+    uncommitted.ask("append", "appended");
+    written.ask("append", "appended");
+}
+
+#[test]
+fn what_is_to_be_given_back_is_if_all_of_it_is_published() {
+    let scratch = Scratch::new();
+    let file = Watched::new(&scratch, "data");
+    let before = len(&file.path);
+    let _monitor = monitor(&scratch);
+    let (dev, ino) = file.id();
+    let give_back = || client::give_back(&file.dir, dev, ino, Duration::from_secs(60));
+    assert_eq!(give_back(), Ok(false), "nothing is staged");
+    let mut program = staging(&scratch, "atomic", "data");
+    program.ask("append", "appended");
+    assert_eq!(give_back(), Ok(false));
+    program.ask("fsync", "synced");
+    program.ask("append", "appended");
+    let published = client::publish(&file.dir, dev, ino, Duration::from_secs(60));
+    assert_eq!(published, Ok(true));
+    // What is committed is in the file, and that is not all.
+    assert_eq!(give_back(), Ok(false));
+    assert!(file.is_held());
+    assert_eq!(len(&file.path), before + WRITTEN.len());
+    program.ask("fsync", "synced");
+    eventually("given back", || give_back() == Ok(true));
+    assert!(!is_leased(&file.path));
+    assert_eq!(len(&file.path), before + 2 * WRITTEN.len());
+    program.ask("append", "taken");
+    eventually("nobody holds it", || !file.is_held());
+}
+
 #[test]
 fn what_a_killed_program_staged_is_published_and_its_seat_cleared() {
     let scratch = Scratch::new();

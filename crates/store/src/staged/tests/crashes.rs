@@ -162,8 +162,8 @@ pub(super) fn crash_everywhere(name: &str, steps: &[Step], mode: Mode, states: u
 }
 
 use Step::{
-    Append, Extend, Fsync, Publish, PublishByOther, PublishCommitted, TakeAway, TakeAwayByOther,
-    Truncate, Write,
+    Append, Extend, Fsync, GiveBackByOther, Publish, PublishByOther, PublishCommitted, TakeAway,
+    TakeAwayByOther, Truncate, Write,
 };
 
 pub(super) const MODES: [Mode; 4] = [Mode::Posix, Mode::Sync, Mode::Atomic, Mode::Strict];
@@ -267,6 +267,7 @@ fn another_attachment_publishes_and_takes_away() {
         Append(300),
         Write(0, 20),
         PublishByOther,
+        GiveBackByOther,
         Append(5),
         TakeAway,
     ];

@@ -246,6 +246,8 @@ enum Step {
     PublishByOther,
     /// Another attachment ends the staging; the next step begins it anew.
     TakeAwayByOther,
+    /// The same of what is published whole.
+    GiveBackByOther,
 }
 
 /// What the base file holds before the story.
@@ -290,13 +292,19 @@ impl Step {
     }
 
     fn takes_away(self) -> bool {
-        matches!(self, Self::TakeAway | Self::TakeAwayByOther)
+        matches!(
+            self,
+            Self::TakeAway | Self::TakeAwayByOther | Self::GiveBackByOther
+        )
     }
 
     fn is_by_other(self) -> bool {
         matches!(
             self,
-            Self::WriteByOther(..) | Self::PublishByOther | Self::TakeAwayByOther
+            Self::WriteByOther(..)
+                | Self::PublishByOther
+                | Self::TakeAwayByOther
+                | Self::GiveBackByOther
         )
     }
 
@@ -311,6 +319,7 @@ impl Step {
             Self::Fsync => file.fsync(),
             Self::Publish | Self::PublishByOther => file.publish(Scope::Everything).map(|_| ()),
             Self::TakeAway | Self::TakeAwayByOther => file.take_away(|| {}).map(|_| ()),
+            Self::GiveBackByOther => file.take_away_published(|| {}),
             Self::PublishCommitted => file.publish(Scope::Committed).map(|_| ()),
             Self::Show => file.show_committed(),
             Self::ShowAll => file.show_outside(Scope::Everything),

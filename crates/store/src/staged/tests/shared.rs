@@ -348,6 +348,39 @@ fn who_is_not_alone_does_not_end_the_staging() {
     assert_eq!(read_all(&first), b"onetwo");
 }
 
+/// What is only staged stays, committed or not, and nothing is committed or published by asking; nor what others share.
+#[test]
+fn what_is_published_may_be_taken_away_and_nothing_else() {
+    let world = World::new(tiny_size(24));
+    let crowd = Crowd::of(&world, boot(1), &[Mode::Atomic, Mode::Atomic], &[]);
+    let open = |nth: usize| {
+        let name = name_of(&crowd.file);
+        StagedFile::open(&crowd.stages[nth], &name, crowd.file.clone(), Mode::Atomic)
+    };
+    let (first, second) = (open(0).expect("stage"), open(1).expect("stage"));
+    let refused = |file: &Simulated| file.take_away_published(|| panic!("it is not over"));
+    let before = contents(&crowd.file).expect("read");
+    first.append(b"one").expect("append");
+    assert!(matches!(refused(&second), Err(Error::Unpublished)));
+    assert!(first.has_uncommitted(), "it was not committed either");
+    first.fsync().expect("fsync");
+    assert!(matches!(refused(&second), Err(Error::Unpublished)));
+    assert_eq!(contents(&crowd.file).expect("read"), before);
+    second.publish(Scope::Committed).expect("publish");
+    first.share().expect("share");
+    assert!(matches!(refused(&second), Err(Error::Shared)));
+    first.append(b"two").expect("append");
+    first.take_away(|| {}).expect("take away");
+    let (first, second) = (open(0).expect("stage"), open(1).expect("stage"));
+    first.append(b"three").expect("append");
+    second.publish(Scope::Everything).expect("publish");
+    second.take_away_published(|| {}).expect("all is there");
+    let late = first.append(b"late");
+    assert!(matches!(late, Err(Error::Taken)), "{late:?}");
+    let model = [&before, &b"onetwothree"[..]].concat();
+    assert_eq!(contents(&crowd.file).expect("read"), model);
+}
+
 /// A claim stands, and is given up, when somebody shares the file meanwhile.
 #[test]
 fn a_file_is_shared_in_the_middle_of_a_publication() {
