@@ -528,9 +528,11 @@ impl Model {
         let len = Self::length(rng).min(size / 2);
         // The source lies in front of the target: ranges that overlap are refused.
         let from = Self::place(rng, size.saturating_sub(2 * len));
-        let to = Self::place(rng, LIMIT - len).clamp(from + len, LIMIT - len);
+        let to = Self::place(rng, LIMIT - len)
+            .min(LIMIT - len)
+            .max(from + len);
         self.said = format!("copy {len} from {from} to {to}");
-        if len == 0 || self.append || from + len > size {
+        if len == 0 || self.append || from + len > size || to + len > LIMIT {
             self.said += ": not done";
             return Ok(());
         }
