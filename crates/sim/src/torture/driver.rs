@@ -236,6 +236,12 @@ impl Run<'_> {
                 self.summary.monitors_killed += monitors;
                 self.summary.standbys_killed += standbys;
                 self.abandoned = true;
+                // These start programs that open the file, whom nobody would let in: the kernel does, after longer than a
+                // writer is waited for. The user's next program has a monitor again.
+                if job.pattern == Pattern::Staged {
+                    let next = adit.recover();
+                    next.map_err(|error| format!("the next program: {error}"))?;
+                }
                 return Ok(());
             }
             (Trouble::ReplaceMonitor, Some(adit)) => {
