@@ -203,7 +203,7 @@ fn stat_shows_an_attached_program_and_flush_waits_for_its_times() {
 }
 
 #[test]
-fn flush_publishes_what_a_program_has_staged_and_leaves_it_the_file() {
+fn flush_publishes_what_is_committed_and_leaves_the_program_the_rest() {
     if !has_python() {
         return;
     }

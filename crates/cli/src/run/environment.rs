@@ -73,10 +73,6 @@ impl Environment {
         if let Some(dir) = &args.runtime_dir {
             self.set("ADIT_RUNTIME_DIR", dir);
         }
-        // What the library starts when it needs a monitor and there is none any more.
-        if let Ok(own) = std::env::current_exe() {
-            self.set("ADIT_BIN", own);
-        }
     }
 
     /// What a monitor is told that this program starts, or one that it starts.
@@ -110,7 +106,6 @@ impl Environment {
     /// that the programs this one starts agree with what was decided for it.
     pub(crate) fn without_library(&mut self, library: Option<&Path>) {
         self.remove("ADIT_MODE");
-        self.remove("ADIT_BIN");
         let (Some(library), Some(before)) = (library, self.get(PRELOAD)) else {
             return;
         };

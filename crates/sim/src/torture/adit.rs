@@ -20,7 +20,7 @@ const MODES: [&str; 4] = ["posix", "sync", "atomic", "strict"];
 
 /// One of the two processes that serve a runtime directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+enum Role {
     Monitor,
     Standby,
 }
@@ -149,25 +149,36 @@ impl Adit {
     }
 
     /// Kills one of them and waits for its end; `false` when there is none.
-    pub(super) fn kill(&self, role: Role) -> bool {
+    fn kill(&self, role: Role) -> bool {
         self.serving(role).is_some_and(kill)
     }
 
-    /// Kills the monitor as soon as it has a standby, which it makes with the first lease, and anew when the
-    /// last one has died or become the monitor.
+    /// Kills the monitor as soon as it has a standby.
     pub(super) fn replace_monitor(&self) -> bool {
+        self.both().is_some_and(|(monitor, _)| kill(monitor))
+    }
+
+    /// Kills the standby of a monitor that lives: one whose monitor is dead is about to become the next.
+    pub(super) fn replace_standby(&self) -> bool {
+        self.both().is_some_and(|(_, standby)| kill(standby))
+    }
+
+    /// A monitor and its standby, which it makes with the first lease, and anew when the last one has died or become the
+    /// monitor.
+    fn both(&self) -> Option<(Pid, Pid)> {
         let stages = self.mode() != "posix"
             || std::env::var_os("ADIT_APPENDS").is_some_and(|who| who == "staged");
         let looks = if stages { 1500 } else { 1 };
         for _ in 0..looks {
-            let monitor = self.serving(Role::Monitor);
-            let standby = self.serving(Role::Standby);
-            if standby.is_some() && standby != monitor {
-                return monitor.is_some_and(kill);
+            let serving = (self.serving(Role::Monitor), self.serving(Role::Standby));
+            if let (Some(monitor), Some(standby)) = serving
+                && monitor != standby
+            {
+                return Some((monitor, standby));
             }
             sleep(Duration::from_millis(1));
         }
-        false
+        None
     }
 
     /// Kills both, so that nobody goes on for them: how many monitors, and how many standbys.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-use super::adit::{Adit, Role};
+use super::adit::Adit;
 use super::trouble::{self, Subject, Trouble};
 use super::writer::ACKNOWLEDGED;
 use super::{Defeat, Ended, Job, Options, Pattern, Plant, Summary};
@@ -252,7 +252,7 @@ impl Run<'_> {
                 subject.look(records)?;
             }
             (Trouble::ReplaceBoth, Some(adit)) => {
-                self.summary.standbys_killed += u64::from(adit.kill(Role::Standby));
+                self.summary.standbys_killed += u64::from(adit.replace_standby());
                 self.summary.monitors_killed += u64::from(adit.replace_monitor());
                 subject.look(records)?;
             }

@@ -435,7 +435,7 @@ impl Held {
         if let Some(last) = last {
             self.published.fetch_max(last, Ordering::AcqRel);
         }
-        let mut quiet = self.quiet.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut quiet = self.quiet();
         if quiet.map(|(last, _)| last) != last {
             *quiet = last.map(|last| (last, Instant::now()));
         }
@@ -490,7 +490,7 @@ impl Held {
     /// Takes the file away from its program if that costs nobody anything: everything is in the file, and the program
     /// stages it again when it next writes. Until then it is a file as any other, also for who does not wait for a lease.
     pub(super) fn give_back(&self) -> Result<()> {
-        if self.terms.declared || !self.is_leased() {
+        if !self.may_be_given_back() {
             return Err(Error::Shared);
         }
         self.staged()?
@@ -499,10 +499,28 @@ impl Held {
         Ok(())
     }
 
+    fn may_be_given_back(&self) -> bool {
+        !self.terms.declared && self.is_leased()
+    }
+
+    fn quiet(&self) -> std::sync::MutexGuard<'_, Option<(u64, Instant)>> {
+        self.quiet.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether everything has been in the file for so long, and nothing was staged.
     fn is_quiet_for(&self, time: Duration) -> bool {
-        let quiet = self.quiet.lock().unwrap_or_else(PoisonError::into_inner);
-        quiet.is_some_and(|(_, since)| since.elapsed() >= time)
+        self.quiet()
+            .is_some_and(|(_, since)| since.elapsed() >= time)
+    }
+
+    /// Gives the file back if it has been quiet for so long; whether that was tried.
+    fn give_back_if_quiet(&self, time: Duration) -> bool {
+        let tries = self.may_be_given_back() && self.is_quiet_for(time);
+        if tries && self.give_back().is_err() {
+            // Somebody has just begun to write, or it cannot be now: others have their turn before.
+            *self.quiet() = None;
+        }
+        tries
     }
 
     fn end_staging(&self) -> Result<()> {
@@ -706,12 +724,16 @@ pub(super) fn publish_together(files: &[Arc<Held>]) {
     });
 }
 
-/// Gives back what has been quiet for so long, and no more than so many files; says how many.
+/// Gives back what has been quiet for so long, and tries it with no more than so many files; says with how many.
 pub(super) fn give_back_quiet(files: &[Arc<Held>], time: Duration, most: usize) -> usize {
-    let quiet = files.iter().filter(|held| held.is_quiet_for(time));
-    // Who has just begun to write keeps it.
-    let tried = quiet.take(most).map(|held| held.give_back());
-    tried.count()
+    let mut tried = 0;
+    for held in files {
+        if tried == most {
+            break;
+        }
+        tried += usize::from(held.give_back_if_quiet(time));
+    }
+    tried
 }
 
 /// Does something to our views of files, pool by pool. A file that cannot be opened is gone, or will not be

@@ -211,7 +211,12 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let _one = lock(&self.publishing);
         let mut done = Published::default();
         for _ in 0..ROUNDS {
-            if self.left_to_publish()? <= FEW {
+            let left = self.left_to_publish()?;
+            // Without a claim, at which all readers throw their copies away.
+            if left != 0 && scope == Scope::Nothing {
+                return Err(Error::Unpublished);
+            }
+            if left <= FEW {
                 break;
             }
             match self.publish_once(scope, &mut done) {
