@@ -250,6 +250,55 @@ fn flush_publishes_what_is_committed_and_leaves_the_program_the_rest() {
     });
 }
 
+/// Whoever copies it next may not wait, as tar does: what is published whole is a file as any other until it is written.
+#[test]
+fn flush_gives_back_what_is_published_whole() {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    if !has_python() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (file, done) = (scratch.0.join("data"), scratch.0.join("done"));
+    let with_places = |mut command: Command| {
+        command
+            .env_remove("ADIT_NO_MONITOR")
+            .env("XDG_STATE_HOME", scratch.0.join("state"))
+            .env("ADIT_RUNTIME_DIR", scratch.0.join("runtime"));
+        command
+    };
+    let program = "import os, sys\n\
+                   fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\n\
+                   os.write(fd, b'c' * 5000); os.mkdir(sys.argv[2])\n\
+                   sys.stdin.read(1)\n\
+                   os.write(fd, b'm' * 300); os.mkdir(sys.argv[2] + '-more')\n\
+                   sys.stdin.read()\n";
+    let run = ["run", "--mode", "strict", "--", "python3", "-c", program];
+    let mut command = with_places(adit(run));
+    command.arg(&file).arg(&done).stdin(Stdio::piped());
+    let mut child = Ended(command.spawn().unwrap());
+    let without_waiting = || {
+        let mut options = std::fs::OpenOptions::new();
+        options.read(true).custom_flags(libc::O_NONBLOCK);
+        options
+            .open(&file)
+            .map(|open| open.metadata().unwrap().len())
+    };
+    let staged = || json(&finish(&mut with_places(adit(["stat", "--json"]))))["staged"].clone();
+    eventually("all is written", || done.exists().then_some(()));
+    assert_eq!(staged()[0]["path"], file.to_str().unwrap());
+    let flushed = finish(with_places(adit(["flush"])).arg(&file));
+    assert_eq!(flushed.code(), Some(0), "{flushed:?}");
+    assert_eq!(without_waiting().unwrap(), 5000);
+    assert_eq!(staged(), serde_json::json!([]));
+
+    let input = child.0.stdin.as_mut().unwrap();
+    std::io::Write::write_all(input, b"x").unwrap();
+    let more = scratch.0.join("done-more");
+    eventually("more is written", || more.exists().then_some(()));
+    assert_eq!(staged()[0]["path"], file.to_str().unwrap());
+    assert!(without_waiting().is_err(), "it is staged again");
+}
+
 /// Nobody else does it then: neither what dead programs have left is in the file, nor what one writes that lives.
 #[test]
 fn flush_without_a_monitor_says_durable_of_nothing_that_is_in_a_pool() {
