@@ -69,7 +69,7 @@ fn quick() -> Options {
 }
 
 /// How long nothing is staged of what a monitor gives back that was told so.
-const QUIET: Duration = Duration::from_secs(2);
+const QUIET: Duration = Duration::from_secs(3);
 
 /// A monitor in a process of its own.
 fn monitor(scratch: &Scratch) -> Helper {
