@@ -150,7 +150,9 @@ impl Place {
 
     /// The same, which leaves what is staged to its programs for so many seconds.
     fn watch_and_publish(dir: &Path, list: &str, user: Option<u32>, after: &str) -> Option<Child> {
-        Self::watch_at(dir, list, user, &["--publish-after", after])
+        // On a slow machine a test is quiet for longer than a file stays staged that nobody writes.
+        let pace = ["--publish-after", after, "--give-back-after", "3600"];
+        Self::watch_at(dir, list, user, &pace)
     }
 
     /// One that does what it does at that pace.
