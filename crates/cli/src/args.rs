@@ -12,6 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// How often what is staged is published, in seconds.
 pub(crate) const PUBLISH_AFTER: &str = "ADIT_PUBLISH_AFTER";
+/// How long a file that nobody writes stays staged, in seconds.
 pub(crate) const GIVE_BACK_AFTER: &str = "ADIT_GIVE_BACK_AFTER";
 
 /// User-space direct storage access for unmodified programs.

@@ -202,6 +202,16 @@ fn stat_shows_an_attached_program_and_flush_waits_for_its_times() {
     });
 }
 
+/// With a monitor and a list of pools of its own, and files staged from the first write on.
+fn with_places_of(scratch: &Scratch, mut command: Command) -> Command {
+    command
+        .env_remove("ADIT_NO_MONITOR")
+        .env("ADIT_KERNEL_BLOCKS", "0")
+        .env("XDG_STATE_HOME", scratch.0.join("state"))
+        .env("ADIT_RUNTIME_DIR", scratch.0.join("runtime"));
+    command
+}
+
 #[test]
 fn flush_publishes_what_is_committed_and_leaves_the_program_the_rest() {
     if !has_python() {
@@ -209,15 +219,7 @@ fn flush_publishes_what_is_committed_and_leaves_the_program_the_rest() {
     }
     let scratch = Scratch::new();
     let (file, done) = (scratch.0.join("data"), scratch.0.join("done"));
-    let with_places = |mut command: Command| {
-        command
-            .env_remove("ADIT_NO_MONITOR")
-            // Staged from the first write on.
-            .env("ADIT_KERNEL_BLOCKS", "0")
-            .env("XDG_STATE_HOME", scratch.0.join("state"))
-            .env("ADIT_RUNTIME_DIR", scratch.0.join("runtime"));
-        command
-    };
+    let with_places = |command| with_places_of(&scratch, command);
     let program = "import os, sys\n\
                    fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\n\
                    os.write(fd, b'c' * 5000); os.fsync(fd); os.write(fd, b'u' * 300)\n\
@@ -259,13 +261,7 @@ fn flush_gives_back_what_is_published_whole() {
     }
     let scratch = Scratch::new();
     let (file, done) = (scratch.0.join("data"), scratch.0.join("done"));
-    let with_places = |mut command: Command| {
-        command
-            .env_remove("ADIT_NO_MONITOR")
-            .env("XDG_STATE_HOME", scratch.0.join("state"))
-            .env("ADIT_RUNTIME_DIR", scratch.0.join("runtime"));
-        command
-    };
+    let with_places = |command| with_places_of(&scratch, command);
     let program = "import os, sys\n\
                    fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\n\
                    os.write(fd, b'c' * 5000); os.mkdir(sys.argv[2])\n\

@@ -238,7 +238,7 @@ impl Run<'_> {
                 self.abandoned = true;
                 // These start programs that open the file, whom nobody would let in: the kernel does, after longer than a
                 // writer is waited for. The user's next program has a monitor again.
-                if job.pattern == Pattern::Staged {
+                if job.pattern == Pattern::Staged && self.options.plant != Plant::Forget {
                     let next = adit.recover();
                     next.map_err(|error| format!("the next program: {error}"))?;
                 }
