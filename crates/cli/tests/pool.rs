@@ -17,12 +17,7 @@ use std::time::Duration;
 use adit_pool::PoolFile;
 use adit_store::pools::PoolList;
 use common::dead::{expected, new_pool, on, stage, stage_and_die};
-use common::{Finished, Scratch, adit, finish};
-use serde_json::Value;
-
-fn json(done: &Finished) -> Value {
-    serde_json::from_str(&done.out).unwrap_or_else(|e| panic!("{e}: {done:?}"))
-}
+use common::{Scratch, adit, finish, json, staged_of};
 
 #[test]
 fn a_new_pool_is_sound_empty_and_removable() {
@@ -472,16 +467,9 @@ fn a_program_sees_what_dead_ones_staged_in_listed_pools() {
         command.env("ADIT_RUNTIME_DIR", scratch.0.join("run"));
         finish(&mut command)
     };
-    // Others may use Adit here meanwhile.
-    let staged_of_it = || {
-        let mut said = json(&stat(&["--json"]))["staged"].clone();
-        let all = said.as_array_mut().unwrap();
-        all.retain(|staged| staged["path"] == file.to_str().unwrap());
-        said
-    };
+    let staged_of_it = || staged_of(&stat(&["--json"]), &file);
     let staged = staged_of_it();
     assert_eq!(staged.as_array().unwrap().len(), 1, "{staged}");
-    assert_eq!(staged[0]["path"], file.to_str().unwrap());
     assert_eq!(staged[0]["records"], 3);
     assert!(staged[0]["bytes"].as_u64().unwrap() >= 9050 - 4, "{staged}");
     assert!(stat(&[]).out.contains("staged file"));

@@ -14,12 +14,8 @@ use std::time::{Duration, Instant};
 use adit_pool::PoolFile;
 use adit_store::pools::PoolList;
 use common::dead::{expected, new_pool, stage, stage_and_die};
-use common::{Finished, Scratch, adit, finish, library, limit};
+use common::{Scratch, adit, finish, json, library, limit, staged_of};
 use serde_json::Value;
-
-fn json(done: &Finished) -> Value {
-    serde_json::from_str(&done.out).unwrap_or_else(|e| panic!("{e}: {done:?}"))
-}
 
 #[test]
 fn doctor_judges_memory_and_refuses_what_it_does_not_serve() {
@@ -236,8 +232,8 @@ fn flush_publishes_what_is_committed_and_leaves_the_program_the_rest() {
     assert_eq!(json(&flushed)[0]["durable"], true, "{flushed:?}");
     // What is committed, and no more; the rest is still staged, so the program kept its lease.
     assert_eq!(file.metadata().unwrap().len(), 5000);
-    let staged = json(&finish(&mut with_places(adit(["stat", "--json"]))))["staged"].clone();
-    assert_eq!(staged[0]["path"], file.to_str().unwrap(), "{staged}");
+    let staged = staged_of(&finish(&mut with_places(adit(["stat", "--json"]))), &file);
+    assert_eq!(staged.as_array().unwrap().len(), 1, "{staged}");
     assert_eq!(
         (&staged[0]["bytes"], &staged[0]["uncommitted"]),
         (&300.into(), &1.into())
@@ -279,9 +275,9 @@ fn flush_gives_back_what_is_published_whole() {
             .open(&file)
             .map(|open| open.metadata().unwrap().len())
     };
-    let staged = || json(&finish(&mut with_places(adit(["stat", "--json"]))))["staged"].clone();
+    let staged = || staged_of(&finish(&mut with_places(adit(["stat", "--json"]))), &file);
     eventually("all is written", || done.exists().then_some(()));
-    assert_eq!(staged()[0]["path"], file.to_str().unwrap());
+    assert_eq!(staged().as_array().unwrap().len(), 1);
     let flushed = finish(with_places(adit(["flush"])).arg(&file));
     assert_eq!(flushed.code(), Some(0), "{flushed:?}");
     assert_eq!(without_waiting().unwrap(), 5000);
@@ -291,7 +287,7 @@ fn flush_gives_back_what_is_published_whole() {
     std::io::Write::write_all(input, b"x").unwrap();
     let more = scratch.0.join("done-more");
     eventually("more is written", || more.exists().then_some(()));
-    assert_eq!(staged()[0]["path"], file.to_str().unwrap());
+    assert_eq!(staged().as_array().unwrap().len(), 1);
     assert!(without_waiting().is_err(), "it is staged again");
 }
 

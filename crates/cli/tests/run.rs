@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use adit_store::monitor::{client::Refused, join};
 use adit_store::registry::RuntimeDir;
-use common::{Scratch, adit, finish, library};
+use common::{Scratch, adit, finish, library, staged_of};
 use monitors::monitor_of;
 
 #[test]
@@ -993,16 +993,10 @@ fn a_small_runtime_directory_is_no_obstacle() {
         println!("skipped: nothing is mounted here: {}", done.err);
         return;
     }
-    let seen: serde_json::Value = serde_json::from_str(&done.out).unwrap();
-    let all = seen["staged"].as_array().unwrap();
-    let its = all
-        .iter()
-        .find(|staged| staged["path"] == file.to_str().unwrap());
-    let pool = its.unwrap_or_else(|| panic!("it is not staged: {done:?}"))["pool"].as_str();
-    assert!(
-        !pool.unwrap().starts_with(small.to_str().unwrap()),
-        "{seen}"
-    );
+    let seen = staged_of(&done, &file);
+    assert_eq!(seen.as_array().unwrap().len(), 1, "{done:?}");
+    let pool = seen[0]["pool"].as_str().unwrap();
+    assert!(!pool.starts_with(small.to_str().unwrap()), "{seen}");
 }
 
 /// A pool on a tmpfs with huge pages is mapped with them alone.

@@ -98,6 +98,20 @@ impl Finished {
     }
 }
 
+/// What a command reported with `--json`.
+pub fn json(done: &Finished) -> serde_json::Value {
+    serde_json::from_str(&done.out).unwrap_or_else(|e| panic!("{e}: {done:?}"))
+}
+
+/// What `adit stat --json` says is staged of `file`, and of no other: it lists every pool it finds,
+/// and other tests stage in theirs meanwhile.
+pub fn staged_of(stat: &Finished, file: &Path) -> serde_json::Value {
+    let mut staged = json(stat)["staged"].take();
+    let all = staged.as_array_mut().expect("a list");
+    all.retain(|of| of["path"] == file.to_str().unwrap());
+    staged
+}
+
 /// Runs to the end of the command and of its output, at most for [`limit`].
 pub fn finish(command: &mut Command) -> Finished {
     let mut child = command
