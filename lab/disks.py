@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -39,6 +40,17 @@ def tool(command, limit=60, **more):
     return done.stdout
 
 
+def unmount(where):
+    """Who was just killed may have a file open for a moment."""
+    for _ in range(100):
+        if subprocess.run(["umount", str(where)], capture_output=True, check=False).returncode == 0:
+            return
+        time.sleep(0.1)
+    by = holders(where)
+    subprocess.run(["umount", "-l", str(where)], check=False)
+    raise Failure(f"{where} stays busy: {by}")
+
+
 class Medium:
     """A file system in a file, mounted while it is used."""
 
@@ -49,21 +61,13 @@ class Medium:
         tool([*make, str(self.image)])
         allow_exchange(name, self.image)
         self.where.mkdir()
-        self.mounted = False
 
     def __enter__(self):
         tool(["mount", "-o", "loop", str(self.image), str(self.where)])
-        self.mounted = True
         return self.where
 
     def __exit__(self, *_):
-        for _ in range(100):
-            if subprocess.run(["umount", str(self.where)], capture_output=True, check=False).returncode == 0:
-                return
-            time.sleep(0.1)
-        by = holders(self.where)
-        subprocess.run(["umount", "-l", str(self.where)], check=False)
-        raise Failure(f"{self.where} stays busy: {by}")
+        unmount(self.where)
 
 
 @contextlib.contextmanager
@@ -77,17 +81,31 @@ def mounted_beside(image, name):
     try:
         yield place
     finally:
-        tool(["umount", str(place)])
+        unmount(place)
         place.rmdir()
+
+
+def monitors_of(run):
+    """The processes that are monitors of a runtime directory, or stand by for one."""
+    lines = tool(["ps", "-eo", "pid,args"]).splitlines()
+    return [int(line.split()[0]) for line in lines if "adit monitor" in line and str(run) in line]
 
 
 def monitor_has_gone(run):
     """Waits for the monitor of a runtime directory, who has a file system in use."""
     end = time.monotonic() + 20
-    while any(str(run) in line for line in tool(["ps", "-eo", "args"]).splitlines() if "adit monitor" in line):
+    while monitors_of(run):
         if time.monotonic() > end:
             raise Failure("the monitor stays")
         time.sleep(0.05)
+
+
+def monitors_are_killed(run):
+    """Kills them, and waits until they are gone."""
+    for pid in monitors_of(run):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    monitor_has_gone(run)
 
 
 def must_be_whole(make, image):
@@ -104,3 +122,9 @@ def clone_of(image, nth):
     with open(image, "rb") as source, open(cut, "wb") as target:
         fcntl.ioctl(target, FICLONE, source.fileno())
     return cut
+
+
+def clone_over(cut, image):
+    """Gives a disk that nobody has mounted the bytes of a clone of it."""
+    with open(cut, "rb") as source, open(image, "r+b") as target:
+        fcntl.ioctl(target, FICLONE, source.fileno())

@@ -588,7 +588,7 @@ fn recovery_is_not_held_to_the_limits_of_a_program() {
 }
 
 /// A file system that went down under programs loses what their pool's mirror had in memory: an older one comes back,
-/// of a time when nothing was left.
+/// of a time when nothing was left, or of one when something else was.
 #[test]
 fn a_mirror_of_before_hides_nothing_from_recovery() {
     // On a disk, as a rule: pools in memory have none.
@@ -602,19 +602,26 @@ fn a_mirror_of_before_hides_nothing_from_recovery() {
         println!("skipped: it concerns pools with a mirror");
         return;
     }
-    let before = fs::read(&tables).unwrap();
+    let clean = fs::read(&tables).unwrap();
     drop(opened);
     stage_and_die(&pool, &file);
+    let unclean = fs::read(&tables).unwrap();
+    assert_eq!(on(["pool", "recover"], &pool).code(), Some(0));
+    fs::write(&file, b"base").unwrap();
+    stage_and_die(&pool, &file);
     let mirror = OpenOptions::new().write(true).open(&tables).unwrap();
-    mirror.write_all_at(&before, 0).unwrap();
+    for before in [unclean, clean] {
+        mirror.write_all_at(&before, 0).unwrap();
+        let info = json(&on(["pool", "info", "--json"], &pool));
+        assert_eq!(info["clean"], false, "{info}");
+        let check = on(["pool", "check"], &pool);
+        assert_eq!(check.code(), Some(0), "{check:?}");
+        assert!(check.out.contains("3 count"), "{check:?}");
+    }
     let list = PoolList::at(&scratch.0.join("state/adit"));
     fs::create_dir_all(scratch.0.join("state/adit")).unwrap();
     list.add(PoolFile::open(&pool).unwrap().pool().uuid(), &pool)
         .unwrap();
-    let info = json(&on(["pool", "info", "--json"], &pool));
-    assert_eq!(info["clean"], false, "{info}");
-    let check = on(["pool", "check"], &pool);
-    assert!(check.out.contains("3 count"), "{check:?}");
     let mut command = adit(["run", "cat"]);
     command.arg(&file);
     command.env("XDG_STATE_HOME", scratch.0.join("state"));

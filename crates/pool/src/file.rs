@@ -399,30 +399,21 @@ impl PoolFile {
         if kind != MediumKind::Cached {
             return Ok(pool);
         }
+        // Where nobody lives the next who attaches goes by the pool's own tables: a mirror may be an older one, of before the
+        // file system went down under programs, and by that one would miss what was staged since, or take it for damaged.
+        let is_in_use = is_any_slot_locked(&fd, pool.geometry().slot_count)?;
         let belongs = belongs(&fd, &pool)?;
-        let mirror = || mirror::find(&mirror::path_of(&fd)?, &belongs);
-        let open = |mirrored: bool| {
-            loop {
-                let mut medium = read_only(&fd)?;
-                medium.slow = true;
-                if mirrored {
-                    let found = mirror().unwrap_or(None);
-                    medium.mirror = found.map(|mirror| (mirror, belongs.tables));
-                }
-                let opened = Pool::open(medium, Box::new(LocalLocks::default()), boot);
-                if !is_growing(&opened, whole_pages(&fd)?) {
-                    return opened;
-                }
+        loop {
+            let mut medium = read_only(&fd)?;
+            medium.slow = true;
+            if is_in_use {
+                let found = mirror::find(&mirror::path_of(&fd)?, &belongs).unwrap_or(None);
+                medium.mirror = found.map(|mirror| (mirror, belongs.tables));
             }
-        };
-        let is_clean = |pool: &Pool<ReadOnlyMedium>| {
-            let superblock = pool.superblock();
-            superblock.is_ok_and(|superblock| superblock.flags & Superblock::CLEAN != 0)
-        };
-        match open(true) {
-            // It is of a time when nothing was left, as in `superblock_at`.
-            Ok(old) if is_clean(&old) && !is_clean(&pool) => open(false),
-            opened => opened,
+            let opened = Pool::open(medium, Box::new(LocalLocks::default()), boot);
+            if !is_growing(&opened, whole_pages(&fd)?) {
+                return opened;
+            }
         }
     }
 
