@@ -3,20 +3,37 @@
 use core::time::Duration;
 
 use rustix::thread::{NanosleepRelativeResult, Timespec, nanosleep};
+use rustix::time::{ClockId, clock_gettime};
 
 /// Sleeps that long, whatever signals come. Where the kernel refuses to wait, others get the processor instead: the
 /// standard library's sleep panics then, and asks a function of libc's that a preloaded library may have replaced.
+///
+/// What is left after a signal is told by the clock: who makes calls fail (a filter, a debugger) says that a signal came and
+/// does not say what is left.
 pub fn rest(time: Duration) {
-    let mut left = Timespec {
-        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(time.subsec_nanos()),
-    };
+    let end = now().saturating_add(time);
+    let mut left = time;
     loop {
-        match nanosleep(&left) {
+        match nanosleep(&timespec(left)) {
             NanosleepRelativeResult::Ok => return,
-            NanosleepRelativeResult::Interrupted(remaining) => left = remaining,
+            NanosleepRelativeResult::Interrupted(_) => left = end.saturating_sub(now()),
             NanosleepRelativeResult::Err(_) => return std::thread::yield_now(),
         }
+        if left.is_zero() {
+            return;
+        }
+    }
+}
+
+fn now() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(time.subsec_nanos()),
     }
 }
 
@@ -67,8 +84,8 @@ mod tests {
 
     use super::*;
 
-    /// Has the calling thread's waits fail.
-    fn forbid_waits() {
+    /// Has the calling thread's waits fail with this error.
+    fn forbid_waits(errno: i32) {
         let statement = |code: u32, k: u32| libc::sock_filter {
             code: code as u16,
             jt: 0,
@@ -84,7 +101,7 @@ mod tests {
             skips(libc::SYS_nanosleep, 2),
             skips(libc::SYS_clock_nanosleep, 1),
             statement(libc::BPF_RET, libc::SECCOMP_RET_ALLOW),
-            statement(libc::BPF_RET, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+            statement(libc::BPF_RET, libc::SECCOMP_RET_ERRNO | errno as u32),
         ];
         let program = libc::sock_fprog {
             len: filter.len() as u16,
@@ -102,13 +119,28 @@ mod tests {
     #[test]
     fn a_wait_that_the_kernel_refuses_ends_nobody() {
         let thread = std::thread::spawn(|| {
-            forbid_waits();
+            forbid_waits(libc::EPERM);
             let begun = Instant::now();
             rest(Duration::from_secs(60));
             begun.elapsed()
         });
         let took = thread.join().expect("a thread that goes on");
         assert!(took < Duration::from_secs(30), "it waited for {took:?}");
+    }
+
+    /// The kernel says then what is left, and a filter nothing.
+    #[test]
+    fn a_wait_that_is_said_to_be_interrupted_ends_in_time() {
+        let time = Duration::from_millis(20);
+        let thread = std::thread::spawn(move || {
+            forbid_waits(libc::EINTR);
+            let begun = Instant::now();
+            rest(time);
+            begun.elapsed()
+        });
+        let took = thread.join().expect("a thread that goes on");
+        let limit = Duration::from_secs(30);
+        assert!((time..limit).contains(&took), "it waited for {took:?}");
     }
 
     #[test]

@@ -7,10 +7,14 @@
 //! Handles and names are the program's, and go to libc as they came; only what libc has found is looked at.
 #![allow(unsafe_code)]
 
+use crate::signal::engine;
 use crate::{real, table};
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
+
+/// Something at an address of this library.
+static INSIDE: u8 = 0;
 
 type LookUp = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
@@ -35,8 +39,6 @@ pub(crate) unsafe extern "C" fn dlsym(
     }
     let next = real::next(known);
     if next.is_null() {
-        // SAFETY: forgets that nothing was found just now: the program's own call has found something.
-        unsafe { libc::dlerror() };
         return found;
     }
     // Another one's function of that name, or a library between us and libc that asks for what its own is to call: with
@@ -48,13 +50,43 @@ pub(crate) unsafe extern "C" fn dlsym(
     unsafe { look_up(own_handle(), name) }
 }
 
-/// Where the object is loaded that an address is in.
-fn loaded_with(address: *const c_void) -> Option<*mut c_void> {
+/// What the object that `caller` is in, or one that it was linked to, has of a name; null where they have nothing but ours.
+pub(crate) fn of_caller(name: &CStr, caller: *const c_void) -> *mut c_void {
+    let _inside = engine::enter();
+    let Some(object) = object_of(caller) else {
+        return ptr::null_mut();
+    };
+    // SAFETY: the name under which it is loaded, and is until the call of it that we are in returns; libc's function of this
+    // name, which takes a handle, and null, which finds what comes first of all.
+    let found = unsafe {
+        let handle = libc::dlopen(object.dli_fname, libc::RTLD_NOLOAD | libc::RTLD_LAZY);
+        let found = real::call_real!(table::dlsym, LookUp)(handle, name.as_ptr());
+        if !handle.is_null() {
+            libc::dlclose(handle);
+        }
+        if found.is_null() {
+            libc::dlerror();
+        }
+        found
+    };
+    if loaded_with(found) == loaded_with((&raw const INSIDE).cast()) {
+        return ptr::null_mut();
+    }
+    found
+}
+
+/// The object that an address is in.
+fn object_of(address: *const c_void) -> Option<libc::Dl_info> {
     // SAFETY: all zeros are a `Dl_info`.
     let mut object: libc::Dl_info = unsafe { core::mem::zeroed() };
     // SAFETY: any address, and room for what is said of it.
     let found = unsafe { libc::dladdr(address, &mut object) } != 0;
-    found.then_some(object.dli_fbase)
+    found.then_some(object)
+}
+
+/// Where it is loaded.
+fn loaded_with(address: *const c_void) -> Option<*mut c_void> {
+    object_of(address).map(|object| object.dli_fbase)
 }
 
 fn is_in_libc(address: *const c_void) -> bool {
@@ -64,18 +96,14 @@ fn is_in_libc(address: *const c_void) -> bool {
 /// A handle of this library, by which its own functions are found, and libc's behind them; null, which finds what comes
 /// first of all, when there is none.
 fn own_handle() -> *mut c_void {
-    static INSIDE: u8 = 0;
     static KNOWN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
     let known = KNOWN.load(Ordering::Relaxed);
     if !known.is_null() {
         return known;
     }
-    // SAFETY: all zeros are a `Dl_info`.
-    let mut ours: libc::Dl_info = unsafe { core::mem::zeroed() };
-    // SAFETY: an address of this library, and room for what is said of it.
-    if unsafe { libc::dladdr((&raw const INSIDE).cast(), &mut ours) } == 0 {
+    let Some(ours) = object_of((&raw const INSIDE).cast()) else {
         return ptr::null_mut();
-    }
+    };
     // SAFETY: the name under which it is loaded, which the dynamic linker knows without looking for a file.
     let handle = unsafe { libc::dlopen(ours.dli_fname, libc::RTLD_NOLOAD | libc::RTLD_NOW) };
     KNOWN.store(handle, Ordering::Relaxed);

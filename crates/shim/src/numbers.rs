@@ -46,6 +46,22 @@ pub(crate) extern "C" fn answer(code: c_int) -> i64 {
     }
 }
 
+/// `openat2`, which libc has since 2.43: as its number.
+pub(crate) extern "C" fn openat2(
+    dir: c_int,
+    path: *const c_char,
+    how: *const libc::open_how,
+    len: usize,
+) -> c_int {
+    let arguments = [dir as usize, path as usize, how as usize, len, 0];
+    let done = match fate(libc::SYS_openat2, arguments, 0) {
+        Ok(Some(fd)) => Ok(fd as usize),
+        Ok(None) => make(libc::SYS_openat2, arguments),
+        Err(errno) => Err(errno),
+    };
+    sys::to_libc(done) as c_int
+}
+
 fn fate(number: c_long, arguments: [usize; 5], sixth: usize) -> Fate {
     look(number, arguments)
         .or_else(|| serve(number, arguments, sixth))
@@ -108,7 +124,17 @@ fn serve(number: c_long, [fd, second, third, fourth, _]: [usize; 5], sixth: usiz
         libc::SYS_fsync | libc::SYS_fdatasync => data::fsync(fd),
         libc::SYS_ftruncate => data::ftruncate(fd, second as i64),
         libc::SYS_fallocate => data::fallocate(fd, second as i32, third as i64, fourth as i64),
-        _ => {
+        // No other: of most calls the first word is no descriptor.
+        libc::SYS_read
+        | libc::SYS_pread64
+        | libc::SYS_write
+        | libc::SYS_pwrite64
+        | libc::SYS_readv
+        | libc::SYS_writev
+        | libc::SYS_preadv
+        | libc::SYS_pwritev
+        | libc::SYS_preadv2
+        | libc::SYS_pwritev2 => {
             fds::promoted(fd)?.writer()?;
             if !signal::mask::may_be_served(fd) {
                 return None;
@@ -125,13 +151,11 @@ fn serve(number: c_long, [fd, second, third, fourth, _]: [usize; 5], sixth: usiz
                 libc::SYS_preadv => data::preadv(fd, vector, count, fourth as i64),
                 libc::SYS_pwritev => data::pwritev(fd, vector, count, fourth as i64),
                 libc::SYS_preadv2 => data::preadv2(fd, vector, count, fourth as i64, sixth as i32),
-                libc::SYS_pwritev2 => {
-                    data::pwritev2(fd, vector, count, fourth as i64, sixth as i32)
-                }
-                _ => return None,
+                _ => data::pwritev2(fd, vector, count, fourth as i64, sixth as i32),
             };
             moved as i64
         }
+        _ => return None,
     };
     (answer != data::PASS).then(|| told(answer as c_int))
 }

@@ -6,6 +6,9 @@
 //! the names, so resolving all of them at start would be most of what it pays. `dlsym` allocates
 //! nothing when it finds the name, and libc resets the loader's lock in the child of a fork.
 //!
+//! Some names are not libc's (libaio's, liburing's). Where the program itself has none of these libraries, a plugin that
+//! was loaded for itself alone may: what it would have called without us is found by where it calls from, each time.
+//!
 //! # Safety
 //! The thunk is assembly: it saves every argument register of the C calling convention, the vector
 //! ones too (`dprintf` passes numbers in them), asks
@@ -17,6 +20,7 @@ use core::ffi::{CStr, c_char, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::handles;
 use crate::signal::engine;
 
 /// A slot that holds the address of libc's function of one name. The stubs jump through it.
@@ -44,8 +48,8 @@ impl Real {
 
     /// Looks the slot's `name` up before it is called.
     pub(crate) fn resolve_ahead(&self, name: &CStr) {
-        // SAFETY: the slot and the C string are borrowed.
-        unsafe { resolve(self, name.as_ptr()) };
+        // SAFETY: the slot and the C string are borrowed, and nobody calls.
+        unsafe { resolve(self, name.as_ptr(), ptr::null()) };
     }
 }
 
@@ -64,12 +68,21 @@ pub(crate) fn next(name: &CStr) -> *mut c_void {
     // several times, but not in the middle of giving it back.
     let _inside = engine::enter();
     // SAFETY: our own `dlsym` jumps to libc's, which sees that we ask, and searches the objects loaded after this one.
-    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    if found.is_null() {
+        // SAFETY: forgets that nothing was found: the program has not asked.
+        unsafe { libc::dlerror() };
+    }
+    found
 }
 
 /// Called by [`resolve_and_jump`] with the slot and the name that the thunk gave: looks the name up
-/// behind this library.
-unsafe extern "C" fn resolve(slot: *const Real, name: *const c_char) -> *const () {
+/// behind this library, then in what the `caller` was linked to.
+unsafe extern "C" fn resolve(
+    slot: *const Real,
+    name: *const c_char,
+    caller: *const c_void,
+) -> *const () {
     let found = if ptr::eq(slot, &crate::table::dlsym::REAL) {
         // SAFETY: two C strings; RTLD_NEXT searches the objects loaded after this one.
         unsafe { libc::dlvsym(libc::RTLD_NEXT, name, FIRST_VERSION.as_ptr()) }
@@ -77,11 +90,16 @@ unsafe extern "C" fn resolve(slot: *const Real, name: *const c_char) -> *const (
         // SAFETY: thunks pass a C string.
         next(unsafe { CStr::from_ptr(name) })
     };
-    let target = if found.is_null() {
-        absent as *mut ()
-    } else {
-        found.cast::<()>()
-    };
+    if found.is_null() {
+        // SAFETY: as above.
+        let own = handles::of_caller(unsafe { CStr::from_ptr(name) }, caller);
+        return if own.is_null() {
+            absent as *const ()
+        } else {
+            own.cast_const().cast()
+        };
+    }
+    let target = found.cast::<()>();
     // SAFETY: thunks pass the address of their own static slot.
     unsafe { &*slot }.target.store(target, Ordering::Relaxed);
     target
@@ -119,6 +137,7 @@ pub(crate) unsafe extern "C" fn resolve_and_jump() {
         "movups [rsp + 112], xmm7",
         "mov rdi, r11",
         "mov rsi, r10",
+        "mov rdx, [rsp + 184]",
         "call {resolve}",
         "mov r11, rax",
         "movups xmm0, [rsp]",

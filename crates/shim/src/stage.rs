@@ -286,7 +286,7 @@ pub(crate) const FORKING: Refusal = -1;
 /// The file has no name by which a recovery would find it. No error of the kernel's.
 pub(crate) const NAMELESS: Refusal = -2;
 
-/// Stages the file of `fd`, if it may be. `named` says that its name is known to be durable, `declared` that others
+/// Stages the file of `fd`, if it may be. `named` says that it was durable when it was empty, with its name, `declared` that others
 /// may stage it at the same time.
 pub(crate) fn take(
     ofd: &Ofd,
@@ -315,7 +315,9 @@ pub(crate) fn take(
         })?;
     // Its name becomes durable before the bytes that come through the pool, and so does what the kernel
     // has written: no `fsync` asks for that any more. Where it cannot be, they are the kernel's to lose.
-    let durable = named || adit_pmem::kind_of_fd(fd) == MediumKind::Ram;
+    // Others may have written to it until now, when they cannot any more.
+    let is_empty = || rustix::fs::fstat(borrow(fd)).is_ok_and(|stat| stat.st_size == 0);
+    let durable = adit_pmem::kind_of_fd(fd) == MediumKind::Ram || named && is_empty();
     if !durable && let Err(errno) = rustix::fs::fsync(borrow(fd)) {
         let _ = staged.give_up(ofd, fd);
         return Err(errno.raw_os_error());
@@ -960,6 +962,11 @@ impl Staged {
     /// Whether it is the file with this identity.
     pub(crate) fn is(&self, device: u64, inode: u64) -> bool {
         (self.device, self.inode) == (device, inode)
+    }
+
+    /// Whether `fd` leads to a file of the same file system.
+    pub(crate) fn is_on_device_of(&self, fd: i32) -> bool {
+        rustix::fs::fstat(borrow(fd)).is_ok_and(|stat| stat.st_dev == self.device)
     }
 
     /// Whether `fd` still leads to the file.

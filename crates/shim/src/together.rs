@@ -46,25 +46,29 @@ pub(crate) fn commit(files: &[&Staged]) -> Result<(), i32> {
     })
 }
 
-/// `fsync` of a staged file where each commits them all; `None` where it does not, or is not staged.
-pub(crate) fn sync(synced: &Ofd) -> Option<sys::Result> {
-    commit_all(synced, |_| true)
+/// `fsync` where each commits all files that are staged beside the synced one, whether that one is or not: it may have been
+/// given back since. `None` where it does not, or nothing is staged there.
+pub(crate) fn sync(synced: &Ofd, fd: i32) -> Option<sys::Result> {
+    commit_all(synced, fd, |_| true)
 }
 
 /// Before a file with uncommitted bytes is published for somebody else, or for good: that commits it, and
 /// so the others. What cannot be committed now, for lack of room, is published by itself.
 pub(crate) fn before_publishing(left: &Ofd) {
-    let _ = commit_all(left, |staged| staged.file().has_uncommitted());
+    // One that is being closed has no descriptor any more.
+    let _ = commit_all(left, -1, |own| {
+        own.is_some_and(|own| own.file().has_uncommitted())
+    });
 }
 
-fn commit_all(one: &Ofd, if_so: impl Fn(&Staged) -> bool) -> Option<sys::Result> {
+/// Commits what is staged beside the file of a description, if it is so with what is staged of that itself.
+fn commit_all(one: &Ofd, fd: i32, if_so: impl Fn(Option<&Staged>) -> bool) -> Option<sys::Result> {
     if !init::together() {
         return None;
     }
     let _inside = engine::enter();
-    // One that is being closed has no descriptor any more.
     let mut used = vec![Used {
-        fd: -1,
+        fd,
         ofd: one.enter(),
     }];
     let writers = fds::each_promoted().filter(|(_, ofd)| ofd.writer().is_some());
@@ -74,12 +78,14 @@ fn commit_all(one: &Ofd, if_so: impl Fn(&Staged) -> bool) -> Option<sys::Result>
     let own = used
         .iter()
         .position(|used| core::ptr::eq(&*used.ofd, one))?;
-    let own = held.get(own)?.staged().filter(|staged| if_so(staged))?;
-    let beside = |staged: &&Staged| staged.file().is_beside(own.file());
-    let all: Vec<&Staged> = held
-        .iter()
-        .filter_map(Held::staged)
-        .filter(beside)
+    let own = held.get(own)?.staged();
+    if !if_so(own) {
+        return None;
+    }
+    let staged = || held.iter().filter_map(Held::staged);
+    let first = own.or_else(|| staged().find(|staged| staged.is_on_device_of(fd)))?;
+    let all: Vec<&Staged> = staged()
+        .filter(|staged| staged.file().is_beside(first.file()))
         .collect();
     Some(commit(&all).map(|()| 0))
 }

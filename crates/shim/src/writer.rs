@@ -66,7 +66,7 @@ pub(crate) struct Writer {
     linkable: bool,
     /// Set when it was found to have no name, and cannot get one any more.
     nameless: AtomicBool,
-    /// Set while the file, as the kernel has it, and its name are known to be durable.
+    /// Set while the file and its name are known to be durable, if it still is as empty as it was then.
     named: AtomicBool,
     losses: AtomicU32,
     /// In mode `posix`.
@@ -189,7 +189,7 @@ impl Writer {
         }
     }
 
-    /// The file and its name were made durable: it need not be done before bytes are staged.
+    /// The file, which is empty, and its name were made durable: it need not be done before bytes are staged.
     pub(crate) fn has_durable_name(&self) {
         self.named.store(true, Ordering::Relaxed);
     }

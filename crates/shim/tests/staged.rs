@@ -577,7 +577,7 @@ fn calls_by_number_answer_as_the_kernel_does() {
     for mode in ALL {
         let [adit, told] = said(Some(mode));
         assert_eq!(adit, plain, "mode {mode}");
-        for when in ["records", "synced", "more", "created"] {
+        for when in ["records", "synced", "more", "named", "created"] {
             assert_eq!(
                 told.contains(&format!("{when}: staged")),
                 stages_here(mode),

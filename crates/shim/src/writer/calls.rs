@@ -516,10 +516,10 @@ impl Writer {
         }
     }
 
-    /// Whether somebody else has ended the staging, and this process has not noticed yet.
-    fn is_taken(&self) -> bool {
+    /// Whether it is staged, and nobody else has ended that without being noticed here.
+    fn is_staged(&self) -> bool {
         let _inside = engine::enter();
-        matches!(&*self.look(), State::Staged(staged) if staged.file().is_taken())
+        matches!(&*self.look(), State::Staged(staged) if !staged.file().is_taken())
     }
 
     /// `fsync`; `None` when it is the kernel's.
@@ -530,10 +530,10 @@ impl Writer {
     fn sync_here(&self, ofd: &Ofd, fd: i32) -> Option<sys::Result> {
         self.bypassed.store(false, Ordering::Relaxed);
         self.transacts.store(true, Ordering::Relaxed);
-        match together::sync(ofd) {
+        match together::sync(ofd, fd) {
             // Others see it from here on; and what they have staged anew was not among it. Nor was what is in the kernel
-            // of a file that was taken away, and that somebody else may have written.
-            Some(Ok(_)) if self.declared || self.is_taken() => {}
+            // of a file that is not staged, or was taken away, and that somebody else may have written.
+            Some(Ok(_)) if self.declared || !self.is_staged() => {}
             Some(done) => return Some(done),
             None => {}
         }

@@ -89,6 +89,12 @@ static void flags(void) {
     say("as by name", flags == fcntl(fd, F_GETFL));
     say("close on exec", syscall(SYS_fcntl, fd, F_SETFD, FD_CLOEXEC));
     say("no descriptor", syscall(SYS_fcntl, 900, F_GETFL, 0));
+    // Not of a descriptor, whatever the first word is, also where a fault could not be handled.
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
+    say("a thread", syscall(SYS_gettid, fd) > 0);
+    pthread_sigmask(SIG_UNBLOCK, &all, NULL);
 }
 
 // More names by number.

@@ -90,6 +90,36 @@ fn what_a_handle_of_libc_finds_is_served() {
     }
 }
 
+/// Plugins that are loaded for themselves alone call what is linked to them, whatever this library has of the same name.
+#[test]
+fn plugins_call_their_own_libraries() {
+    let Some(place) = Place::new("plugins") else {
+        return;
+    };
+    let program = place.compile("plugins");
+    let plugins = ["1", "2"].map(|number| {
+        let [engine, plugin] = ["engine", "plugin"].map(|name| {
+            let name = format!("lib{name}{number}.so");
+            place.dir.join(name)
+        });
+        let define = format!("-DENGINE={number}");
+        let shared = ["-shared", "-fPIC"];
+        compile("plugins", &[&define, shared[0], shared[1]], &engine, &[]);
+        let own = ["-DPLUGIN", shared[0], shared[1]];
+        compile("plugins", &own, &plugin, &[&engine]);
+        plugin
+    });
+    let said = |mode| {
+        let output = run(place.command(&program, mode).args(&plugins));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let plain = said(None);
+    assert_eq!(plain, "-1 41 -\n-2 42 -\n-1 41 -\n-2 42 -\n");
+    for mode in ALL {
+        assert_eq!(said(Some(mode)), plain, "mode {mode}");
+    }
+}
+
 /// `freopen` over a stream whose file is staged: what was buffered and staged is the old file's, and what follows
 /// the new one's, whatever the two are.
 #[test]

@@ -68,7 +68,6 @@ fn texts(a: &str, b: &str) -> Option<[String; 2]> {
 /// more must not keep it all the same: whoever opens the file would wait for nobody.
 #[test]
 fn a_lease_that_no_monitor_knows_goes_with_the_staging() {
-    use std::os::unix::fs::OpenOptionsExt as _;
     let Some(mut place) = Place::new("unknown") else {
         return;
     };
@@ -383,6 +382,57 @@ fn an_fsync_reaches_a_file_that_was_taken_away() {
         since, 1,
         "what the outsider wrote is durable nowhere: {trace}"
     );
+}
+
+/// What others have written to a new file before it was staged is no part of what is staged, and its `fsync` is about that as
+/// well. Of one that nobody has written it says nothing: the name was durable before.
+#[test]
+fn an_fsync_reaches_what_others_wrote_before_the_staging() {
+    if !has_strace() {
+        return;
+    }
+    for (others, expected) in [("", 0), ("other ", 1)] {
+        let Some(place) = Place::on_disk("written-before") else {
+            return;
+        };
+        let (file, program) = (place.file(), place.compile("sharer"));
+        let mut one = Told::of(&mut place.tracing(&program, "strict", "fsync,fdatasync"));
+        one.all_well(&[&format!("o0 rwc {}", file.display())]);
+        let mut open = fs::OpenOptions::new();
+        let mut outsider = open.write(true).open(&file).expect("the file");
+        outsider.write_all(others.as_bytes()).expect("write");
+        drop(outsider);
+        let trace = || fs::read_to_string(place.dir.join("trace")).expect("the trace");
+        let name = format!("{}>", file.display());
+        let is_synced = |line: &&str| line.contains("sync(") && line.contains(&name);
+        let syncs = || trace().lines().filter(is_synced).count();
+        let before = syncs();
+        one.all_well(&[&format!("p0 {} one", others.len()), "f0"]);
+        assert_eq!(syncs() - before, expected, "{}", trace());
+        let mut open = fs::OpenOptions::new();
+        let opened = open.read(true).custom_flags(libc::O_NONBLOCK).open(&file);
+        assert!(opened.is_err(), "it is staged");
+        one.end();
+        assert_eq!(place.content(), format!("{others}one"));
+    }
+}
+
+/// The file that a program syncs for all of them may be given back at any time, of which the program knows nothing.
+#[test]
+fn an_fsync_of_a_file_that_was_taken_away_commits_the_others() {
+    let Some(mut place) = Place::new("taken-and-synced") else {
+        return;
+    };
+    let program = place.compile("group");
+    let mut group = start(&place, &program, "atomic", "together");
+    group.all_well(&["wA 1", "wB 1", "fA"]);
+    let seen = fs::read_to_string(place.dir.join("A"));
+    assert_eq!(seen.expect("the file"), "1");
+    // Who finds it taken away, and who knows already that it is not staged.
+    group.all_well(&["wB 2", "fA", "wB 3", "fA", "wB 4"]);
+    end_the_watch(&mut place);
+    group.kill();
+    assert_eq!(Some(after_a_loss_of_power(&place)), texts("1", "123"));
 }
 
 /// Who reads a declared file without Adit finds in it what a sync has committed.

@@ -2,6 +2,7 @@
 // file was staged.
 //   numbers FILE
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
@@ -24,6 +25,10 @@ static void staged_now(int fd, const char *when) {
 static void said(const char *what, long result) {
     printf("%s: %ld%s%s\n", what, result < 0 ? -1 : 0, result < 0 ? " " : "", result < 0 ? strerrorname_np(errno) : "");
     fflush(stdout);
+}
+
+static int by_number(int dir, const char *name, const struct open_how *how, size_t len) {
+    return (int)syscall(SYS_openat2, dir, name, how, len);
 }
 
 // The size as every call of the family gives it; of a path and of a descriptor.
@@ -111,6 +116,16 @@ int main(int count, char **args) {
         if (write(fd, "more\n", 5) != 5) return 1;
     staged_now(fd, "more");
     sizes(fd, path, "more");
+    close(fd);
+    // libc has it since 2.43, and the library has it whatever libc has.
+    int (*by_name)(int, const char *, const struct open_how *, size_t) = dlsym(RTLD_DEFAULT, "openat2");
+    if (!by_name) by_name = by_number;
+    said("openat2 by name", fd = by_name(AT_FDCWD, path, &how, sizeof how));
+    for (int i = 0; i < 3; i++)
+        if (write(fd, "name\n", 5) != 5) return 1;
+    staged_now(fd, "named");
+    sizes(fd, path, "named");
+    said("openat2 of no name", by_name(AT_FDCWD, NULL, &how, sizeof how));
     said("openat2 of nothing", syscall(SYS_openat2, AT_FDCWD, path, NULL, sizeof how));
     close(fd);
     whole(path, "more");

