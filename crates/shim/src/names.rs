@@ -15,7 +15,7 @@
 //!
 //! # Safety
 //! C entry points: libc's own functions are called with the program's own arguments. A path is read
-//! only after the kernel has read it in the same call.
+//! only after the kernel has read it in the same call. A descriptor that the kernel has just given us is ours.
 #![allow(unsafe_code)]
 
 use crate::declared::{Asked, Named};
@@ -27,10 +27,13 @@ use crate::{
     data, declared, descriptors, fds, init, process, record_locks, stack, stage, table, vfork,
 };
 use adit_pmem::MediumKind;
+use adit_pmem::brief::{self, Brief};
 use adit_store::staged::Mode;
 use core::ffi::{CStr, c_char, c_int, c_uint};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, Ordering};
+use rustix::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use rustix::io::Errno;
 
 /// Set in the modes that stage: the stubs look at this word and do nothing more while it is zero.
 pub(crate) static WATCHED: AtomicU32 = AtomicU32::new(0);
@@ -175,20 +178,12 @@ fn moving_here(names: [Name; 2], call: impl FnOnce() -> c_int) -> c_int {
 
 /// A directory that may have to be synced.
 enum Directory {
-    /// Open for as long as that takes.
-    Open(c_int),
+    /// Open for as long as that takes: a child that is forked meanwhile would keep it.
+    Open(OwnedFd, Brief),
     /// Its file system is in memory, where no crash leaves anything.
     InMemory,
     /// It cannot be opened.
     Closed,
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        if let Self::Open(fd) = *self {
-            let _ = sys::close(fd as usize);
-        }
-    }
 }
 
 /// The longest path that the kernel takes, with its end.
@@ -230,22 +225,23 @@ impl Directory {
         if by_path && adit_pmem::is_directory_in_memory(path) {
             return Self::InMemory;
         }
-        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-        Self::opened(sys::openat(
-            dir as usize,
-            path.as_ptr() as usize,
-            flags as usize,
-            0,
-        ))
+        Self::opened(dir, path.as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY)
     }
 
-    fn opened(result: sys::Result) -> Self {
-        match result {
-            Ok(fd) if adit_pmem::kind_of_fd(fd as c_int) == MediumKind::Ram => {
-                let _ = sys::close(fd);
-                Self::InMemory
-            }
-            Ok(fd) => Self::Open(fd as c_int),
+    fn opened(dir: c_int, path: Path, flags: c_int) -> Self {
+        let brief = brief::begin();
+        let flags = (flags | libc::O_CLOEXEC) as usize;
+        let opened = brief::above_standard(|| {
+            let opened = sys::openat(dir as usize, path as usize, flags, 0);
+            // SAFETY: the kernel has just opened it for us.
+            opened.map_or_else(
+                |errno| Err(Errno::from_raw_os_error(errno)),
+                |fd| Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) }),
+            )
+        });
+        match opened {
+            Ok(fd) if adit_pmem::kind_of_fd(fd.as_raw_fd()) == MediumKind::Ram => Self::InMemory,
+            Ok(fd) => Self::Open(fd, brief),
             Err(_) => Self::Closed,
         }
     }
@@ -253,9 +249,10 @@ impl Directory {
     /// Makes the names in it durable, unless it is the one that was `synced` before. One that may not
     /// be read, or for which there is no descriptor left, is synced together with everything else.
     fn sync(&self, synced: &mut Option<(u64, u64)>) -> Result<(), c_int> {
-        let Self::Open(fd) = *self else {
+        let Self::Open(fd, _) = self else {
             return self.sync_all();
         };
+        let fd = fd.as_raw_fd();
         let this = identity_of(fd);
         if this.is_some() && *synced == this {
             return Ok(());
@@ -266,8 +263,8 @@ impl Directory {
 
     /// Makes everything on its file system durable.
     fn sync_all(&self) -> Result<(), c_int> {
-        match *self {
-            Self::Open(fd) => lost(sys::syncfs(fd as usize)),
+        match self {
+            Self::Open(fd, _) => lost(sys::syncfs(fd.as_raw_fd() as usize)),
             Self::InMemory => Ok(()),
             Self::Closed => {
                 let _ = sys::sync();
@@ -690,12 +687,11 @@ fn has_size(path: Path, size: libc::off_t) -> bool {
 /// Makes the file of a path durable. It is not opened for that: closing it again would drop the
 /// locks that the program has on it (PROTOCOLS F1).
 fn sync_file(path: Path) -> Result<(), c_int> {
-    let flags = (libc::O_PATH | libc::O_CLOEXEC) as usize;
-    let fd = sys::openat(libc::AT_FDCWD as usize, path as usize, flags, 0);
-    let there = Directory::opened(fd);
-    let Directory::Open(fd) = there else {
+    let there = Directory::opened(libc::AT_FDCWD, path, libc::O_PATH);
+    let Directory::Open(fd, _) = &there else {
         return there.sync_all();
     };
+    let fd = fd.as_raw_fd();
     let this = identity_of(fd);
     let known = |fd: &c_int| fds::word(*fd).is_some_and(|word| word.load(Ordering::SeqCst) != 0);
     let mut ours = fds::all().filter(known);

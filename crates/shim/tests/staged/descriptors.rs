@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// On a disk each write opens the pool for a moment. A child would keep it, with its locks, and what another thread says
-/// on a standard descriptor that is closed would go into the pool.
+/// On a disk each write opens the pool for a moment, and each change of a name its directory. A child would keep them, the
+/// pool with its locks, and what another thread says on a standard descriptor that is closed would go into the pool.
 #[test]
 fn what_is_open_for_a_moment_is_nobody_elses() {
     let Some(place) = Place::on_disk("forks") else {
@@ -13,10 +13,14 @@ fn what_is_open_for_a_moment_is_nobody_elses() {
     for mode in ["atomic", "strict"] {
         let mut command = place.command(&program, Some(mode));
         let pool = place.named_pool().expect("a pool of its own");
-        let output = run(command.arg(place.file()).arg(pool));
+        let output = run(command.arg("writes").arg(place.file()).arg(pool));
         assert_eq!(output.stdout, b"0 0\n", "mode {mode}");
         let _ = fs::remove_file(place.file());
     }
+    let mut command = place.command(&program, Some("strict"));
+    let dir = place.file().parent().expect("its directory").to_owned();
+    let output = run(command.arg("moves").arg(place.file()).arg(dir));
+    assert_eq!(output.stdout, b"0 0\n", "names that are moved");
 }
 
 /// The monitor has a duplicate of the description, and with it its locks: they end before somebody else is let in.

@@ -1,6 +1,7 @@
-// One thread writes to FILE while another forks; says how many children had a descriptor of the pool (POOL: part of its
-// path), and how many of its writes to a closed standard descriptor were accepted.
-//   forks FILE POOL
+// One thread writes to FILE, or moves another in its directory, while another forks; says how many children had a descriptor
+// of the pool (PATH: part of its path), or another one of the directory (PATH), and how often a closed standard descriptor
+// was one to write to, or was the directory's.
+//   forks writes|moves FILE PATH
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,26 +23,43 @@ static void *writes(void *none) {
     return none;
 }
 
-static int has(const char *pool) {
+static void *moves(void *dir) {
+    int at = open(dir, O_PATH);
+    close(openat(at, "here", O_CREAT | O_WRONLY, 0600));
+    for (long i = 0; !ended; i++) written += renameat(at, i % 2 ? "there" : "here", at, i % 2 ? "here" : "there") == 0;
+    return close(at), NULL;
+}
+
+static int ends(const char *text, const char *with) {
+    size_t len = strlen(text), less = strlen(with);
+    return len >= less && !strcmp(text + len - less, with);
+}
+
+static int has(const char *path, int writing) {
+    int found = 0;
     DIR *open = opendir("/proc/self/fd");
     struct dirent *entry;
     while ((entry = readdir(open))) {
         char link[4096] = "";
-        if (readlinkat(dirfd(open), entry->d_name, link, sizeof link - 1) > 0 && strstr(link, pool)) return 1;
+        if (readlinkat(dirfd(open), entry->d_name, link, sizeof link - 1) > 0)
+            found += writing ? !!strstr(link, path) : ends(link, path);
     }
-    return 0;
+    // The child of who moves has the one that is the program's.
+    return found > !writing;
 }
 
 int main(int count, char **args) {
-    if (count < 3) return 2;
-    fd = open(args[1], O_RDWR | O_CREAT, 0600);
+    if (count < 4) return 2;
+    int writing = !strcmp(args[1], "writes");
+    fd = open(args[2], O_RDWR | O_CREAT, 0600);
     if (pwrite(fd, "staged", 6, 0) != 6) return 1;
     int out = dup(1), had = 0, accepted = 0;
     pthread_t thread;
-    pthread_create(&thread, NULL, writes, NULL);
+    pthread_create(&thread, NULL, writing ? writes : moves, args[3]);
+    while (!written) usleep(1000);
     for (int i = 0; i < 100; i++) {
         pid_t child = fork();
-        if (!child) _exit(has(args[2]));
+        if (!child) _exit(has(args[3], writing));
         int status;
         waitpid(child, &status, 0);
         had += status != 0;
@@ -48,7 +67,10 @@ int main(int count, char **args) {
     close(2);
     // A write that has begun before may have the number.
     for (long before = written; written < before + 2;) usleep(1000);
-    for (int i = 0; i < 100000; i++) accepted += write(2, "oops\n", 5) == 5;
+    struct stat dir, now;
+    if (stat(args[3], &dir) && !writing) return 1;
+    for (int i = 0; writing && i < 100000; i++) accepted += write(2, "oops\n", 5) == 5;
+    for (long before = written; !writing && written < before + 50;) accepted += !fstat(2, &now) && now.st_ino == dir.st_ino;
     ended = 1;
     pthread_join(thread, NULL);
     dprintf(out, "%d %d\n", had, accepted);

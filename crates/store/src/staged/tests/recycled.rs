@@ -72,6 +72,30 @@ fn nothing_uncommitted_covers_a_page() {
     }
 }
 
+/// What is logged and shown was written, also where the pages that it gives back cannot be: who is told that it failed writes
+/// it again, behind itself.
+#[test]
+fn an_append_is_there_once_though_no_page_can_be_given_back() {
+    let world = World::new(tiny_size(20));
+    create_pool(&world, boot(1));
+    let file = world.create("dir/file").expect("create");
+    let pool = open_pool(world.medium(), boot(1)).expect("open");
+    let stage = Stage::new(pool.attach().expect("attach"));
+    let staged = StagedFile::open(&stage, &name_of(&file), file, Mode::Atomic).expect("stage");
+    for round in 1..3_u8 {
+        staged.write_at(0, &[round; PAGE]).expect("write");
+    }
+    staged.fsync().expect("fsync");
+    // A bit of the entry's device.
+    let device = pool.geometry().file_entry(0) + 40;
+    let seen = world.medium().load(device).expect("load");
+    world.medium().store(device, seen ^ 1).expect("store");
+    assert!(pool.may_be_relinked(staged.file()).is_err());
+    let bytes = [9; 100];
+    assert_eq!(staged.append(&bytes).expect("append"), PAGE as u64);
+    assert_eq!(staged.size().expect("size"), (PAGE + bytes.len()) as u64);
+}
+
 /// What was covered when everything was published is anybody's: it does not come back to the file as a covered page.
 #[test]
 fn a_published_page_is_covered_no_more() {
