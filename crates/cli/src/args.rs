@@ -454,6 +454,8 @@ pub(crate) struct DemoArgs {
 
 /// A chunk each for the tables, for names, for a log and for what is logged.
 const SMALLEST_POOL: u64 = 8 << 20;
+/// What the default geometry has addresses for.
+const LARGEST_POOL: u64 = 128 << 30;
 
 /// Reads "0.5": what something may wait.
 fn parse_seconds(text: &str) -> Result<Duration, String> {
@@ -468,16 +470,14 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 /// As [`parse_size`], for what a pool can have.
 fn parse_pool_size(text: &str) -> Result<u64, String> {
     let size = parse_size(text)?;
-    if size < SMALLEST_POOL {
-        return Err("a pool needs 8M at least".into());
-    }
-    Ok(size)
+    within(size, SMALLEST_POOL, LARGEST_POOL)
+        .ok_or_else(|| "a pool has 8M at least, and 128G at most".into())
 }
 
 /// As [`parse_size`], for a pool that is made on its first use.
 fn parse_made_pool_size(text: &str) -> Result<u64, String> {
-    within(parse_size(text)?, 16 << 20, u64::MAX)
-        .ok_or_else(|| "a pool that is made by itself has 16M at least".into())
+    within(parse_size(text)?, 16 << 20, LARGEST_POOL)
+        .ok_or_else(|| "a pool that is made by itself has 16M at least, and 128G at most".into())
 }
 
 /// As [`parse_size`], for a program's share of a log: a chunk to fill and one to empty, and not more than all share.
@@ -536,6 +536,8 @@ mod tests {
         }
         assert!(parse_pool_size("7M").is_err());
         assert_eq!(parse_pool_size("8M"), Ok(8 << 20));
+        assert_eq!(parse_pool_size("128G"), Ok(LARGEST_POOL));
+        assert!(parse_pool_size("129G").is_err());
     }
 
     #[test]
@@ -548,7 +550,7 @@ mod tests {
             ),
             (parse_map_size, ["64M", "4M"], ["3M", "0"]),
             (parse_log_size, ["4M", "128M"], ["3M", "129M"]),
-            (parse_made_pool_size, ["16M", "1T"], ["15M", "0"]),
+            (parse_made_pool_size, ["16M", "128G"], ["15M", "129G"]),
         ] {
             for text in right {
                 assert_eq!(read(text), parse_size(text), "{text}");

@@ -43,6 +43,7 @@ const PUBLISHING: Duration = Duration::from_secs(60);
 /// What was done for a file.
 #[derive(Debug, Serialize)]
 struct Flushed {
+    #[serde(serialize_with = "output::lossy")]
     path: PathBuf,
     /// Whether the kernel has made the bytes durable.
     durable: bool,
@@ -90,13 +91,26 @@ fn flush_one(dir: &RuntimeDir, path: &Path) -> Result<Flushed, Failure> {
         next: "check the path and its permissions".to_owned(),
     };
     // Asking for the file's identity does not open it: that would end the staging.
-    let id = match path.metadata() {
-        Ok(data) => (data.dev(), data.ino()),
+    let data = match path.metadata() {
+        Ok(data) => data,
         Err(e) => {
             flushed.error = Some(plain(&e));
             return Ok(flushed);
         }
     };
+    // Synced alone it would be called durable, with all that is in it.
+    if data.is_dir() {
+        flushed.error = Some(
+            "a directory: nothing that is staged of the files in it is published by this"
+                .to_owned(),
+        );
+        flushed.next = format!(
+            "find {} -type f -exec adit flush {{}} +",
+            output::quoted(path)
+        );
+        return Ok(flushed);
+    }
+    let id = (data.dev(), data.ino());
     let published = client::publish(dir, id.0, id.1, PUBLISHING);
     flushed.times_current = wait_for_times(dir, id, &mut flushed.users)?;
     match published {
@@ -107,9 +121,13 @@ fn flush_one(dir: &RuntimeDir, path: &Path) -> Result<Flushed, Failure> {
         }
         Ok(false) | Err(Refused::NoMonitor(_)) => {
             let left = left_in_the_end(&runtime::places(dir), path);
-            flushed.synced(sync(path));
-            if let Some(Left { pool, error }) = left {
-                let pool = pool.display();
+            flushed.synced(sync(path, data.is_file()));
+            if let Some(Left {
+                pool: left_pool,
+                error,
+            }) = left
+            {
+                let pool = left_pool.display();
                 let why = match error {
                     None => format!("its newest bytes are in the pool {pool}"),
                     Some(error) => format!(
@@ -120,8 +138,9 @@ fn flush_one(dir: &RuntimeDir, path: &Path) -> Result<Flushed, Failure> {
                 flushed.error = Some(format!(
                     "{why}, and no monitor answers that brings them here"
                 ));
+                let named = output::quoted(&left_pool);
                 flushed.next = format!(
-                    "adit pool recover {pool}; or --runtime-dir DIR, of the monitor that serves the program which writes it"
+                    "adit pool recover {named}; or --runtime-dir DIR, of the monitor that serves the program which writes it"
                 );
             }
         }
@@ -211,10 +230,13 @@ fn has(
     Ok(found.files.iter().any(|its| its.file() == file && is(its)))
 }
 
-fn sync(path: &Path) -> std::io::Result<()> {
-    // O_NONBLOCK: the open of a FIFO must not wait for its writer.
+/// Syncs a file. Another user's, or one that a monitor serves of which this command knows nothing, is published for whoever
+/// opens it and waits.
+fn sync(path: &Path, is_file: bool) -> std::io::Result<()> {
+    // The open of a FIFO must not wait for its writer.
+    let flags = if is_file { 0 } else { libc::O_NONBLOCK };
     let mut options = OpenOptions::new();
-    let options = options.read(true).custom_flags(libc::O_NONBLOCK);
+    let options = options.read(true).custom_flags(flags);
     options.open(path)?.sync_all()
 }
 

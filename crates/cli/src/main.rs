@@ -25,6 +25,7 @@ mod doctor;
 mod failure;
 mod flush;
 mod generate;
+mod janitor;
 mod limits;
 mod monitor;
 mod pool;

@@ -2,6 +2,8 @@
 
 use std::fmt::Arguments;
 use std::io::{IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 
 use crate::failure::{FAILED, Failure, said};
 
@@ -45,6 +47,24 @@ pub(crate) fn json(report: &impl serde::Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(report).map_err(|e| Failure::new(e.to_string()))?;
     println!("{text}");
     Ok(())
+}
+
+/// A path in a report: JSON has no words for what is not UTF-8.
+pub(crate) fn lossy<S: serde::Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
+}
+
+/// A path as a shell takes it, whatever is in it.
+pub(crate) fn quoted(path: &Path) -> String {
+    let bytes = path.as_os_str().as_bytes();
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/._-+,:@%=".contains(byte);
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !bytes.is_empty() && bytes.iter().all(is_plain) => text.to_owned(),
+        Ok(text) if !text.chars().any(char::is_control) => {
+            format!("'{}'", text.replace('\'', r"'\''"))
+        }
+        _ => format!("$'{}'", bytes.escape_ascii()),
+    }
 }
 
 /// Columns of text, aligned when printed.
@@ -164,6 +184,22 @@ pub(crate) fn bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_are_as_a_shell_takes_them() {
+        use std::ffi::OsStr;
+        for (path, text) in [
+            (&b"/dev/shm/a-b.c"[..], "/dev/shm/a-b.c"),
+            (b"My Notes.txt", "'My Notes.txt'"),
+            (b"it's", r"'it'\''s'"),
+            (b"$(reboot)", "'$(reboot)'"),
+            (b"l\xe4nger", r"$'l\xe4nger'"),
+            (b"two\nlines'", r"$'two\nlines\''"),
+            (b"", "''"),
+        ] {
+            assert_eq!(quoted(Path::new(OsStr::from_bytes(path))), text);
+        }
+    }
 
     #[test]
     fn tables_are_aligned() {

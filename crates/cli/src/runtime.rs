@@ -9,7 +9,7 @@ use adit_store::registry::{DirError, Env, RuntimeDir};
 
 use crate::failure::{Failure, words};
 
-/// The directory that the flag names, else the one the environment says.
+/// The directory that the flag, or the variable that goes with it, names; else the one that is anybody's.
 pub(crate) fn directory(named: Option<&Path>) -> Result<RuntimeDir, Failure> {
     let named = named.map(std::path::absolute).transpose()?;
     let xdg = std::env::var_os("XDG_RUNTIME_DIR");
@@ -25,9 +25,15 @@ pub(crate) fn places(dir: &RuntimeDir) -> Places {
     places_under(Path::new(OsStr::from_bytes(dir.as_bytes())))
 }
 
-/// The same for who needs no runtime directory.
+/// The one that the environment says, for who has no flag to name one.
+pub(crate) fn usual_directory() -> Result<RuntimeDir, Failure> {
+    let named = std::env::var_os("ADIT_RUNTIME_DIR").filter(|value| !value.is_empty());
+    directory(named.as_deref().map(Path::new))
+}
+
+/// The places of who needs no runtime directory.
 pub(crate) fn known_places() -> Places {
-    directory(None).map_or_else(|_| places_under(Path::new("")), |dir| places(&dir))
+    usual_directory().map_or_else(|_| places_under(Path::new("")), |dir| places(&dir))
 }
 
 fn places_under(runtime: &Path) -> Places {

@@ -59,6 +59,7 @@ struct Process<'a> {
 #[derive(Serialize)]
 struct Staged {
     path: String,
+    #[serde(serialize_with = "crate::output::lossy")]
     pool: PathBuf,
     /// Operations that wait to be published.
     records: u64,

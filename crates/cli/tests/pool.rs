@@ -98,6 +98,8 @@ fn what_is_no_pool_is_refused_by_every_command() {
         ),
         scratch.file("zeros", &[0; 1 << 20], 0o600),
         scratch.file("short", b"x", 0o600),
+        // Zeros where a pool's superblocks are.
+        scratch.file("image", &[&[0; 9000][..], b"disk"].concat(), 0o600),
     ];
     for file in &no_pools {
         for command in ["info", "check", "dump", "recover", "rm"] {
@@ -112,9 +114,17 @@ fn what_is_no_pool_is_refused_by_every_command() {
         assert_eq!(done.code(), Some(125), "{file:?}: {done:?}");
     }
     // None of the attempts removed anything, nor does force what may be anything.
-    assert_eq!(on(["pool", "rm", "--force"], &no_pools[3]).code(), Some(3));
+    for file in [&no_pools[3], &no_pools[5], &no_pools[6]] {
+        let done = on(["pool", "rm", "--force"], file);
+        assert_eq!(done.code(), Some(3), "{file:?}: {done:?}");
+        assert!(done.err.contains("not an Adit pool"), "{done:?}");
+        let said = on(["pool", "info"], file).err;
+        assert!(!said.contains("remove it"), "{file:?}: {said}");
+    }
     assert!(no_pools[1..].iter().all(|file| file.exists()));
-    assert_eq!(on(["pool", "rm", "--force"], &no_pools[4]).code(), Some(0));
+    for file in [&no_pools[2], &no_pools[4]] {
+        assert_eq!(on(["pool", "rm", "--force"], file).code(), Some(0));
+    }
 }
 
 #[test]
@@ -123,10 +133,6 @@ fn damage_is_found_and_nothing_crashes() {
     let pool = new_pool(&scratch);
     let damaged = scratch.0.join("damaged");
     let damage = |change: &dyn Fn(&fs::File)| {
-        // On a disk the tables of the one before lie beside it, and are believed in this boot.
-        for name in ["damaged", "damaged.tables"] {
-            let _ = fs::remove_file(scratch.0.join(name));
-        }
         fs::copy(&pool, &damaged).unwrap();
         change(&OpenOptions::new().write(true).open(&damaged).unwrap());
         let done = on(["pool", "check", "--json"], &damaged);
@@ -217,10 +223,6 @@ fn a_line_that_was_cut_off_is_told_from_a_damaged_one() {
         .unwrap();
     let damaged = scratch.0.join("damaged");
     let recovered = |change: &dyn Fn(&fs::File)| {
-        // On a disk the tables of the one before lie beside it, and are believed in this boot.
-        for name in ["damaged", "damaged.tables"] {
-            let _ = fs::remove_file(scratch.0.join(name));
-        }
         fs::copy(&pool, &damaged).unwrap();
         let options = OpenOptions::new().read(true).write(true).open(&damaged);
         change(&options.unwrap());
@@ -585,6 +587,29 @@ fn recovery_is_not_held_to_the_limits_of_a_program() {
         // Nothing is to be recovered any more.
         assert!(runs(), "{limit}");
     }
+}
+
+/// Nobody tells the file of the words that only the living need: how long the pool is now, above all.
+#[test]
+fn a_pool_that_grew_is_sound_at_every_end() {
+    let scratch = Scratch::beside(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let pool = new_pool(&scratch);
+    let file = scratch.file("data", b"base", 0o600);
+    let is_sound = |when: &str| {
+        let check = on(["pool", "check"], &pool);
+        assert_eq!(check.code(), Some(0), "{when}: {check:?}");
+    };
+    drop(stage(&pool, &file));
+    let opened = PoolFile::open(&pool).unwrap();
+    let attachment = opened.attach().unwrap();
+    opened.grow(&attachment, 32 << 20).unwrap();
+    is_sound("grown");
+    drop((attachment, opened));
+    is_sound("killed");
+    let info = json(&on(["pool", "info", "--json"], &pool));
+    assert_eq!(info["size"], 32 << 20, "{info}");
+    assert_eq!(on(["pool", "recover"], &pool).code(), Some(0));
+    is_sound("recovered and cut");
 }
 
 /// A file system that went down under programs loses what their pool's mirror had in memory: an older one comes back,

@@ -7,7 +7,9 @@
 
 mod common;
 
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -495,6 +497,45 @@ fn flush_of_what_cannot_be_flushed() {
     assert_eq!(finish(&mut adit(["flush"])).code(), Some(2));
     let plain = scratch.file("plain", b"bytes", 0o600);
     assert_eq!(finish(adit(["flush"]).arg(plain)).code(), Some(0));
+    // Of what is in it nothing would be published.
+    let done = finish(adit(["flush"]).arg(&scratch.0));
+    assert_eq!(done.code(), Some(3), "{done:?}");
+    assert!(done.err.contains("a directory"), "{done:?}");
+    // JSON has no word for such a name, and the other files were flushed as well.
+    let name = std::ffi::OsStr::from_bytes(b"l\xe4nger");
+    std::fs::write(scratch.0.join(name), "bytes").unwrap();
+    let done = finish(adit(["flush", "--json"]).arg(scratch.0.join(name)));
+    assert_eq!(json(&done)[0]["durable"], true, "{done:?}");
+}
+
+/// Backups are made by others, who have another monitor or none: what a file's own publishes for them they wait for.
+#[test]
+fn flush_by_somebody_else_waits_for_the_monitor() {
+    if !has_python() {
+        return;
+    }
+    let (scratch, elsewhere) = (Scratch::new(), Scratch::new());
+    let (file, done) = (scratch.0.join("data"), scratch.0.join("done"));
+    let program = "import os, sys\n\
+                   fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\n\
+                   os.write(fd, b's' * 5000); os.mkdir(sys.argv[2])\n\
+                   sys.stdin.read()\n";
+    let run = ["run", "--mode", "strict", "--", "python3", "-c", program];
+    let mut command = with_places_of(&scratch, adit(run));
+    // Nothing is published by its age before.
+    command.env("ADIT_PUBLISH_AFTER", "3600");
+    command.arg(&file).arg(&done).stdin(Stdio::piped());
+    let child = Ended(command.spawn().unwrap());
+    eventually("all is written", || done.exists().then_some(()));
+    assert_eq!(file.metadata().unwrap().len(), 0, "it is staged");
+    let mut flush = adit(["flush"]);
+    flush
+        .env("XDG_STATE_HOME", elsewhere.0.join("state"))
+        .env("ADIT_RUNTIME_DIR", elsewhere.0.join("runtime"));
+    let flushed = finish(flush.arg(&file));
+    assert_eq!(flushed.code(), Some(0), "{flushed:?}");
+    assert_eq!(file.metadata().unwrap().len(), 5000);
+    drop(child);
 }
 
 #[test]
@@ -558,24 +599,51 @@ fn bench_of_programs_names_what_is_missing_and_leaves_nothing() {
     assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 0);
 }
 
-/// A server or a directory that outlives a measurement is somebody else's trouble.
+/// A server or a directory that outlives a measurement is somebody else's trouble, and so is what a demo has started.
 #[test]
-fn a_killed_bench_leaves_nothing() {
-    let scratch = Scratch::new();
-    let places = Scratch::new();
-    let mut command = adit(["bench", "apps", "--dir"]);
-    command
-        .arg(&scratch.0)
-        .env_remove("ADIT_NO_MONITOR")
-        .env("XDG_STATE_HOME", places.0.join("state"))
-        .env("ADIT_RUNTIME_DIR", places.0.join("runtime"))
-        .stdout(Stdio::null());
-    let mut child = Ended(command.spawn().unwrap());
-    let entries = || std::fs::read_dir(&scratch.0).unwrap().count();
-    eventually("a directory", || (entries() > 0).then_some(()));
-    child.0.kill().unwrap();
-    child.0.wait().unwrap();
-    eventually("nothing left", || (entries() == 0).then_some(()));
+fn a_killed_bench_or_demo_leaves_nothing() {
+    for (command, file) in [
+        (&["bench", "apps"][..], None),
+        (&["bench", "posix"], None),
+        (&["demo", "--only", "bash", "--rounds", "99"], Some("work")),
+    ] {
+        let (scratch, places) = (Scratch::new(), Scratch::new());
+        let mut killed = adit([]);
+        killed
+            .args(command)
+            .arg("--dir")
+            .arg(&scratch.0)
+            .env_remove("ADIT_NO_MONITOR")
+            .env("XDG_STATE_HOME", places.0.join("state"))
+            .env("ADIT_RUNTIME_DIR", places.0.join("runtime"))
+            .stdout(Stdio::null())
+            .process_group(0);
+        let mut child = Ended(killed.spawn().unwrap());
+        let entries = || std::fs::read_dir(&scratch.0).unwrap();
+        let is_at_it = || match file {
+            None => entries().count() > 0,
+            Some(name) => entries()
+                .flatten()
+                .any(|room| room.path().join(name).exists()),
+        };
+        eventually("a directory", || is_at_it().then_some(()));
+        // As a terminal does it: all that it has started for itself alone.
+        let group = rustix::process::Pid::from_raw(child.0.id() as i32).unwrap();
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        child.0.wait().unwrap();
+        eventually("nothing left", || (entries().count() == 0).then_some(()));
+        let ours = scratch.0.to_str().unwrap().to_owned();
+        eventually("nobody left", || nobody_works_in(&ours).then_some(()));
+    }
+}
+
+fn nobody_works_in(dir: &str) -> bool {
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let works = |process: std::fs::DirEntry| {
+        let at = std::fs::read_link(process.path().join("cwd"));
+        at.is_ok_and(|at| at.to_string_lossy().starts_with(dir))
+    };
+    !all.into_iter().any(works)
 }
 
 #[test]
@@ -594,15 +662,22 @@ fn bench_and_demo_refuse_a_library_that_does_not_serve() {
 
 #[test]
 fn demo_runs_a_case_and_says_what_is_the_same() {
-    let scratch = Scratch::new();
-    let mut command = adit(["demo", "--json", "--only", "bash", "--limit", "25", "--dir"]);
-    let done = finish(command.arg(&scratch.0));
-    let rows = json(&done);
-    assert_eq!(
-        (done.code(), &rows[0]["verdict"]),
-        (Some(0), &"same".into()),
-        "{done:?}"
-    );
+    for mode in ["posix", "strict"] {
+        // On a disk, as a rule, where a pool is entered in its user's list.
+        let scratch = Scratch::beside(std::path::Path::new(env!("CARGO_TARGET_TMPDIR")));
+        let mut command = adit(["demo", "--json", "--only", "bash", "--limit", "25"]);
+        command.args(["--mode", mode, "--dir"]).arg(&scratch.0);
+        command.env_remove("ADIT_NO_MONITOR");
+        command.env("ADIT_KERNEL_BLOCKS", "0");
+        command.env("ADIT_RUNTIME_DIR", scratch.0.join("runtime"));
+        let done = finish(&mut command);
+        let rows = json(&done);
+        assert_eq!(
+            (done.code(), &rows[0]["verdict"]),
+            (Some(0), &"same".into()),
+            "{mode}: {done:?}"
+        );
+    }
     let done = finish(&mut adit(["demo", "--only", "no such case"]));
     assert!(
         done.code() == Some(3) && done.err.contains("choose from"),

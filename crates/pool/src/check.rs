@@ -142,7 +142,8 @@ impl<M: Medium> Pool<M> {
                 "{said} chunks, the superblock says {}",
                 superblock.chunk_count
             );
-            report.problem("shared", SHARED + at!(Shared.chunk_count), what);
+            // The word is volatile: behind the superblock after a growth, and before it after a cut, until somebody attaches.
+            report.note("shared", SHARED + at!(Shared.chunk_count), what);
         }
         for field in [
             at!(Shared.super_lock),
@@ -201,7 +202,9 @@ impl<M: Medium> Pool<M> {
 
     fn check_chunks(&self, report: &mut CheckReport) -> Result<()> {
         let header = self.geometry().header_chunks();
-        for chunk in 0..self.chunk_count()?.min(self.superblock()?.chunk_count) {
+        let superblock = self.superblock()?;
+        let is_clean = superblock.flags & Superblock::CLEAN != 0;
+        for chunk in 0..self.chunk_count()?.min(superblock.chunk_count) {
             let offset = self.geometry().chunk_word(chunk);
             let Some(word) = self.chunk_word(chunk)? else {
                 report.problem(
@@ -211,8 +214,15 @@ impl<M: Medium> Pool<M> {
                 );
                 continue;
             };
-            if let Some(what) = self.chunk_word_fault(chunk, word, header) {
-                report.problem("chunk word", offset, format!("of chunk {chunk}: {what}"));
+            let Some(what) = self.chunk_word_fault(chunk, word, header) else {
+                continue;
+            };
+            let what = format!("of chunk {chunk}: {what}");
+            // Whoever cuts the pool marks what goes first, and the next who attaches takes back what did not go.
+            if word.kind == ChunkKind::Absent && word.owner == 0 && !is_clean {
+                report.note("chunk word", offset, what);
+            } else {
+                report.problem("chunk word", offset, what);
             }
         }
         Ok(())

@@ -394,27 +394,29 @@ impl PoolFile {
     /// or in use.
     pub fn open_read_only(path: &Path) -> Result<Arc<Pool<ReadOnlyMedium>>> {
         let (fd, kind) = open_checked(path, OFlags::RDONLY)?;
-        let boot = boot_of(&fd)?;
-        let pool = look(&fd, boot)?;
+        let own = look(&fd, boot_of(&fd)?)?;
         if kind != MediumKind::Cached {
-            return Ok(pool);
+            return Ok(own);
         }
-        // Where nobody lives the next who attaches goes by the pool's own tables: a mirror may be an older one, of before the
-        // file system went down under programs, and by that one would miss what was staged since, or take it for damaged.
-        let is_in_use = is_any_slot_locked(&fd, pool.geometry().slot_count)?;
-        let belongs = belongs(&fd, &pool)?;
-        loop {
-            let mut medium = read_only(&fd)?;
-            medium.slow = true;
-            if is_in_use {
-                let found = mirror::find(&mirror::path_of(&fd)?, &belongs).unwrap_or(None);
-                medium.mirror = found.map(|mirror| (mirror, belongs.tables));
-            }
-            let opened = Pool::open(medium, Box::new(LocalLocks::default()), boot);
-            if !is_growing(&opened, whole_pages(&fd)?) {
-                return opened;
-            }
+        let is_clean = |pool: &Pool<ReadOnlyMedium>| {
+            let superblock = pool.superblock();
+            superblock.is_ok_and(|superblock| superblock.flags & Superblock::CLEAN != 0)
+        };
+        match look_by(&fd, &own, true) {
+            // It is of a time when nothing was left, as in `superblock_at`.
+            Ok(old) if is_clean(&old) && !is_clean(&own) => look_by(&fd, &own, false),
+            opened => opened,
         }
+    }
+
+    /// The same, to judge what a recovery would find. Where nobody lives the next who attaches goes by the pool's own
+    /// tables: a mirror may be an older one, of before the file system went down under programs, and by that one would
+    /// miss what was staged since, or take it for damaged.
+    pub fn open_as_left(path: &Path) -> Result<Arc<Pool<ReadOnlyMedium>>> {
+        let (fd, kind) = open_checked(path, OFlags::RDONLY)?;
+        let own = look(&fd, boot_of(&fd)?)?;
+        let is_in_use = is_any_slot_locked(&fd, own.geometry().slot_count)?;
+        look_by(&fd, &own, is_in_use && kind == MediumKind::Cached)
     }
 
     /// The superblock of a pool as the pool's own file has it: the mirror of its tables may be an older one, of before a
@@ -483,7 +485,12 @@ impl PoolFile {
         let len = geometry.chunk(chunks);
         let size = rustix::fs::fstat(&fd).map_err(kernel("fstat"))?.st_size as u64;
         // Also where the file is long enough: whoever made it so may have died before its sync.
-        prepare(&fd, kind, size, len)?;
+        prepare(&fd, kind, size, len).inspect_err(|_| {
+            // What a quota or the disk had left, publishing needs as well. Nobody knows of these blocks yet.
+            if let Ok(superblock) = self.pool.superblock() {
+                let _ = rustix::fs::ftruncate(&fd, geometry.chunk(superblock.chunk_count));
+            }
+        })?;
         let mapped = self.pool.medium().mapped();
         mapped.grow(&fd, len).map_err(medium_error)?;
         drop(fd);
@@ -528,6 +535,27 @@ impl PoolFile {
 fn look(fd: &OwnedFd, boot: BootId) -> Result<Arc<Pool<ReadOnlyMedium>>> {
     loop {
         let opened = Pool::open(read_only(fd)?, Box::new(LocalLocks::default()), boot);
+        if !is_growing(&opened, whole_pages(fd)?) {
+            return opened;
+        }
+    }
+}
+
+/// Looks at a pool which was opened before, by its mirror if it has one and that is wanted.
+fn look_by(
+    fd: &OwnedFd,
+    own: &Pool<ReadOnlyMedium>,
+    mirrored: bool,
+) -> Result<Arc<Pool<ReadOnlyMedium>>> {
+    let belongs = belongs(fd, own)?;
+    loop {
+        let mut medium = read_only(fd)?;
+        medium.slow = kind_of(fd)? == MediumKind::Cached;
+        if mirrored {
+            let found = mirror::find(&mirror::path_of(fd)?, &belongs).unwrap_or(None);
+            medium.mirror = found.map(|mirror| (mirror, belongs.tables));
+        }
+        let opened = Pool::open(medium, Box::new(LocalLocks::default()), own.boot());
         if !is_growing(&opened, whole_pages(fd)?) {
             return opened;
         }

@@ -144,10 +144,11 @@ fn recover_once(found: &Found) -> staged::Result<Option<Recovered>> {
         return Ok(None);
     }
     let file = PoolFile::open_without_children(path)?;
-    let info = file.pool().info()?;
-    let living = file.pool().living_slots().len();
-    // Nobody alive: the pool was left unclean. Somebody alive: others may have died beside him.
-    if living > 0 && info.attached as usize <= living && info.orphans == 0 {
+    // Nobody alive: the pool was left unclean. Somebody alive: others may have died beside him. Each is looked at for himself,
+    // as somebody may come or go meanwhile.
+    let slots = file.pool().slots()?;
+    let nobody_died = !slots.is_empty() && slots.iter().all(|slot| slot.alive);
+    if nobody_died && file.pool().info()?.orphans == 0 {
         return Ok(None);
     }
     file.pool().walk_with(walkers());

@@ -111,7 +111,7 @@ impl Stage {
 
     /// Where a file of this name would be.
     pub(super) fn path(&self, name: &str) -> std::path::PathBuf {
-        self.scratch.0.join(name)
+        self.scratch.path().join(name)
     }
 
     /// A written file of `len` bytes.
@@ -303,7 +303,7 @@ fn appends(stage: &Stage) -> Result<Vec<Case<'_>>, String> {
         ("append 4 KB, O_APPEND", true),
         ("append 4 KB, pwrite", false),
     ] {
-        let path = |side: &str| stage.scratch.0.join(format!("append-{side}"));
+        let path = |side: &str| stage.scratch.path().join(format!("append-{side}"));
         let (pa, pk, pr) = (path("adit"), path("kernel"), path("raw"));
         let extra = if append { libc::O_APPEND } else { 0 };
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC | extra;

@@ -26,6 +26,8 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::janitor::Janitor;
+
 /// A descriptor that the library may serve.
 pub(crate) struct Adit(libc::c_int);
 
@@ -430,21 +432,36 @@ pub(crate) fn active() -> bool {
     }
 }
 
-/// A file that goes away with this value.
-pub(crate) struct Scratch(pub(crate) PathBuf);
+/// A directory that goes away with this value, and with this process.
+pub(crate) struct Scratch {
+    path: PathBuf,
+    _janitor: Janitor,
+}
 
 impl Scratch {
     /// A directory of our own in `dir`.
     pub(crate) fn new(dir: &Path) -> Result<Self, String> {
         let path = dir.join(format!("adit-bench-{}", std::process::id()));
-        std::fs::create_dir(&path)
-            .map_err(|e| format!("{}: {}", path.display(), crate::failure::said(&e)))?;
-        Ok(Self(path))
+        let said = crate::failure::said;
+        let janitor = Janitor::of(&path).map_err(|e| format!("sh: {}", said(&e)))?;
+        if let Err(e) = std::fs::create_dir(&path) {
+            janitor.leave();
+            return Err(format!("{}: {}", path.display(), said(&e)));
+        }
+        Ok(Self {
+            path,
+            _janitor: janitor,
+        })
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// A written file of `len` bytes, made through the kernel.
     pub(crate) fn file(&self, name: &str, len: usize) -> Result<PathBuf, String> {
-        let path = self.0.join(name);
+        let path = self.path.join(name);
         let file = Bare::open(&path, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)?;
         let chunk = vec![0xadu8; 1 << 20];
         let mut left = len;
@@ -457,12 +474,6 @@ impl Scratch {
             }
         }
         Ok(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

@@ -13,6 +13,7 @@ use serde::Serialize;
 use crate::args::{DemoArgs, Mode};
 use crate::doctor;
 use crate::failure::{Failure, NO, Outcome};
+use crate::janitor::Janitor;
 use crate::output::{self, Progress, Table};
 use crate::run;
 use table::{CASES, Case};
@@ -35,6 +36,7 @@ enum Verdict {
 #[derive(Debug, Serialize)]
 struct Row {
     case: &'static str,
+    #[serde(serialize_with = "output::lossy")]
     dir: PathBuf,
     medium: &'static str,
     verdict: Verdict,
@@ -127,17 +129,6 @@ fn directories(named: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
         .collect()
 }
 
-/// A directory that goes away, unless its contents are evidence.
-struct Room(PathBuf, bool);
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        if !self.1 {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
-}
-
 fn compare_sides(
     case: &'static Case,
     dir: &Path,
@@ -172,15 +163,17 @@ fn compare_sides(
         .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
         .collect();
     let path = dir.join(format!("adit-demo-{}-{name}", std::process::id()));
-    std::fs::create_dir(&path).map_err(|e| {
-        Failure::new(format!("{}: {}", path.display(), crate::failure::said(&e)))
-            .next("name a directory with --dir")
-    })?;
-    let mut room = Room(path, false);
-    judge(case, &mut row, &room.0, prefix, args)?;
-    room.1 = args.keep && row.verdict == Verdict::Differs;
-    if room.1 {
-        row.notes.push(format!("kept in {}", room.0.display()));
+    let janitor = Janitor::of(&path)?;
+    if let Err(e) = std::fs::create_dir(&path) {
+        janitor.leave();
+        let what = format!("{}: {}", path.display(), crate::failure::said(&e));
+        return Err(Failure::new(what).next("name a directory with --dir"));
+    }
+    judge(case, &mut row, (&path, &janitor), prefix, args)?;
+    // Its contents are evidence then.
+    if args.keep && row.verdict == Verdict::Differs {
+        janitor.leave();
+        row.notes.push(format!("kept in {}", path.display()));
     }
     Ok(row)
 }
@@ -190,13 +183,13 @@ fn compare_sides(
 fn judge(
     case: &Case,
     row: &mut Row,
-    room: &Path,
+    (room, janitor): (&Path, &Janitor),
     prefix: &[&OsStr],
     args: &DemoArgs,
 ) -> Result<(), Failure> {
     let limit = Duration::from_secs(args.limit);
-    let run_plain = || side::run(case, room, "plain", &[], limit);
-    let run_adit = || side::run(case, room, "adit", prefix, limit);
+    let run_plain = || side::run(case, (room, janitor), "plain", &[], limit);
+    let run_adit = || side::run(case, (room, janitor), "adit", prefix, limit);
     let (mut plain_times, mut adit_times) = (Vec::new(), Vec::new());
     for round in 0..args.rounds {
         let (plain, adit) = if round % 2 == 0 {

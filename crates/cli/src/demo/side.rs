@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::table::Case;
+use crate::janitor::Janitor;
 
 /// What a side left.
 pub(crate) struct Ran {
@@ -24,7 +25,7 @@ pub(crate) struct Ran {
 /// and store the names of their files; afterwards it gets the name of the side.
 pub(crate) fn run(
     case: &Case,
-    room: &Path,
+    (room, janitor): (&Path, &Janitor),
     side: &str,
     prefix: &[&std::ffi::OsStr],
     limit: Duration,
@@ -50,13 +51,16 @@ pub(crate) fn run(
         .args(&words[1..])
         .arg(case.argument)
         .current_dir(&work);
-    environment(&mut command, &work);
+    // The list of the user's pools is nothing that a case leaves.
+    let state = room.join(format!("{side}.state"));
+    fs::create_dir_all(&state)?;
+    environment(&mut command, &work, &state);
     command
         .stdin(Stdio::null())
         .stdout(File::create(&out)?)
         .stderr(File::create(&err)?);
     let begun = Instant::now();
-    let failed = wait(command.process_group(0), limit)?;
+    let failed = wait(command.process_group(0), limit, janitor)?;
     let took = begun.elapsed();
     fs::rename(&work, &tree)?;
     let failed = failed.map(|why| format!("{why}; it says: {}", last_line(&err, &out)));
@@ -69,7 +73,7 @@ pub(crate) fn run(
 }
 
 /// The same for everybody who runs the demo, whatever their settings.
-fn environment(command: &mut Command, home: &Path) {
+fn environment(command: &mut Command, home: &Path, state: &Path) {
     let kept: Vec<_> = ["PATH", "LD_LIBRARY_PATH", "TMPDIR", "XDG_RUNTIME_DIR"]
         .into_iter()
         .filter_map(|name| Some((name, std::env::var_os(name)?)))
@@ -79,14 +83,20 @@ fn environment(command: &mut Command, home: &Path) {
     command.env_clear().envs(kept).envs(adit);
     command
         .env("HOME", home)
+        .env("XDG_STATE_HOME", state)
         .env("LC_ALL", "C")
         .env("TZ", "UTC");
 }
 
 /// Waits, and ends the whole group when the time is over; `Some` says why it did not succeed.
-fn wait(command: &mut Command, limit: Duration) -> Result<Option<String>, std::io::Error> {
+fn wait(
+    command: &mut Command,
+    limit: Duration,
+    janitor: &Janitor,
+) -> Result<Option<String>, std::io::Error> {
     let begun = Instant::now();
     let mut child = command.spawn()?;
+    janitor.ends(Some(child.id()));
     let ended = loop {
         if has_ended(&child) {
             break true;
@@ -101,6 +111,7 @@ fn wait(command: &mut Command, limit: Duration) -> Result<Option<String>, std::i
     if let Some(group) = rustix::process::Pid::from_raw(child.id() as i32) {
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
     }
+    janitor.ends(None);
     let status = child.wait()?;
     if !ended {
         return Ok(Some(format!("it took longer than {} s", limit.as_secs())));

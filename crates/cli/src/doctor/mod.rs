@@ -23,6 +23,7 @@ use system::Limit;
 /// The whole report.
 #[derive(Debug, Serialize)]
 struct Report {
+    #[serde(serialize_with = "crate::output::lossy")]
     path: PathBuf,
     medium: &'static str,
     why: String,

@@ -103,7 +103,7 @@ fn limited() -> Option<Obstacle> {
 /// Where no pool can be.
 fn nowhere(dir: &Path, kind: MediumKind, mount: Option<&Path>) -> Option<Obstacle> {
     let own = rustix::process::geteuid().as_raw();
-    let runtime = runtime::directory(None).ok()?;
+    let runtime = runtime::usual_directory().ok()?;
     let places = if kind == MediumKind::Ram {
         let runtime = PathBuf::from(std::ffi::OsStr::from_bytes(runtime.as_bytes()));
         vec![runtime, PathBuf::from(format!("/dev/shm/adit-{own}"))]

@@ -4,14 +4,17 @@ mod recover;
 mod show;
 
 use std::io::Read as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use adit_pool::layout::Geometry;
+use adit_pool::layout::{Geometry, MAGIC, SUPERBLOCK_A, SUPERBLOCK_B};
 use adit_pool::{Error, PoolFile};
+use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::args::{PoolCommand, PoolFile as Named};
 use crate::failure::{Failure, NO, Outcome, words};
+use crate::limits;
 use crate::output::{self, bytes};
 
 /// Does what was asked for.
@@ -31,11 +34,14 @@ pub(crate) fn pool(command: &PoolCommand) -> Outcome {
 fn failure(file: &Path, error: &Error) -> Failure {
     let name = file.display();
     if let Error::Kernel { call, errno } = error {
-        return Failure::new(format!("{name}: {} ({call})", words(*errno)))
-            .next("check the path and its permissions");
+        return Failure::new(format!("{name}: {} ({call})", words(*errno))).next(remedy(*errno));
     }
-    // Who would follow the advice for a pool might lock others out of a file of theirs.
-    if matches!(error, Error::OpenToOthers { .. }) && !is_pool(file) {
+    // Who would follow the advice for a pool might lock others out of a file of theirs, or remove it.
+    let needs_be_one = matches!(
+        error,
+        Error::OpenToOthers { .. } | Error::Truncated { .. } | Error::Unfinished
+    );
+    if needs_be_one && is_something_else(file) {
         return Failure::new(format!("{name}: this is not an Adit pool"))
             .next("choose another file");
     }
@@ -63,11 +69,50 @@ pub(crate) fn usable(file: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Whether a file that can be read begins as a pool does.
+/// Whether a file that can be read has what a pool begins with, in one of the two places.
 fn is_pool(file: &Path) -> bool {
-    let mut start = [0; 8];
-    let read = std::fs::File::open(file).and_then(|mut file| file.read_exact(&mut start));
-    read.is_err() || u64::from_le_bytes(start) == adit_pool::layout::MAGIC
+    let Ok(file) = std::fs::File::open(file) else {
+        return true;
+    };
+    [SUPERBLOCK_A, SUPERBLOCK_B].into_iter().any(|at| {
+        let mut start = [0; 8];
+        let read = file.read_exact_at(&mut start, at);
+        read.is_ok() && u64::from_le_bytes(start) == MAGIC
+    })
+}
+
+/// Whether a file that can be read has something in it, and never was a pool.
+fn is_something_else(file: &Path) -> bool {
+    !is_pool(file) && !is_empty(file).unwrap_or(false)
+}
+
+/// Whether a file has nothing in it but zeros, as a pool has that was not made to its end.
+fn is_empty(file: &Path) -> std::io::Result<bool> {
+    let mut file = std::fs::File::open(file)?;
+    let mut block = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut block)? {
+            0 => return Ok(true),
+            read if block[..read].iter().any(|&byte| byte != 0) => return Ok(false),
+            _ => {}
+        }
+    }
+}
+
+/// What to do about an error of the kernel.
+fn remedy(errno: Errno) -> &'static str {
+    match errno {
+        Errno::NOSPC | Errno::DQUOT => {
+            "make room on its file system, or have a smaller one with --size"
+        }
+        Errno::FBIG => {
+            "lift the limit on file sizes (ulimit -f), or have a smaller one with --size"
+        }
+        Errno::NOMEM => "lift the limits on memory (ulimit -v, ulimit -d)",
+        Errno::MFILE | Errno::NFILE => "lift the limit on open files (ulimit -n)",
+        Errno::IO => "look for what the kernel says of the device (dmesg)",
+        _ => "check the path and its permissions",
+    }
 }
 
 fn create(file: &Path, size: u64) -> Outcome {
@@ -77,7 +122,8 @@ fn create(file: &Path, size: u64) -> Outcome {
                 .next("choose another name, or remove it: adit pool rm FILE"),
         );
     }
-    let made = PoolFile::create(file, size, Geometry::default()).map_err(|e| failure(file, &e))?;
+    let make = || PoolFile::create(file, size, Geometry::default());
+    let made = limits::lifted_for(make).map_err(|e| failure(file, &e))?;
     let info = made.pool().info().map_err(|e| failure(file, &e))?;
     println!(
         "{}: pool {} of {} made",
@@ -89,7 +135,7 @@ fn create(file: &Path, size: u64) -> Outcome {
 }
 
 fn info(named: &Named) -> Outcome {
-    let pool = PoolFile::open_read_only(&named.file).map_err(|e| failure(&named.file, &e))?;
+    let pool = PoolFile::open_as_left(&named.file).map_err(|e| failure(&named.file, &e))?;
     let info = pool.info().map_err(|e| failure(&named.file, &e))?;
     if named.json {
         output::json(&info)?;
@@ -102,6 +148,7 @@ fn info(named: &Named) -> Outcome {
 /// What `adit pool check` reports, also about a pool that cannot even be opened.
 #[derive(Serialize)]
 struct Checked<'a> {
+    #[serde(serialize_with = "output::lossy")]
     file: &'a Path,
     sound: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -112,7 +159,7 @@ struct Checked<'a> {
 
 fn check(named: &Named) -> Outcome {
     let file = named.file.as_path();
-    let opened = PoolFile::open_read_only(file).and_then(|pool| pool.check());
+    let opened = PoolFile::open_as_left(file).and_then(|pool| pool.check());
     let checked = match opened {
         Ok(report) => Checked {
             file,
@@ -151,7 +198,7 @@ fn is_about_the_contents(error: &Error) -> bool {
 }
 
 fn dump(named: &Named) -> Outcome {
-    let pool = PoolFile::open_read_only(&named.file).map_err(|e| failure(&named.file, &e))?;
+    let pool = PoolFile::open_as_left(&named.file).map_err(|e| failure(&named.file, &e))?;
     let dump = pool.dump().map_err(|e| failure(&named.file, &e))?;
     if named.json {
         output::json(&dump)?;
@@ -169,7 +216,7 @@ fn remove(file: &PathBuf, force: bool) -> Outcome {
         && let Ok(pool) = file.canonicalize()
     {
         let failure = Failure::new(format!("{}: a link, not the pool", file.display()));
-        return Err(failure.next(format!("adit pool rm {}", pool.display())));
+        return Err(failure.next(format!("adit pool rm {}", output::quoted(&pool))));
     }
     match PoolFile::open(file) {
         Ok(opened) => opened.remove(force).map_err(|error| {
@@ -177,12 +224,15 @@ fn remove(file: &PathBuf, force: bool) -> Outcome {
             match error {
                 Error::Unpublished { .. } => failure.next(format!(
                     "adit pool recover {}; or lose it with --force",
-                    file.display()
+                    output::quoted(file)
                 )),
                 _ => failure,
             }
         })?,
         Err(error @ Error::ForeignMagic { .. }) => return Err(failure(file, &error)),
+        Err(error) if is_about_the_contents(&error) && is_something_else(file) => {
+            return Err(failure(file, &Error::Unfinished));
+        }
         Err(error) if force && is_about_the_contents(&error) => std::fs::remove_file(file)?,
         Err(error) if is_about_the_contents(&error) => {
             return Err(failure(file, &error).next("remove it anyway with --force"));

@@ -23,9 +23,9 @@ struct Published {
     /// It was not there, and its bytes are gone: somebody asked for that.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     given_up: bool,
-    /// Whether it is for its user to say what becomes of them.
+    /// Its path, as it is, where it is for its user to say what becomes of them.
     #[serde(skip)]
-    is_missing: bool,
+    missing: Option<PathBuf>,
     /// Why its bytes are still in the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     kept: Option<String>,
@@ -81,10 +81,11 @@ fn recover_now(named: &Named, give_up: &[PathBuf]) -> Outcome {
     Ok(if kept || report.rejected > 0 { NO } else { 0 })
 }
 
-/// Whether bytes wait for a file of which there is not even the path any more.
-fn is_nowhere(name: &FileName, reason: &Error) -> bool {
+/// The path of a file that bytes wait for, where there is not even that any more.
+fn nowhere(name: &FileName, reason: &Error) -> Option<PathBuf> {
     let path = Path::new(OsStr::from_bytes(&name.path));
-    matches!(reason, Error::OtherFile(_)) && path.symlink_metadata().is_err()
+    let is = matches!(reason, Error::OtherFile(_)) && path.symlink_metadata().is_err();
+    is.then(|| path.to_owned())
 }
 
 impl Report {
@@ -97,7 +98,7 @@ impl Report {
 }
 
 fn copy_of(path: &Path, original: &Path) -> Failure {
-    let (path, original) = (path.display(), original.display());
+    let (path, original) = (output::quoted(path), output::quoted(original));
     Failure::new(format!(
         "{path}: a copy of the pool {original}: what is in it was written to the same files long ago, and would undo what \
          was written since"
@@ -112,7 +113,7 @@ fn report(recovered: Recovered) -> Report {
         records: each.records,
         bytes: each.bytes,
         given_up: each.given_up,
-        is_missing: false,
+        missing: None,
         kept: None,
     });
     let kept = recovered.kept.iter().map(|each| Published {
@@ -120,10 +121,10 @@ fn report(recovered: Recovered) -> Report {
         records: each.records,
         bytes: 0,
         given_up: false,
-        is_missing: each
+        missing: each
             .name
             .as_ref()
-            .is_some_and(|name| is_nowhere(name, &each.reason)),
+            .and_then(|name| nowhere(name, &each.reason)),
         kept: Some(match &each.reason {
             Error::Base(errno) => format!("its file: {}", words(*errno)),
             reason => reason.to_string(),
@@ -134,7 +135,7 @@ fn report(recovered: Recovered) -> Report {
         records: *records,
         bytes: 0,
         given_up: false,
-        is_missing: false,
+        missing: None,
         kept: Some("a living program is writing it; it publishes itself".to_owned()),
     });
     Report {
@@ -158,11 +159,11 @@ fn print(path: &Path, report: &Report) {
             Some(why) => println!("{}: STILL IN THE POOL: {why}", file.path),
         }
     }
-    if let Some(missing) = report.files.iter().find(|file| file.is_missing) {
+    if let Some(missing) = report.files.iter().find_map(|file| file.missing.as_deref()) {
         println!(
             "next: put the file back where it was, or lose what is staged of it: adit pool recover {} --give-up {}",
-            path.display(),
-            missing.path
+            output::quoted(path),
+            output::quoted(missing)
         );
     }
     let released = &report.released;

@@ -179,9 +179,18 @@ impl PoolList {
     }
 
     /// Whether its directory is there, or what it would be made in: a home directory that somebody has removed is
-    /// not made again.
+    /// not made again. In another user's nothing is made, who could not use it (`sudo` may leave `HOME` as it was).
     pub(super) fn may_be_made(&self) -> bool {
-        self.dir.is_absolute() && (is_there(&self.dir) || self.home().is_some_and(is_there))
+        let is_to_be_had = || self.home().is_some_and(is_there) && !self.would_lie_in_anothers();
+        self.dir.is_absolute() && (is_there(&self.dir) || is_to_be_had())
+    }
+
+    /// Whether what there is of its directory is another user's, and not root's.
+    fn would_lie_in_anothers(&self) -> bool {
+        let stat = |dir: &Path| rustix::fs::stat(dir.as_os_str().as_bytes()).ok();
+        let own = rustix::process::geteuid().as_raw();
+        let nearest = self.dir.ancestors().find_map(stat);
+        nearest.is_some_and(|stat| stat.st_uid != own && stat.st_uid != 0)
     }
 
     /// Whether not even that is there in which its directory would be made.

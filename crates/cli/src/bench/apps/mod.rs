@@ -9,9 +9,8 @@ mod side;
 mod sqlite;
 mod ycsb;
 
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use adit_pmem::MediumKind as Medium;
@@ -22,6 +21,7 @@ use super::worker::Measured;
 use crate::args::{BenchArgs, Mode};
 use crate::doctor;
 use crate::failure::{Failure, said};
+use crate::janitor::Janitor;
 use crate::output::Progress;
 use crate::run;
 use side::Side;
@@ -133,41 +133,6 @@ impl Room {
         }
         std::fs::create_dir(&work).map_err(|e| format!("{}: {}", work.display(), said(&e)))?;
         Ok(work)
-    }
-}
-
-/// Removes a directory when this value goes, and also when this process is killed: then the pipe ends
-/// that a shell waits at.
-struct Janitor(Child);
-
-impl Janitor {
-    fn of(path: &Path) -> std::io::Result<Self> {
-        // Servers that die with this process may still be making files.
-        const SCRIPT: &str = r#"read -r word; [ "$word" = leave ] || rm -rf -- "$1" || { sleep 1; rm -rf -- "$1"; }"#;
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", SCRIPT, "sh"]).arg(path);
-        command.stdin(Stdio::piped()).stdout(Stdio::null());
-        command.stderr(Stdio::null()).process_group(0);
-        command
-            .env_remove("LD_PRELOAD")
-            .env("PATH", "/usr/bin:/bin");
-        command.current_dir("/");
-        command.spawn().map(Self)
-    }
-
-    /// Removes nothing: the directory is somebody else's.
-    fn leave(mut self) {
-        use std::io::Write;
-        if let Some(mut pipe) = self.0.stdin.take() {
-            let _ = pipe.write_all(b"leave\n");
-        }
-    }
-}
-
-impl Drop for Janitor {
-    fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        let _ = self.0.wait();
     }
 }
 
