@@ -120,8 +120,10 @@ fn flush_one(dir: &RuntimeDir, path: &Path) -> Result<Flushed, Failure> {
             let _ = client::give_back(dir, id.0, id.1, PUBLISHING);
         }
         Ok(false) | Err(Refused::NoMonitor(_)) => {
+            // Who has it staged by a lease publishes it for this.
+            let opened = sync(path, data.is_file());
             let left = left_in_the_end(&runtime::places(dir), path);
-            flushed.synced(sync(path, data.is_file()));
+            flushed.synced(opened.and_then(|()| sync(path, data.is_file())));
             if let Some(Left {
                 pool: left_pool,
                 error,
@@ -230,8 +232,8 @@ fn has(
     Ok(found.files.iter().any(|its| its.file() == file && is(its)))
 }
 
-/// Syncs a file. Another user's, or one that a monitor serves of which this command knows nothing, is published for whoever
-/// opens it and waits.
+/// Syncs a file. What another user has staged of it, or a program whose monitor this command does not know, is published for
+/// whoever opens it and waits.
 fn sync(path: &Path, is_file: bool) -> std::io::Result<()> {
     // The open of a FIFO must not wait for its writer.
     let flags = if is_file { 0 } else { libc::O_NONBLOCK };

@@ -481,11 +481,11 @@ impl PoolFile {
         let chunks = (size >> geometry.chunk_shift).min(u64::from(geometry.max_chunks)) as u32;
         let _alone = self.locks.growth()?;
         let brief = brief::begin();
-        let (fd, kind) = open_checked(&self.path, OFlags::RDWR)?;
+        // This very file: another one may have its name by now, and is not ours to make longer, or shorter.
+        let (fd, size) = self.locks.reopen().map_err(kernel("open"))?;
         let len = geometry.chunk(chunks);
-        let size = rustix::fs::fstat(&fd).map_err(kernel("fstat"))?.st_size as u64;
         // Also where the file is long enough: whoever made it so may have died before its sync.
-        prepare(&fd, kind, size, len).inspect_err(|_| {
+        prepare(&fd, self.kind, size, len).inspect_err(|_| {
             // What a quota or the disk had left, publishing needs as well. Nobody knows of these blocks yet.
             if let Ok(superblock) = self.pool.superblock() {
                 let _ = rustix::fs::ftruncate(&fd, geometry.chunk(superblock.chunk_count));
