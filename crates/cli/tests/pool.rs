@@ -114,6 +114,9 @@ fn what_is_no_pool_is_refused_by_every_command() {
         assert_eq!(done.code(), Some(125), "{file:?}: {done:?}");
     }
     // None of the attempts removed anything, nor does force what may be anything.
+    let for_all = scratch.file("for-all", &[0; 9000], 0o644);
+    let said = on(["pool", "info"], &for_all).err;
+    assert!(said.contains("not an Adit pool"), "{said}");
     for file in [&no_pools[3], &no_pools[5], &no_pools[6]] {
         let done = on(["pool", "rm", "--force"], file);
         assert_eq!(done.code(), Some(3), "{file:?}: {done:?}");

@@ -37,11 +37,12 @@ fn failure(file: &Path, error: &Error) -> Failure {
         return Failure::new(format!("{name}: {} ({call})", words(*errno))).next(remedy(*errno));
     }
     // Who would follow the advice for a pool might lock others out of a file of theirs, or remove it.
-    let needs_be_one = matches!(
-        error,
-        Error::OpenToOthers { .. } | Error::Truncated { .. } | Error::Unfinished
-    );
-    if needs_be_one && is_something_else(file) {
+    let is_none = match error {
+        Error::OpenToOthers { .. } => !is_pool(file),
+        Error::Truncated { .. } | Error::Unfinished => is_something_else(file),
+        _ => false,
+    };
+    if is_none {
         return Failure::new(format!("{name}: this is not an Adit pool"))
             .next("choose another file");
     }
