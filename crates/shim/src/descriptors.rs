@@ -204,6 +204,9 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode, declared: bool) -> Option<c_
         // It is the kernel's from here on. What cannot be published now cannot be told either.
         let _ = declared::bar(fd);
     }
+    if declared && stageable {
+        stage::take_seat(fd, stat.st_dev);
+    }
     if shared {
         // Nothing is staged yet that could fail.
         let _ = process::share(fd, With::Anybody);

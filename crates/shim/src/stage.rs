@@ -226,11 +226,11 @@ fn pool_trusted_for(trusted: Duration, fd: BorrowedFd<'_>, device: u64) -> Resul
             let known = seats.iter().filter_map(|seat| seat.pool.as_ref().ok());
             let same = |pool: &&Pool| pool.path.as_bytes() == path.as_bytes();
             let open = known.into_iter().find(same).cloned();
-            open.or_else(|| attach(path)).ok_or(libc::ENXIO)
+            open.map_or_else(|| attach(path).ok_or(UNATTACHED), Ok)
         });
     SEATED.store(sys::getpid().unwrap_or(0) as u32, Ordering::SeqCst);
-    // A monitor may be about to start: whether one answers is found out at each file.
-    if !matches!(pool, Err(NO_MONITOR)) {
+    // A monitor may be about to start, and a descriptor about to be closed: that is found out at each file.
+    if !matches!(pool, Err(NO_MONITOR | libc::EMFILE | libc::ENFILE)) {
         seats.push(Seat {
             device,
             pool: pool.clone(),
@@ -243,6 +243,7 @@ fn pool_trusted_for(trusted: Duration, fd: BorrowedFd<'_>, device: u64) -> Resul
 /// What the monitor does not do, as [`take`] says it.
 fn refusal_of(refused: Refused) -> Refusal {
     match refused {
+        Refused::NoMonitor(errno @ (Errno::MFILE | Errno::NFILE)) => errno.raw_os_error(),
         Refused::NoMonitor(_) | Refused::NotUnderstood => NO_MONITOR,
         Refused::Pool(Errno::NOSPC | Errno::DQUOT) | Refused::TooMany => libc::ENOSPC,
         // No place for one, or one that cannot be used: `adit run` and `adit pool check` say more.
@@ -283,6 +284,9 @@ pub(crate) const NO_MONITOR: Refusal = libc::ECONNREFUSED;
 /// Another thread is creating a process: a moment later the file may be staged. No error of the kernel's.
 pub(crate) const FORKING: Refusal = -1;
 
+/// This process cannot use a pool that others may stage in.
+const UNATTACHED: Refusal = libc::ENOTCONN;
+
 /// The file has no name by which a recovery would find it. No error of the kernel's.
 pub(crate) const NAMELESS: Refusal = -2;
 
@@ -297,7 +301,10 @@ pub(crate) fn take(
 ) -> Result<Staged, Refusal> {
     may_stage(fd)?;
     let stat = eligible(fd)?;
-    let pool = pool_of(borrow(fd), stat.st_dev)?;
+    let pool = pool_of(borrow(fd), stat.st_dev).map_err(|refusal| match refusal {
+        UNATTACHED => libc::ENXIO,
+        refusal => refusal,
+    })?;
     // Where a fence is a kernel sync, a commit costs what the kernel's `fsync` does.
     if mode == Mode::Posix && pool.stage.attachment().pool().medium().fence_is_slow() {
         return Err(libc::EOPNOTSUPP);
@@ -343,6 +350,18 @@ fn may_stage(fd: i32) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Whether a refusal of the pool says nothing of what others have staged there.
+fn leaves_doubt(refusal: Refusal) -> bool {
+    matches!(refusal, UNATTACHED | libc::EMFILE | libc::ENFILE)
+}
+
+/// Attaches to the pool of a file's device as long as there are descriptors for it: whoever looks later for what others have
+/// staged there needs none.
+pub(crate) fn take_seat(fd: i32, device: u64) {
+    let _inside = signal::engine::enter();
+    drop(pool_trusted_for(TRUSTED, borrow(fd), device));
+}
+
 /// A declared file: its device, and what its entry in the pool is found by.
 pub(crate) struct Entry {
     device: u64,
@@ -363,27 +382,36 @@ impl Entry {
         })
     }
 
-    /// The entry of the file, if anybody has it staged.
-    fn found(&self, fd: i32) -> Option<(Pool, FileRef)> {
+    /// The entry of the file, if anybody has it staged. An error is that of looking: somebody may.
+    fn found(&self, fd: i32) -> Result<Option<(Pool, FileRef)>, Refusal> {
         let pool = match pool_trusted_for(TRUSTED, borrow(fd), self.device) {
             Err(NO_MONITOR) => self.pool_without_monitor()?,
-            pool => pool.ok()?,
+            Err(refusal) if leaves_doubt(refusal) => return Err(refusal),
+            pool => pool.ok(),
+        };
+        let Some(pool) = pool else {
+            return Ok(None);
         };
         let table = pool.file.pool();
-        let entry = table.anything_staged().then(|| table.find_file(&self.name));
-        let entry = entry?.ok()??;
-        Some((pool, entry))
+        if !table.anything_staged() {
+            return Ok(None);
+        }
+        let entry = table.find_file(&self.name);
+        let entry = entry.map_err(|error| Error::from(error).errno().raw_os_error())?;
+        Ok(entry.map(|entry| (pool, entry)))
     }
 
     /// The pool in which others have had the file staged since monitor and standby were killed: they need neither to
     /// go on, and this process must see what they write.
     #[cold]
-    fn pool_without_monitor(&self) -> Option<Pool> {
-        let dir = init::runtime_dir()?;
+    fn pool_without_monitor(&self) -> Result<Option<Pool>, Refusal> {
+        let Some(dir) = init::runtime_dir() else {
+            return Ok(None);
+        };
         let last = client::last_monitor(dir);
         let known = |last: &u64| self.unstaged_after.load(Ordering::Relaxed) == *last;
         if last.as_ref().is_some_and(known) {
-            return None;
+            return Ok(None);
         }
         let path = |bytes| Path::new(OsStr::from_bytes(bytes));
         let runtime = path(dir.as_bytes());
@@ -393,16 +421,18 @@ impl Entry {
         };
         let asked = init::asked_pool().path.map(path);
         // Of one that cannot be looked at it is asked again.
-        let Some(found) = places.pool_with(&self.name, asked).ok()? else {
+        let found = places.pool_with(&self.name, asked);
+        let Some(found) = found.map_err(|_| UNATTACHED)? else {
             self.unstaged_after
                 .store(last.unwrap_or(0), Ordering::Relaxed);
-            return None;
+            return Ok(None);
         };
-        let pool = attach(PoolPath::of(found.as_os_str().as_bytes())?)?;
+        let path = PoolPath::of(found.as_os_str().as_bytes());
+        let pool = path.and_then(attach).ok_or(UNATTACHED)?;
         let mut seats = seats();
         // Another thread may have been here.
         if let Some(seat) = seats.iter().find(|seat| seat.device == self.device) {
-            return seat.pool.clone().ok();
+            return seat.pool.clone().map(Some);
         }
         SEATED.store(sys::getpid().unwrap_or(0) as u32, Ordering::SeqCst);
         seats.push(Seat {
@@ -410,18 +440,18 @@ impl Entry {
             pool: Ok(pool.clone()),
             asked: Instant::now(),
         });
-        Some(pool)
+        Ok(Some(pool))
     }
 
-    /// Whether anybody has the file staged.
+    /// Whether anybody has the file staged, as far as can be told: where it cannot, somebody may.
     pub(crate) fn is_staged(&self, fd: i32) -> bool {
-        self.found(fd).is_some()
+        self.found(fd).map_or(true, |entry| entry.is_some())
     }
 
     /// Reads with what others have staged of the file; `None` when nobody has.
     pub(crate) fn watch(&self, fd: i32, mode: Mode) -> Result<Option<Staged>, Refusal> {
         may_stage(fd)?;
-        let Some((pool, entry)) = self.found(fd) else {
+        let Some((pool, entry)) = self.found(fd)? else {
             return Ok(None);
         };
         let stat = rustix::fs::fstat(borrow(fd)).map_err(Errno::raw_os_error)?;
@@ -452,7 +482,9 @@ pub(crate) fn end_for_all(fd: i32) -> Result<(), i32> {
         return Ok(());
     };
     let ended = patiently(|| {
-        let Some((pool, file)) = entry.found(fd) else {
+        let found = entry.found(fd);
+        let found = found.map_err(|errno| Error::Base(Errno::from_raw_os_error(errno)))?;
+        let Some((pool, file)) = found else {
             return Ok(());
         };
         with_base(fd, |base| {
@@ -620,7 +652,7 @@ fn held_lease(fd: i32) -> Held {
 /// A refusal as `adit stat` counts it.
 pub(crate) fn reason(refusal: Refusal) -> Reason {
     match refusal {
-        libc::ENOMEM | libc::ENOSPC => Reason::Limit,
+        libc::ENOMEM | libc::ENOSPC | libc::EMFILE | libc::ENFILE => Reason::Limit,
         libc::EBUSY => Reason::Program,
         _ => Reason::Other,
     }

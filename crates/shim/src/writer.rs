@@ -85,6 +85,8 @@ pub(crate) struct Writer {
     calls: AtomicU32,
     /// Set while the kernel may hold bytes of a lent description that no `fsync` was about.
     bypassed: AtomicBool,
+    /// Set while the kernel has the description of a declared file and others may have the file staged all the same.
+    unbarred: AtomicBool,
     /// Set while a mapping serves reads: asked before the lock is taken.
     mapped: AtomicBool,
     account: UnsafeCell<Account>,
@@ -184,6 +186,7 @@ impl Writer {
             parents: AtomicBool::new(false),
             calls: AtomicU32::new(0),
             bypassed: AtomicBool::new(false),
+            unbarred: AtomicBool::new(false),
             mapped: AtomicBool::new(false),
             account: UnsafeCell::new(Account::new()),
         }

@@ -242,6 +242,9 @@ impl Writer {
         at: Option<i64>,
         claimed: &mut Option<(u64, u64)>,
     ) -> Option<sys::Result> {
+        if let Err(errno) = self.be_barred(fd) {
+            return Some(Err(errno));
+        }
         if let Some(trial) = &self.trial {
             let at = position(at, *claimed);
             let written = self.with_kernels_offset(ofd, || from.kernel_write(fd, at, false))?;
@@ -425,7 +428,8 @@ impl Writer {
             return Err(libc::EOPNOTSUPP);
         }
         self.lend_for_a_call(ofd, fd)?;
-        let done = call();
+        let barred = self.be_barred(fd);
+        let done = barred.and_then(|()| call());
         self.call_has_returned(copies::may_have_written(done.map(drop)));
         if self.durable() {
             sys::fsync(fd as usize)?;
@@ -451,6 +455,7 @@ impl Writer {
         }
         let served = u64::try_from(size).ok().filter(|&size| size <= FARTHEST);
         let resize = || {
+            self.be_barred(fd)?;
             let done = in_kernel()?;
             self.look_for_a_name(fd);
             if self.durable() {
@@ -489,6 +494,7 @@ impl Writer {
             if let Answer::Failed(errno) = self.ask(ofd, fd, |_| Err::<(), _>(Doubt::Whole)) {
                 return Err(errno);
             }
+            self.be_barred(fd)?;
             if let Some(done) = self.with_kernels_offset(ofd, &in_kernel) {
                 return done;
             }

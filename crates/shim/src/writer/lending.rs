@@ -234,8 +234,7 @@ impl Writer {
     }
 
     fn become_the_kernels(&self, ofd: &Ofd, fd: i32, why: Reason) {
-        // What others could not publish stays theirs.
-        let _ = self.bar(fd);
+        self.try_to_bar(fd);
         self.named.store(false, Ordering::Relaxed);
         ofd.hand_over_offset(fd);
         self.mapped.store(false, Ordering::Relaxed);

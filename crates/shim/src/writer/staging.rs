@@ -68,7 +68,24 @@ impl Writer {
         }
     }
 
-    /// Whether others have a declared file staged.
+    /// The same for a description that the kernel has whatever comes of it; an error is told to who writes.
+    pub(super) fn try_to_bar(&self, fd: i32) {
+        let barred = self.bar(fd);
+        self.unbarred.store(barred.is_err(), Ordering::Relaxed);
+    }
+
+    /// Before the kernel changes the file: what others have staged of it would be published over that, so it is taken from
+    /// them, where that was not to be done before.
+    #[inline]
+    pub(super) fn be_barred(&self, fd: i32) -> Result<(), i32> {
+        if self.unbarred.load(Ordering::Relaxed) {
+            self.bar(fd)?;
+            self.unbarred.store(false, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Whether others have a declared file staged, or may.
     pub(super) fn is_staged_by_others(&self, fd: i32) -> bool {
         if self.entry.get().is_none() {
             // Not while the cell is being filled: a child that is forked meanwhile would wait for its parent's thread.
@@ -94,8 +111,8 @@ impl Writer {
             return;
         }
         if self.writable && self.mode != Mode::Posix {
+            // What cannot be staged can be read all the same.
             let _ = self.stage_now(ofd, fd);
-            return;
         }
         let mut state = self.change();
         let Some(entry) = self.entry.get().and_then(Option::as_ref) else {
@@ -112,7 +129,8 @@ impl Writer {
             }
             // Then all of it is in the file, for the kernel to read.
             Err(refusal) => {
-                if self.bar(fd).is_ok() {
+                self.try_to_bar(fd);
+                if !self.unbarred.load(Ordering::Relaxed) {
                     ofd.hand_over_offset(fd);
                     self.mapped.store(false, Ordering::Relaxed);
                     self.account().because(stage::reason(refusal));
@@ -288,6 +306,9 @@ impl Writer {
                 }
                 Err(refusal) if self.must_stage() => return Err(Unstaged::Refused(refusal)),
                 Err(stage::NO_MONITOR) => self.put_off(&mut state, ofd, fd),
+                Err(libc::EMFILE | libc::ENFILE) if !self.declared => {
+                    self.put_off(&mut state, ofd, fd);
+                }
                 Err(refusal) => {
                     self.bar(fd).map_err(Unstaged::Failed)?;
                     ofd.hand_over_offset(fd);

@@ -802,6 +802,63 @@ fn what_is_not_declared_is_not_shared() {
     assert_eq!(place.content(), "one two");
 }
 
+/// Who has no descriptor left can neither look who has the file staged nor ask for it: it is not written behind the others'
+/// backs.
+#[test]
+fn who_has_no_descriptor_left_writes_nothing_behind_the_others_backs() {
+    for mode in MODES.into_iter().chain(["posix"]) {
+        for monitored in [true, false] {
+            let Some((mut place, program)) = place("used-up") else {
+                return;
+            };
+            let named = place.file().display().to_string();
+            let mut one = sharer(&place, &program, "strict");
+            one.all_well(&[&format!("o0 rwa {named}")]);
+            let mut other = sharer(&place, &program, mode);
+            other.all_well(&[&format!("o0 rwa {named}"), "L 0"]);
+            one.all_well(&["w0 one "]);
+            if !monitored {
+                kill_both(&mut place);
+            }
+            let refused = format!("{} -", libc::EMFILE);
+            for (what, answer) in [("r0", "0 one "), ("w0 two ", &refused), ("r0", "0 one ")] {
+                assert_eq!(other.tell(what), answer, "{mode}, {monitored}: {what}");
+            }
+            other.all_well(&["L -", "w0 three "]);
+            one.all_well(&["w0 four "]);
+            one.sees(&place.file(), "one three four ");
+            one.end();
+            other.end();
+            assert_eq!(place.content(), "one three four ", "{mode}, {monitored}");
+        }
+    }
+}
+
+/// Nor by who had none left but that of the file: he cannot look at all.
+#[test]
+fn who_opens_with_his_last_descriptor_writes_nothing_behind_the_others_backs() {
+    for mode in MODES.into_iter().chain(["posix"]) {
+        let Some((place, program)) = place("last-one") else {
+            return;
+        };
+        let named = place.file().display().to_string();
+        let mut one = sharer(&place, &program, "strict");
+        one.all_well(&[&format!("o0 rwa {named}"), "w0 one "]);
+        let mut other = sharer(&place, &program, mode);
+        other.all_well(&["L 1", &format!("o0 rwa {named}")]);
+        let refused = format!("{} -", libc::EMFILE);
+        for change in ["w0 two ", "t0 2"] {
+            assert_eq!(other.tell(change), refused, "{mode}: {change}");
+        }
+        one.all_well(&["w0 three "]);
+        other.all_well(&["L -", "w0 four "]);
+        one.sees(&place.file(), "one three four ");
+        one.end();
+        other.end();
+        assert_eq!(place.content(), "one three four ", "{mode}");
+    }
+}
+
 /// Kills the monitor and its standby at one instant, so that neither makes another of the other.
 fn kill_both(place: &mut Place) {
     let monitor = place.monitors_pid();

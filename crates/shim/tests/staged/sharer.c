@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -159,6 +160,15 @@ static int act(char *line)
 	case 'l': { /* lock all of it: r or w */
 		struct flock lock = {.l_type = *rest == 'w' ? F_WRLCK : F_RDLCK, .l_whence = SEEK_SET};
 		say(fcntl(*fd, F_SETLK, &lock), "-");
+		break;
+	}
+	case 'L': { /* from here on so many descriptors are left, or with `-` as many as there may be */
+		struct rlimit limit;
+		int next = dup(STDIN_FILENO);
+		close(next);
+		getrlimit(RLIMIT_NOFILE, &limit);
+		limit.rlim_cur = *rest == '-' ? limit.rlim_max : (rlim_t)next + atoi(rest);
+		say(setrlimit(RLIMIT_NOFILE, &limit), "-");
 		break;
 	}
 	case 'c': /* close */

@@ -16,9 +16,10 @@ use rustix::io::Errno;
 
 use crate::clock;
 use crate::pools::AskedPool;
-use crate::registry::RuntimeDir;
+use crate::registry::sys::Fd;
 use crate::registry::text::number;
 use crate::registry::wire::{self, Answer, Request};
+use crate::registry::{DirError, RuntimeDir};
 use crate::staged::Mode;
 
 /// How long finding or making a pool may take: its blocks are reserved, and made durable.
@@ -268,8 +269,10 @@ pub fn bar(dir: &RuntimeDir, fd: BorrowedFd<'_>) -> Result<(), Refused> {
 /// nobody begins to stage anything. `None` where one may be there.
 #[must_use]
 pub fn last_monitor(dir: &RuntimeDir) -> Option<u64> {
-    let Ok(fd) = dir.open() else {
-        return Some(1);
+    let fd = match open(dir) {
+        Ok(fd) => fd,
+        Err(Errno::MFILE | Errno::NFILE) => return None,
+        Err(_) => return Some(1),
     };
     // Looked at first: one that begins in between is seen to listen.
     let socket = rustix::fs::statat(fd.as_fd(), wire::SOCKET, AtFlags::SYMLINK_NOFOLLOW);
@@ -388,12 +391,20 @@ fn say(
     along: Option<BorrowedFd<'_>>,
     patience: Duration,
 ) -> Result<Answer, Errno> {
-    let dir = dir.open().map_err(|_| Errno::NOENT)?;
+    let dir = open(dir)?;
     match wire::ask(&dir, request, along, patience) {
         // It was killed in the middle. Its standby listens at the same socket.
         Err(Errno::CONNRESET | Errno::PIPE) => wire::ask(&dir, request, along, patience),
         answer => answer,
     }
+}
+
+/// Opens the runtime directory. One that is not ours has no monitor; that there is no descriptor for it says nothing of it.
+fn open(dir: &RuntimeDir) -> Result<Fd, Errno> {
+    dir.open().map_err(|error| match error {
+        DirError::Kernel(errno @ (Errno::MFILE | Errno::NFILE)) => errno,
+        _ => Errno::NOENT,
+    })
 }
 
 fn after(pause: Duration) -> u64 {
