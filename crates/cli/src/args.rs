@@ -40,7 +40,8 @@ pub(crate) enum Command {
     Pool(PoolCommand),
     /// Show the attached programs and what Adit does for them
     Stat(StatArgs),
-    /// Make a file's bytes, size and times visible to everyone and durable
+    /// Make a file's bytes, size and times visible to everyone and durable, but for what waits in mode atomic for its
+    /// fsync
     Flush(FlushArgs),
     /// Measure Adit beside the kernel and beside the raw copy, in one run
     Bench(BenchArgs),
