@@ -706,8 +706,10 @@ impl<M: Medium> FileGuard<'_, M> {
         self.get(at!(FileEntry.retired))
     }
 
-    /// The publishing word of the file: who publishes it (slot + 1 in bits 0-15, 0 for nobody), and a
-    /// count above. It changes before the base file does, and after records were retired.
+    /// The publishing word of the file: who publishes it (slot + 1 in bits 0-15, 0 for nobody), how often it was
+    /// claimed for that (bits 16-38), whether several programs may have it staged ([`SHARED`], bit 39), how often
+    /// staged bytes were relinked (bits 40-62), and whether they are just now (bit 63). It changes before the base file
+    /// does, and after records were retired.
     pub fn version(&self) -> Result<u64> {
         self.get(at!(FileEntry.version))
     }

@@ -41,10 +41,11 @@ const SHOWN: usize = 64;
 pub enum Scope {
     /// What is committed.
     Committed,
-    /// Everything: it is committed first. For close, hand-over, a broken lease, and age.
+    /// Everything: it is committed first. For close, hand-over, a broken lease and a dead program; by age only of a
+    /// file that is neither in mode `atomic` nor declared: the former and what is shared are [`Scope::Committed`] then.
     Everything,
     /// Everything, unless others have the file staged, too: [`Error::Shared`], with nothing committed that
-    /// they may have written.
+    /// they may have written. By age of a declared file, which may be shared at any time.
     Alone,
     /// Nothing: of what is staged there is nothing that the base file lacks, or [`Error::Unpublished`]. [`Error::Shared`]
     /// where others have the file staged, too.
