@@ -1,7 +1,7 @@
 //! Writes through the staged engine, without the preloaded library, until the power is cut.
 //!
-//! `lab/vm/run --engine` runs it inside the machine. It does the operations of `powercut write`, derived from the same
-//! seed and judged by the same checker, and sends one line over the serial line after each.
+//! `lab/vm/run --engine-cuts N` runs it inside the machine. It does the operations of `powercut write`, derived from
+//! the same seed and judged by the same checker, and sends one line over the serial line after each.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Runs without the preload.
 #![allow(dead_code)] // The shared modules have more than is needed here.
 

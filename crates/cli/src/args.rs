@@ -159,7 +159,7 @@ pub(crate) struct RunArgs {
     /// What the program is promised
     #[arg(long, env = "ADIT_MODE", value_enum, default_value = "posix")]
     pub(crate) mode: Mode,
-    /// In mode atomic, what one fsync or fdatasync of a staged file commits
+    /// In mode atomic, what one fsync or fdatasync of a file that is open for writing commits
     #[arg(long, env = "ADIT_COMMIT", value_enum, default_value = "each")]
     pub(crate) commit: Commit,
     /// In mode posix, who has the bytes that are appended to a file, until it is published
