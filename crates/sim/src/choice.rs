@@ -70,6 +70,16 @@ pub(crate) enum Choice {
 }
 
 impl Choice {
+    /// Whether it chooses in the same way, among the same pieces.
+    fn is_like(self, other: Self) -> bool {
+        std::mem::discriminant(&self) == std::mem::discriminant(&other)
+    }
+
+    /// Whether parts of a line, a page or a journal may survive without the others.
+    pub(crate) fn tears(self) -> bool {
+        matches!(self, Self::Torn(_))
+    }
+
     /// Expands to one pick for each unit. Positions that do not exist pick nothing.
     pub(crate) fn picks(self, units: &[Unit], seed: u64) -> Vec<Pick> {
         let newest = |unit: &Unit| Pick::Version(unit.times.len());
@@ -194,7 +204,8 @@ pub(crate) struct Effort {
     pub(crate) power_cuts: bool,
 }
 
-/// The choices worth trying at one crash point, the most telling first.
+/// The choices worth trying at one crash point. Where they are more than it may cost, some of each kind, in an order of
+/// chance: over many points with little for each, all kinds have their turn.
 pub(crate) fn choices(units: &[Unit], effort: &Effort, rng: &mut Rng) -> Vec<Choice> {
     let mut found = Vec::new();
     if effort.kills {
@@ -203,8 +214,35 @@ pub(crate) fn choices(units: &[Unit], effort: &Effort, rng: &mut Rng) -> Vec<Cho
     if effort.power_cuts {
         power_cuts(units, effort, rng, &mut found);
     }
-    found.truncate(effort.at_most as usize);
-    found
+    if found.len() as u64 <= effort.at_most {
+        return found;
+    }
+    some_of_each_kind(found, effort.at_most, rng)
+}
+
+/// The kinds take turns; which begins, and which of a kind comes first, is left to chance.
+fn some_of_each_kind(found: Vec<Choice>, at_most: u64, rng: &mut Rng) -> Vec<Choice> {
+    let mut kinds: Vec<Vec<Choice>> = Vec::new();
+    for choice in found {
+        let of_its_kind = kinds.iter_mut().find(|kind| kind[0].is_like(choice));
+        match of_its_kind {
+            Some(kind) => kind.push(choice),
+            None => kinds.push(vec![choice]),
+        }
+    }
+    shuffle(&mut kinds, rng);
+    for kind in &mut kinds {
+        shuffle(kind, rng);
+    }
+    let most = kinds.iter().map(Vec::len).max().unwrap_or(0);
+    let turns = (0..most).flat_map(|turn| kinds.iter().filter_map(move |kind| kind.get(turn)));
+    turns.take(at_most as usize).copied().collect()
+}
+
+fn shuffle<T>(all: &mut [T], rng: &mut Rng) {
+    for last in (1..all.len()).rev() {
+        all.swap(last, rng.below(last as u64 + 1) as usize);
+    }
 }
 
 fn power_cuts(units: &[Unit], effort: &Effort, rng: &mut Rng, found: &mut Vec<Choice>) {
@@ -327,5 +365,61 @@ impl FromStr for Choice {
             "torn" => Self::Torn(nth),
             _ => return Err(format!("unknown choice {text:?}")),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LITTLE: Effort = Effort {
+        exhaustive: 4,
+        samples: 24,
+        torn: 12,
+        at_most: 1,
+        kills: true,
+        power_cuts: true,
+    };
+
+    fn outstanding() -> Vec<Unit> {
+        let unit = |nth| Unit {
+            place: Place::Line(nth),
+            group: nth / 2,
+            times: vec![nth],
+        };
+        (0..6).map(unit).collect()
+    }
+
+    #[test]
+    fn points_with_little_each_are_not_only_killed() {
+        let chosen: Vec<Choice> = (0..200)
+            .flat_map(|point| choices(&outstanding(), &LITTLE, &mut Rng::new(point)))
+            .collect();
+        assert_eq!(chosen.len(), 200);
+        for wanted in [
+            Choice::Kill,
+            Choice::Nothing,
+            Choice::Everything,
+            Choice::GroupOnly(0),
+            Choice::GroupMissing(0),
+            Choice::Only(0),
+            Choice::Missing(0),
+            Choice::Sample(0),
+            Choice::Torn(0),
+        ] {
+            let count = chosen.iter().filter(|one| one.is_like(wanted)).count();
+            assert!(count >= 8, "{wanted}: {count} of 200");
+        }
+    }
+
+    #[test]
+    fn what_is_affordable_is_all_tried() {
+        let effort = |at_most| Effort { at_most, ..LITTLE };
+        let all = choices(&outstanding(), &effort(1000), &mut Rng::new(1));
+        let as_many = choices(&outstanding(), &effort(all.len() as u64), &mut Rng::new(1));
+        assert_eq!(all, as_many);
+        let fewer = choices(&outstanding(), &effort(10), &mut Rng::new(1));
+        let distinct: std::collections::HashSet<Choice> = fewer.iter().copied().collect();
+        assert_eq!((fewer.len(), distinct.len()), (10, 10), "{fewer:?}");
     }
 }

@@ -70,10 +70,22 @@ pub struct Report {
     pub points_skipped: u64,
     /// Images judged after one crash.
     pub states: u64,
+    /// Of these, how many the power left, and how many of those with torn pieces; the others are of killed processes.
+    pub power_cuts: u64,
+    /// See `power_cuts`.
+    pub torn: u64,
     /// Images judged after a second crash inside recovery.
     pub nested_states: u64,
     /// Images not judged because an equal one had been, with the same history.
     pub repeated: u64,
+}
+
+impl Report {
+    /// Whether processes were killed, the power was cut, and pieces were torn: a budget that is short for its workload must
+    /// leave none of them out.
+    pub fn is_of_all_kinds(&self) -> bool {
+        self.states > self.power_cuts && self.power_cuts > self.torn && self.torn > 0
+    }
 }
 
 impl fmt::Display for Report {
@@ -81,8 +93,14 @@ impl fmt::Display for Report {
         write!(
             f,
             "{} crash points ({} skipped), {} states, {} states after a crash inside recovery, \
-             {} repeated states left out",
-            self.points, self.points_skipped, self.states, self.nested_states, self.repeated
+             {} repeated states left out, {} of power cuts, {} torn",
+            self.points,
+            self.points_skipped,
+            self.states,
+            self.nested_states,
+            self.repeated,
+            self.power_cuts,
+            self.torn
         )
     }
 }
@@ -149,6 +167,8 @@ where
             points: 1,
             points_skipped: 0,
             states: 1,
+            power_cuts: 0,
+            torn: 0,
             nested_states: 0,
             repeated: 0,
         });
@@ -254,6 +274,8 @@ struct Run<'a, J> {
     seen: Mutex<HashSet<u64>>,
     failure: Mutex<Option<(u64, Box<Failure>)>>,
     states: AtomicU64,
+    power_cuts: AtomicU64,
+    torn: AtomicU64,
     nested_states: AtomicU64,
     repeated: AtomicU64,
     skipped: AtomicU64,
@@ -278,6 +300,8 @@ where
             seen: Mutex::default(),
             failure: Mutex::default(),
             states: AtomicU64::new(0),
+            power_cuts: AtomicU64::new(0),
+            torn: AtomicU64::new(0),
             nested_states: AtomicU64::new(0),
             repeated: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
@@ -371,7 +395,7 @@ where
             if !self.is_new(&image) {
                 continue;
             }
-            self.states.fetch_add(1, Ordering::Relaxed);
+            self.count(choice);
             if !self.verdict(&image, &[step]) {
                 return;
             }
@@ -418,6 +442,14 @@ where
             }
         }
         true
+    }
+
+    fn count(&self, choice: Choice) {
+        self.states.fetch_add(1, Ordering::Relaxed);
+        let is_cut = u64::from(choice != Choice::Kill);
+        self.power_cuts.fetch_add(is_cut, Ordering::Relaxed);
+        self.torn
+            .fetch_add(u64::from(choice.tears()), Ordering::Relaxed);
     }
 
     fn is_new(&self, image: &World) -> bool {
@@ -487,6 +519,8 @@ where
                 points: self.points,
                 points_skipped: self.skipped.into_inner(),
                 states: self.states.into_inner(),
+                power_cuts: self.power_cuts.into_inner(),
+                torn: self.torn.into_inner(),
                 nested_states: self.nested_states.into_inner(),
                 repeated: self.repeated.into_inner(),
             }),

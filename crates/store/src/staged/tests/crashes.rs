@@ -135,6 +135,7 @@ pub(super) fn survives(name: &str, result: std::result::Result<Report, Box<Failu
     match result {
         Ok(report) => {
             println!("{name}: {report}");
+            assert!(report.is_of_all_kinds(), "{name}: {report}");
             report.states
         }
         Err(failure) => panic!("{name}: {failure}"),

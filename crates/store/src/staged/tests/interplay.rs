@@ -57,7 +57,10 @@ fn crash(name: &str, steps: &[Step], mode: Mode, seed: u64, states: u64) -> u64 
                 ..config(&name, 40, states)
             };
             match crash_relinking(&config, steps, mode, can, cached) {
-                Ok(report) => tried += report.states,
+                Ok(report) => {
+                    assert!(report.is_of_all_kinds(), "{name}, seed {seed}: {report}");
+                    tried += report.states;
+                }
                 Err(failure) => panic!("{name}, seed {seed}: {steps:?}: {failure}"),
             }
         }
