@@ -82,29 +82,19 @@ fn aligned(value: u64) -> bool {
     value.is_multiple_of(PAGE as u64)
 }
 
-/// Maps a file range at `at` (null: anywhere), with MAP_SYNC where asked for and possible.
-///
-/// # Safety
-///
-/// If `at` is not null, `at..at+len` must be owned by the caller.
-unsafe fn map_file(
-    at: *mut c_void,
+/// Maps a file range where the kernel likes, with MAP_SYNC where asked for and possible.
+fn map_file(
     len: usize,
     fd: BorrowedFd<'_>,
     offset: u64,
     access: Access,
     want_sync: bool,
 ) -> Result<(*mut c_void, Synchronous), Errno> {
-    let fixed = if at.is_null() {
-        MapFlags::empty()
-    } else {
-        MapFlags::FIXED
-    };
     let protection = access.protection();
     if want_sync {
-        let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC | fixed;
-        // SAFETY: the caller owns a fixed range; otherwise the kernel picks a free one.
-        match unsafe { mmap(at, len, protection, flags, fd, offset) } {
+        let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
+        // SAFETY: the kernel picks a free range.
+        match unsafe { mmap(null_mut(), len, protection, flags, fd, offset) } {
             Ok(base) => return Ok((base, Synchronous::Yes)),
             // Not a DAX file: the mapping is possible, only not synchronous.
             Err(Errno::OPNOTSUPP | Errno::INVAL) => {}
@@ -112,7 +102,7 @@ unsafe fn map_file(
         }
     }
     // SAFETY: as above.
-    let base = unsafe { mmap(at, len, protection, MapFlags::SHARED | fixed, fd, offset)? };
+    let base = unsafe { mmap(null_mut(), len, protection, MapFlags::SHARED, fd, offset)? };
     Ok((base, Synchronous::No))
 }
 
@@ -144,9 +134,7 @@ impl Mapping {
         if len == 0 || !aligned(offset) || !aligned(len as u64) {
             return Err(MapError::BadRange);
         }
-        // SAFETY: no fixed address.
-        let (base, synchronous) =
-            unsafe { map_file(null_mut(), len, fd.as_fd(), offset, access, want_sync)? };
+        let (base, synchronous) = map_file(len, fd.as_fd(), offset, access, want_sync)?;
         Ok(Mapping {
             base: base.cast(),
             len,
@@ -238,6 +226,22 @@ fn part(base: *mut u8, whole: usize, offset: usize, len: usize) -> Result<*mut u
     Ok(base.wrapping_add(offset))
 }
 
+/// Puts a mapping in the place of what is at other addresses, all at once. Where the kernel has failed so late that there is
+/// nothing any more, these are reserved again.
+///
+/// # Safety
+/// Both ranges are the caller's, and nobody uses the one that moves.
+unsafe fn move_over(from: *mut c_void, len: usize, at: *mut u8) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    let moved = unsafe { mremap_fixed(from, len, len, MremapFlags::MAYMOVE, at.cast()) };
+    if moved.is_err() {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: the range is the caller's, and what is there stays.
+        let _ = unsafe { mmap_anonymous(at.cast(), len, ProtFlags::empty(), flags) };
+    }
+    moved.map(drop)
+}
+
 fn populate(at: *mut u8, len: usize) -> Result<(), Errno> {
     // SAFETY: the range is ours; the advice makes pages present and changes no byte.
     match unsafe { madvise(at.cast(), len, Advice::LinuxPopulateRead) } {
@@ -319,10 +323,17 @@ impl Window {
         if !aligned(file_offset) {
             return Err(MapError::BadRange);
         }
-        // SAFETY: the fixed range lies inside the window, which is ours.
-        let mapped =
-            unsafe { map_file(at.cast(), len, fd.as_fd(), file_offset, access, want_sync)? };
-        Ok(mapped.1)
+        // Not at once where it belongs: a mapping at a fixed address that fails late has taken away what was there, and
+        // another thread gets the addresses.
+        let (apart, synchronous) = map_file(len, fd.as_fd(), file_offset, access, want_sync)?;
+        // SAFETY: the range that moves is one that was just mapped; the one that it replaces lies inside the window.
+        let moved = unsafe { move_over(apart, len, at) };
+        if moved.is_err() {
+            // SAFETY: it is ours still, and nobody knows of it.
+            let _ = unsafe { munmap(apart, len) };
+        }
+        moved?;
+        Ok(synchronous)
     }
 
     /// Maps `len` more bytes of the file that is mapped up to `offset`, as it is mapped there, without
@@ -340,7 +351,7 @@ impl Window {
         let copy = unsafe { mremap(last, 0, PAGE + len, MremapFlags::MAYMOVE)? };
         let more = copy.wrapping_byte_add(PAGE);
         // SAFETY: the range that moves is the copy's; the one that it replaces lies inside the window.
-        let moved = unsafe { mremap_fixed(more, len, len, MremapFlags::MAYMOVE, at.cast()) };
+        let moved = unsafe { move_over(more, len, at) };
         let left = if moved.is_ok() { PAGE } else { PAGE + len };
         // SAFETY: what is left of the copy is ours, and nobody knows of it.
         let _ = unsafe { munmap(copy, left) };
@@ -425,7 +436,7 @@ impl Drop for Window {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fd::AsRawFd as _;
+    use rustix::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
     use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
     use std::cell::Cell;
 
@@ -436,6 +447,21 @@ mod tests {
     /// Whether the kernel refuses to unmap.
     pub(super) fn is_refused() -> bool {
         REFUSED.get()
+    }
+
+    /// The kernel takes away what is at a fixed address before it asks the file whether it may be mapped there, and a socket
+    /// refuses as late as a file system does that is shut down.
+    #[test]
+    fn a_refused_mapping_leaves_its_addresses_reserved() {
+        // SAFETY: no address is given.
+        let file = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0) };
+        assert!(file >= 0, "a socket");
+        // SAFETY: it was just made, and is nobody else's.
+        let file = unsafe { OwnedFd::from_raw_fd(file) };
+        let window = Window::reserve(HUGE).expect("window");
+        let mapped = window.map(PAGE, &file, 0, PAGE, Access::ReadWrite, false);
+        assert_eq!(mapped, Err(MapError::Kernel(Errno::NODEV)));
+        assert!(window.is_mapped(0, HUGE), "nobody else gets any of it");
     }
 
     /// A lock that a mapping alone keeps ends with it, also where the kernel does not take the addresses back: as long

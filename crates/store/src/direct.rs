@@ -31,7 +31,7 @@ use adit_pmem::flush::fence;
 use adit_pmem::map::{Access, Window};
 use adit_pmem::{Fault, MediumKind};
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use rustix::fd::BorrowedFd;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -48,6 +48,11 @@ const LARGEST_WINDOW: u64 = 8 << 40;
 const MOST_WINDOWS: u32 = 8192;
 static WINDOWS: AtomicU32 = AtomicU32::new(0);
 
+/// Mappings that the chunks of all files take besides: a chunk between two that are not mapped divides a window into two
+/// more, and one that fills a gap makes one of three. Random reads of a large file map every other chunk at first.
+const MOST_MORE_MAPPINGS: i32 = 16384;
+static MORE_MAPPINGS: AtomicI32 = AtomicI32::new(0);
+
 /// Overwrites of at least this many bytes bypass the cache also where nothing needs to be durable:
 /// the program has the bytes in its cache already, and a plain store would first read the old ones.
 const STREAMED: usize = 2048;
@@ -61,6 +66,13 @@ const NEVER: u32 = u32::MAX - 2;
 /// Some thread is mapping the chunk, and may have looked for holes before there was one. Nobody else begins to map it until
 /// that thread is done: two at a time could take each other's state for their own.
 const STALE: u32 = u32::MAX - 3;
+/// Beside a count of bytes: the chunk is mapped still, and is looked at anew once they have paid.
+const STILL_MAPPED: u32 = 1 << 31;
+
+/// Whether a chunk takes part in a mapping. Of one that is just being mapped it is not known.
+fn is_mapped(state: u32) -> bool {
+    state == MAPPED || (state < STALE && state & STILL_MAPPED != 0)
+}
 
 /// The bytes served, or why the kernel must do it.
 pub type Served = Result<usize, Reason>;
@@ -115,7 +127,35 @@ pub struct DirectFile {
     granule_shift: u32,
     /// Nothing is mapped any more: a call under way may have begun with a number that leads elsewhere by now.
     revoked: AtomicBool,
+    more: MoreMappings,
     _one: OneWindow,
+}
+
+/// How many of [`MOST_MORE_MAPPINGS`] a file takes.
+#[derive(Debug)]
+struct MoreMappings(AtomicI32);
+
+impl MoreMappings {
+    /// Takes so many more, or gives them back where it is a negative number; false where there are no more.
+    fn take(&self, more: i32) -> bool {
+        let before = MORE_MAPPINGS.fetch_add(more, Ordering::Relaxed);
+        if more > 0 && before + more > MOST_MORE_MAPPINGS {
+            MORE_MAPPINGS.fetch_sub(more, Ordering::Relaxed);
+            return false;
+        }
+        self.0.fetch_add(more, Ordering::Relaxed);
+        true
+    }
+
+    fn give_all_back(&self) {
+        MORE_MAPPINGS.fetch_sub(self.0.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+impl Drop for MoreMappings {
+    fn drop(&mut self) {
+        self.give_all_back();
+    }
 }
 
 /// One of [`MOST_WINDOWS`].
@@ -218,6 +258,7 @@ impl DirectFile {
         let one = OneWindow::take()?;
         Some(Self {
             _one: one,
+            more: MoreMappings(AtomicI32::new(0)),
             chunks: Chunks::new(len / adoption.granule)?,
             window: Window::reserve(usize::try_from(len).ok()?).ok()?,
             size: AtomicU64::new(size),
@@ -234,7 +275,9 @@ impl DirectFile {
     pub fn revoke(&self) {
         self.revoked.store(true, Ordering::SeqCst);
         // A refusal leaves the mapping until then, as if this had not been tried.
-        let _ = self.window.unmap(0, self.window.len());
+        if self.window.unmap(0, self.window.len()).is_ok() {
+            self.more.give_all_back();
+        }
     }
 
     /// Whether overwrites are served.
@@ -385,7 +428,7 @@ impl DirectFile {
         for index in self.chunk_of(offset)..(self.chunk_of(end) + 1).min(self.chunks.count) {
             if let Some(chunk) = self.chunks.get(index) {
                 let looks_anew = |state| match state {
-                    MAPPED => Some(0),
+                    MAPPED => Some(STILL_MAPPED),
                     MAPPING => Some(STALE),
                     _ => None,
                 };
@@ -408,10 +451,11 @@ impl DirectFile {
     /// paid.
     #[cold]
     fn pay(&self, fd: i32, index: u64, word: &AtomicU32, len: usize) {
-        let paid = word.load(Ordering::Relaxed);
-        if paid >= STALE {
+        let state = word.load(Ordering::Relaxed);
+        if state >= STALE {
             return;
         }
+        let (still_mapped, paid) = (state & STILL_MAPPED, state & !STILL_MAPPED);
         let granule = self.adoption.granule;
         let start = index * granule;
         let bytes = self
@@ -424,17 +468,46 @@ impl DirectFile {
         let paying = u64::from(paid) + (len as u64).clamp(PAGE, granule) / 64;
         if paying < price {
             // A lost race undercounts; the chunk is mapped a call later. Whatever state it has by now, it keeps.
-            let _ = become_if(word, paid, paying as u32);
+            let _ = become_if(word, state, still_mapped | paying as u32);
             return;
         }
-        if !become_if(word, paid, MAPPING) {
+        if !become_if(word, state, MAPPING) {
             return;
         }
-        let state = self.map_chunk(fd, start, bytes);
+        let more = match still_mapped {
+            0 => self.more_mappings_with(index),
+            _ => 0,
+        };
+        let state = still_mapped | self.map_within_bounds(fd, (start, bytes), more);
         if !become_if(word, MAPPING, state) {
             // There may be a hole by now: it is looked at anew once its use has paid again.
-            word.store(0, Ordering::Release);
+            let mapped = if is_mapped(state) { STILL_MAPPED } else { 0 };
+            word.store(mapped, Ordering::Release);
         }
+    }
+
+    /// Maps a chunk that takes so many more mappings, if there are some left; says what it is now.
+    fn map_within_bounds(&self, fd: i32, (start, bytes): (u64, u64), more: i32) -> u32 {
+        if !self.more.take(more) {
+            // Nothing paid: there may be some left by the next time, or a gap that it fills.
+            return 0;
+        }
+        let state = self.map_chunk(fd, start, bytes);
+        if state != MAPPED {
+            self.more.take(-more);
+        }
+        state
+    }
+
+    /// How many more mappings the window takes when a chunk becomes one: it is one with each neighbour that is mapped.
+    fn more_mappings_with(&self, index: u64) -> i32 {
+        let mapped_at = |index: u64| {
+            let word = self.chunks.get(index);
+            word.is_some_and(|word| is_mapped(word.load(Ordering::Relaxed)))
+        };
+        let neighbours = [index.checked_sub(1), index.checked_add(1)];
+        let mapped = neighbours.into_iter().flatten().filter(|&at| mapped_at(at));
+        2 - 2 * mapped.count() as i32
     }
 
     /// Maps one chunk if it can be; says what it is now.
@@ -549,6 +622,46 @@ mod tests {
     fn overwrite(file: &DirectFile, fd: &OwnedFd, offset: u64, bytes: &[u8]) -> Served {
         // SAFETY: the slice has that many bytes.
         unsafe { file.overwrite(fd.as_raw_fd(), offset, bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// Mappings of this process at addresses of a window.
+    fn mappings_of(file: &DirectFile) -> usize {
+        let range = file.window.base().addr()..file.window.base().addr() + file.window.len();
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("/proc");
+        let begins = |line: &str| usize::from_str_radix(line.split('-').next()?, 16).ok();
+        maps.lines()
+            .filter(|line| begins(line).is_some_and(|at| range.contains(&at)))
+            .count()
+    }
+
+    /// A program whose own mappings fail is broken, however it reads a large file.
+    #[test]
+    fn most_mappings_are_left_to_the_program() {
+        const CHUNKS: u64 = 40_000;
+        let (fd, size) = (file(), CHUNKS * GRANULE);
+        ftruncate(&fd, size).expect("ftruncate");
+        let file = DirectFile::new(MediumKind::Cached, size, false, EAGER).expect("window");
+        let use_chunks = |begin: usize| {
+            for chunk in (begin as u64..CHUNKS - 1).step_by(2) {
+                // Whether it is mapped or not: it pays.
+                let _ = file.covered(fd.as_raw_fd(), chunk * GRANULE, 8);
+            }
+        };
+        use_chunks(1);
+        let most = MOST_MORE_MAPPINGS as usize;
+        let mappings = mappings_of(&file);
+        assert!(mappings > most / 2 && mappings <= most + 1, "{mappings}");
+        // What fills a gap is mapped, and makes room for others.
+        for begin in [0, 1, 0, 1] {
+            use_chunks(begin);
+        }
+        let mappings = mappings_of(&file);
+        assert!(mappings < 10, "all of it is one: {mappings}");
+        assert_eq!(read(&file, &fd, 8, 8), Ok(8u64.to_le_bytes().to_vec()));
+        file.holes_from(0);
+        assert!(read(&file, &fd, GRANULE, 8).is_ok());
+        file.revoke();
+        assert_eq!(file.more.0.load(Ordering::Relaxed), 0);
     }
 
     #[test]
