@@ -485,14 +485,15 @@ impl PoolFile {
         let (fd, size) = self.locks.reopen().map_err(kernel("open"))?;
         let len = geometry.chunk(chunks);
         // Also where the file is long enough: whoever made it so may have died before its sync.
-        prepare(&fd, self.kind, size, len).inspect_err(|_| {
+        let prepared = prepare(&fd, self.kind, size, len);
+        let mapped = || self.pool.medium().mapped().grow(&fd, len);
+        let grown = prepared.and_then(|()| mapped().map_err(medium_error));
+        grown.inspect_err(|_| {
             // What a quota or the disk had left, publishing needs as well. Nobody knows of these blocks yet.
             if let Ok(superblock) = self.pool.superblock() {
                 let _ = rustix::fs::ftruncate(&fd, geometry.chunk(superblock.chunk_count));
             }
         })?;
-        let mapped = self.pool.medium().mapped();
-        mapped.grow(&fd, len).map_err(medium_error)?;
         drop(fd);
         drop(brief);
         attachment.grow_to(chunks)
@@ -663,7 +664,7 @@ fn prepare(fd: &OwnedFd, kind: MediumKind, from: u64, to: u64) -> Result<()> {
     if fs.f_blocks != 0 && to.saturating_sub(from) > free {
         return Err(kernel("fallocate")(Errno::NOSPC));
     }
-    reserve(fd, to).map_err(kernel("fallocate"))?;
+    reserve(fd, from, to).map_err(kernel("fallocate"))?;
     if kind == MediumKind::Cached {
         let zeros = vec![0; PREPARED_AT_ONCE];
         let mut at = from;
@@ -676,10 +677,11 @@ fn prepare(fd: &OwnedFd, kind: MediumKind, from: u64, to: u64) -> Result<()> {
     rustix::fs::fsync(fd).map_err(kernel("fsync"))
 }
 
-/// Reserves the blocks up to `to`. On older kernels a tmpfs takes back what it has done when a signal waits: then less is
-/// asked for at once.
-fn reserve(fd: &OwnedFd, to: u64) -> Result<(), Errno> {
-    let (mut at, mut part) = (0, to);
+/// Reserves the blocks from `from` on. On older kernels a tmpfs takes back what it has done when a signal waits: then less
+/// is asked for at once. It takes back as well what was reserved before in that range, and nobody has written to yet: so
+/// what others have is not asked for again.
+fn reserve(fd: &OwnedFd, from: u64, to: u64) -> Result<(), Errno> {
+    let (mut at, mut part) = (from, to.saturating_sub(from));
     while at < to {
         match rustix::fs::fallocate(fd, FallocateFlags::empty(), at, part.min(to - at)) {
             Ok(()) => at += part,

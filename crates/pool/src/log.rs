@@ -24,6 +24,7 @@ use crate::layout::{
 };
 use crate::lock::{Acquired, FileLock, LONG, Locked, LockedFile, PATIENCE};
 use crate::pool::{Attachment, Pool};
+use crate::recover::Rejection;
 
 mod reclaim;
 
@@ -304,11 +305,17 @@ impl<M: Medium> Pool<M> {
         self.fence()
     }
 
-    /// [`Pool::make_record_durable`], up to the fence.
+    /// [`Pool::make_record_durable`], up to the fence. A record that is kept although its extent is nonsense, as others are
+    /// chained to it, has no bytes to write back.
     pub(crate) fn write_record_back(&self, place: Place, record: &Record) -> Result<()> {
-        if RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent) {
-            self.medium()
-                .flush(record.pool_offset, u64::from(record.len))?;
+        let (start, len) = (record.pool_offset, u64::from(record.len));
+        let has_extent = RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent);
+        let is_nonsense = || {
+            let sense = self.sense_extent(start, len)?;
+            Ok::<_, Error>(matches!(sense, Err(Rejection::Nonsense { .. })))
+        };
+        if has_extent && !is_nonsense()? {
+            self.medium().flush(start, len)?;
         }
         let offset = self.geometry().record(place.chunk, place.position);
         Ok(self.medium().flush(offset, 64)?)

@@ -19,6 +19,7 @@ use adit_pool::{Error, FileName, PoolFile, When};
 use common::*;
 use place::*;
 use replay::replayed;
+use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate};
 
 const MB: u64 = 1 << 20;
 
@@ -202,6 +203,25 @@ fn two_handles_see_each_other_and_the_growth() {
         "{absurd:?}"
     );
     assert!(one.pool().check().unwrap().is_sound());
+}
+
+/// Where the kernel cannot reserve what a pool grows by, some file systems take back all that was asked for and is not
+/// written yet: what others have below must not be among it.
+#[test]
+fn a_growth_asks_for_nothing_that_is_there() {
+    let place = Place::new("grow-above");
+    let pool = PoolFile::create(&place.pool(), 8 * MB, Geometry::default()).unwrap();
+    let a = pool.attach().unwrap();
+    let path = place.pool();
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path.as_os_str().as_bytes(), flags, Mode::empty()).unwrap();
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&file, hole, 6 * MB, 2 * MB).unwrap();
+    let reserved = || fs::metadata(&path).unwrap().blocks() * 512;
+    let before = reserved();
+    assert_eq!(pool.grow(&a, 12 * MB).unwrap(), 6);
+    let more = reserved() - before;
+    assert!((4 * MB..5 * MB).contains(&more), "{more}");
 }
 
 fn refused(path: &Path) -> Error {

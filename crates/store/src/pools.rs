@@ -128,7 +128,12 @@ impl Places {
             return Err(NoPool::Medium(medium.reason.to_string()));
         }
         let path = asked.path.map(|path| Path::new(OsStr::from_bytes(path)));
-        if let Some(path) = path.filter(|path| fits(path, file, medium.kind)) {
+        if let Some(path) = path
+            && fits(path, file, medium.kind).map_err(|errno| NoPool::Place {
+                path: path.to_owned(),
+                errno,
+            })?
+        {
             return self.opened(path);
         }
         let mut refused = None;
@@ -255,16 +260,18 @@ impl Places {
 }
 
 /// Whether a pool may stage a file: it lies on the same device, or its medium keeps at least what the
-/// file's medium keeps.
-fn fits(pool: &Path, file: BorrowedFd<'_>, kind: MediumKind) -> bool {
+/// file's medium keeps. An error says nothing of it, and passes.
+fn fits(pool: &Path, file: BorrowedFd<'_>, kind: MediumKind) -> Result<bool, Errno> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let Ok(pool) = rustix::fs::open(pool.as_os_str().as_bytes(), flags, Mode::empty()) else {
-        return false;
+    let pool = match rustix::fs::open(pool.as_os_str().as_bytes(), flags, Mode::empty()) {
+        Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(errno),
+        Err(_) => return Ok(false),
+        Ok(pool) => pool,
     };
     let device = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).ok().map(|stat| stat.st_dev);
     let there = medium_of(&pool).kind;
     let same = device(file).is_some() && device(file) == device(pool.as_fd());
-    there != MediumKind::Other && (same || strength(there) >= strength(kind))
+    Ok(there != MediumKind::Other && (same || strength(there) >= strength(kind)))
 }
 
 /// What survives on a medium, as a number.

@@ -134,6 +134,12 @@ impl<M: Medium> Pool<M> {
         } else {
             0
         };
+        // A transaction may have lost the bytes of all its records: none of them looks at those behind it one by one.
+        let tell = |(nth, i): (usize, &usize)| tells_of_a_sync(&found.items[*i]).then_some(nth);
+        let telling: Vec<usize> = match without.is_empty() {
+            true => Vec::new(),
+            false => sound.iter().enumerate().filter_map(tell).collect(),
+        };
         let mut without = without.into_iter().peekable();
         for (nth, i) in sound.iter().enumerate() {
             match without.next_if(|(missing, _)| *missing == nth) {
@@ -143,7 +149,7 @@ impl<M: Medium> Pool<M> {
                 }
                 // Who found it without its bytes before, and was cut off himself, may have given their space back.
                 Some((_, Rejection::DataMismatch | Rejection::DataGone))
-                    if self.was_cut_off(&sound, nth, found) =>
+                    if self.was_cut_off(&sound, &telling, nth, found) =>
                 {
                     found.reject(place(&found.items[*i]), Rejection::TornData);
                 }
@@ -303,11 +309,27 @@ impl<M: Medium> Pool<M> {
         }
     }
 
-    /// Whether the power may have been cut before the record at `nth` was durable.
-    fn was_cut_off(&self, sound: &[usize], nth: usize, found: &Recovery) -> bool {
+    /// Whether the power may have been cut before the record at `nth` was durable. `telling` are the places of those that
+    /// tell of a sync.
+    fn was_cut_off(
+        &self,
+        sound: &[usize],
+        telling: &[usize],
+        nth: usize,
+        found: &Recovery,
+    ) -> bool {
         let item = &found.items[sound[nth]];
-        let rest = sound[nth + 1..].iter().map(|i| &found.items[*i]);
-        item.boot != self.boot_tag() && may_be_cut_off(item, rest)
+        let cut_off = || {
+            if is_paged(item) {
+                let behind = telling.partition_point(|place| *place <= nth);
+                let rest = telling[behind..].iter();
+                may_wait_for_a_sync(item, rest.map(|place| &found.items[sound[*place]]))
+            } else {
+                let rest = sound[nth + 1..].iter();
+                may_wait_for_its_fence(item, rest.map(|i| &found.items[*i]))
+            }
+        };
+        item.boot != self.boot_tag() && cut_off()
     }
 
     /// Which of the sound records that would count lack their staged bytes, by their place among them,
@@ -479,21 +501,29 @@ fn standing(items: &[Item], retired: u64) -> Vec<bool> {
 
 /// Whether a loss of power may have kept a record without what it names. `rest` are the records of its file behind it.
 fn may_be_cut_off<'a>(item: &Item, rest: impl Iterator<Item = &'a Item>) -> bool {
-    if item.flags & Record::PAGED != 0 {
+    if is_paged(item) {
         may_wait_for_a_sync(item, rest)
     } else {
-        item.flags & Record::DATA_CRC != 0 && is_last_of_its_boot(item, rest)
+        may_wait_for_its_fence(item, rest)
     }
+}
+
+/// Whether it was written where a fence is a kernel sync.
+fn is_paged(item: &Item) -> bool {
+    item.flags & Record::PAGED != 0
+}
+
+/// Whether it says that what was logged before it is durable.
+fn tells_of_a_sync(item: &Item) -> bool {
+    item.flags & Record::COMMITTED != 0 || item.kind == RecordKind::Commit
 }
 
 /// Whether a record written where a fence is a kernel sync, which it says itself, as the pool may lie on another medium by
 /// now, is followed by none that says that it was durable. What commits says so of all before it, unless it is chained to
 /// the record before; but a record's own commit became durable with it.
 fn may_wait_for_a_sync<'a>(item: &Item, rest: impl Iterator<Item = &'a Item>) -> bool {
-    let by_itself =
-        |item: &Item| item.flags & Record::COMMITTED != 0 || item.kind == RecordKind::Commit;
-    let own = usize::from(!by_itself(item));
-    let mut later = rest.filter(|later| by_itself(later)).skip(own);
+    let own = usize::from(!tells_of_a_sync(item));
+    let mut later = rest.filter(|later| tells_of_a_sync(later)).skip(own);
     let mut seen = 0;
     later.all(|later| {
         seen += 1;
@@ -501,7 +531,12 @@ fn may_wait_for_a_sync<'a>(item: &Item, rest: impl Iterator<Item = &'a Item>) ->
     })
 }
 
-/// Whether a record that shares one fence with its bytes, as short ones do in memory, is the last that was written with
+/// Whether a record that shares one fence with its bytes, as short ones do in memory, was written just before the loss.
+fn may_wait_for_its_fence<'a>(item: &Item, rest: impl Iterator<Item = &'a Item>) -> bool {
+    item.flags & Record::DATA_CRC != 0 && is_last_of_its_boot(item, rest)
+}
+
+/// Whether such a record is the last that was written with
 /// that fence: who writes the next one of the file holds its lock, which is not given up before the fence. The members of
 /// a group have theirs in common with its end.
 fn is_last_of_its_boot<'a>(item: &Item, rest: impl Iterator<Item = &'a Item>) -> bool {

@@ -571,6 +571,42 @@ fn an_entry_is_judged_by_the_medium_that_it_was_made_on() {
     }
 }
 
+fn log_of(pool: &Pool<Memory>) -> u32 {
+    let is_log = |chunk: &u32| {
+        let word = pool.chunk_word(*chunk).unwrap();
+        word.is_some_and(|word| word.kind == ChunkKind::Log)
+    };
+    (0..TINY.header_chunks() + 8).find(is_log).unwrap()
+}
+
+/// What is kept only because its file's entry cannot be read is not looked at: it may name bytes that no pool has.
+#[test]
+fn a_record_that_cannot_be_judged_is_no_obstacle() {
+    let medium = Memory::new(&vec![0; tiny_size(8) as usize]);
+    let locks = LocalLocks::default();
+    let pool = six_records(&medium, &locks);
+    let log = log_of(&pool);
+    let id = pool.scan().unwrap().files[0].file_id;
+    let index = (id & ((1 << FileEntry::INDEX_BITS) - 1)) as u32;
+    let mut bytes = medium.bytes();
+    let at = TINY.record(log, 4) as usize;
+    let mut line: [u8; 64] = bytes[at..at + 64].try_into().unwrap();
+    let far = Record::FIELDS
+        .iter()
+        .find(|field| field.name == "pool_offset")
+        .unwrap();
+    line[far.offset..far.offset + 8].copy_from_slice(&(1_u64 << 50).to_le_bytes());
+    let crc = crc_of_record(&line, &UUID, log, 4);
+    line[..4].copy_from_slice(&crc.to_le_bytes());
+    bytes[at..at + 64].copy_from_slice(&line);
+    bytes[TINY.file_entry(index) as usize] ^= 0x10;
+    let pool = open(Memory::new(&bytes), &locks, boot(2)).unwrap();
+    let a = pool.attach().expect("the others can be had");
+    assert_eq!(pool.scan().unwrap().rejected.len(), 6, "and none was lost");
+    let file = a.enter_file(&name(7)).unwrap();
+    stage(&a, file, 0, b"after all", When::Now).unwrap();
+}
+
 /// Torn, stale, duplicated and flipped lines are told from each other and from sound ones.
 #[test]
 fn bad_records_are_told_apart() {
@@ -578,13 +614,7 @@ fn bad_records_are_told_apart() {
     let locks = LocalLocks::default();
     let pool = six_records(&medium, &locks);
     let clean = medium.bytes();
-    let log = (0..TINY.header_chunks() + 8)
-        .find(|chunk| {
-            pool.chunk_word(*chunk)
-                .unwrap()
-                .is_some_and(|word| word.kind == ChunkKind::Log)
-        })
-        .unwrap();
+    let log = log_of(&pool);
     let place = |position| TINY.record(log, position) as usize;
     let reasons_at = |bytes: &[u8], by: u64| -> Vec<(u64, Rejection)> {
         let pool = open(Memory::new(bytes), &locks, boot(by)).unwrap();

@@ -152,6 +152,8 @@ impl PoolList {
     /// Replaces the list. The lock is a file of its own, because the list's own is replaced.
     fn change(&self, change: impl FnOnce(&mut Vec<Listed>)) -> Result<(), Errno> {
         self.make_directory()?;
+        // Of another user's list nothing is made.
+        drop(self.lines()?);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NONBLOCK;
         let lock = self.open("pools.lock", flags)?;
         lock_patiently(&lock)?;
@@ -179,14 +181,15 @@ impl PoolList {
     }
 
     /// Whether its directory is there, or what it would be made in: a home directory that somebody has removed is
-    /// not made again. In another user's nothing is made, who could not use it (`sudo` may leave `HOME` as it was).
+    /// not made again. In another user's nothing is made, a list neither, who could not use it (`sudo` may leave `HOME` as
+    /// it was).
     pub(super) fn may_be_made(&self) -> bool {
-        let is_to_be_had = || self.home().is_some_and(is_there) && !self.would_lie_in_anothers();
-        self.dir.is_absolute() && (is_there(&self.dir) || is_to_be_had())
+        let is_to_be_had = || is_there(&self.dir) || self.home().is_some_and(is_there);
+        self.dir.is_absolute() && is_to_be_had() && !self.lies_in_anothers()
     }
 
-    /// Whether what there is of its directory is another user's, and not root's.
-    fn would_lie_in_anothers(&self) -> bool {
+    /// Whether its directory, or what there is of the way to it, is another user's, and not root's.
+    fn lies_in_anothers(&self) -> bool {
         let stat = |dir: &Path| rustix::fs::stat(dir.as_os_str().as_bytes()).ok();
         let own = rustix::process::geteuid().as_raw();
         let nearest = self.dir.ancestors().find_map(stat);
@@ -427,8 +430,17 @@ mod tests {
             std::os::unix::fs::chown(&path, Some(65534), None).expect("chown");
             assert_eq!(list.read(), []);
             let other = scratch.path("other");
+            std::fs::remove_file(scratch.path("pools.lock")).expect("remove");
             assert_eq!(list.add(&[2; 16], &other), Err(Errno::PERM));
             assert_eq!(std::fs::read(&path).expect("read"), before);
+            assert!(!scratch.path("pools.lock").exists(), "it would be root's");
+            // Nor is one begun for him.
+            assert!(list.may_be_made());
+            std::os::unix::fs::chown(&scratch.0, Some(65534), None).expect("chown");
+            assert!(!list.may_be_made());
+            std::os::unix::fs::chown(&scratch.0, Some(0), None).expect("chown");
+        } else {
+            println!("skipped: it concerns root");
         }
         // Whatever else keeps it from being read.
         std::fs::remove_file(&path).expect("remove");
