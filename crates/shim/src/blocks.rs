@@ -28,13 +28,16 @@ const ON_DISK: u32 = 16;
 /// File systems that set the size when the device has written the block: XFS, btrfs.
 const LATE: [u64; 2] = [0x5846_5342, 0x9123_683e];
 
+/// Of a file system that sets the size before.
+const TOO_EARLY: u32 = u32::MAX;
+
 /// The largest block.
 const LARGEST: u64 = 4096;
 
 /// How many more writes are the kernel's. See the module.
 pub(crate) struct Blocks {
     left: AtomicU32,
-    /// Zero while it is not known.
+    /// Zero while it is not known; or [`TOO_EARLY`].
     size: AtomicU32,
     which: Which,
     /// Set while one of them is under way: of two that begin at the same end the second would be an overwrite.
@@ -110,27 +113,30 @@ impl Blocks {
     }
 
     fn is_block(&self, fd: i32, start: u64, len: u64) -> bool {
-        let size = self.block(fd).max(1);
+        let Some(size) = self.block(fd) else {
+            return false;
+        };
         let before = start % size;
         let fits = len <= size - before && (self.which == Which::Within || before == 0);
         let end = || descriptors::regular_file(fd).map(|stat| stat.st_size as u64);
         fits && end() == Some(start)
     }
 
-    /// Bytes of a block of the file system, or less; of one that sets sizes too early 1.
-    fn block(&self, fd: i32) -> u64 {
+    /// Bytes of a block of the file system, or less; none of one that sets sizes too early.
+    fn block(&self, fd: i32) -> Option<u64> {
         let known = self.size.load(Ordering::Relaxed);
         if known != 0 {
-            return u64::from(known);
+            return (known != TOO_EARLY).then_some(u64::from(known));
         }
         let late = |fs: &libc::statfs| LATE.contains(&(fs.f_type as u64 & 0xffff_ffff));
         let size = match descriptors::file_system(fd) {
             Some(fs) if self.which == Which::Within || late(&fs) => {
-                (fs.f_bsize as u64).clamp(1, LARGEST)
+                Some((fs.f_bsize as u64).clamp(1, LARGEST))
             }
-            _ => 1,
+            _ => None,
         };
-        self.size.store(size as u32, Ordering::Relaxed);
+        let known = size.map_or(TOO_EARLY, |size| size as u32);
+        self.size.store(known, Ordering::Relaxed);
         size
     }
 }

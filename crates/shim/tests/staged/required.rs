@@ -304,6 +304,13 @@ fn the_first_blocks_are_the_kernels() {
             program.answers(&[("c0", "done")]);
         }
     }
+    // A single byte is whole, but may be one that nobody wrote.
+    let _ = fs::remove_file(&file);
+    let mut program = Told::willing(&place, "strict ADIT_KERNEL_BLOCKS=2", &file);
+    program.answers(&[("o0", "done"), ("w0 ", "done")]);
+    assert_eq!(place.is_leased(), sizes_come_early(), "a byte");
+    program.answers(&[("c0", "done")]);
+    assert_eq!(place.content(), "\n");
     // What is not committed must not be in the file; and what is required begins with the open.
     let required = "strict ADIT_KERNEL_BLOCKS=2 ADIT_REQUIRE=1";
     let atomic = (!volatile).then_some("atomic ADIT_KERNEL_BLOCKS=2");
