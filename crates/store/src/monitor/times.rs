@@ -76,6 +76,12 @@ pub(super) fn of_living(snapshot: &Snapshot, index: usize) -> Settled {
 }
 
 fn settle_shown(marks: &Marks<'_>, pin: &Fd, begun: Instant) -> Settled {
+    #[cfg(test)]
+    planted::at(planted::Point::Ours);
+    if begun.elapsed() > PROMPT {
+        // The mark may be a newer one, of what was stored since the process has lost patience.
+        return Settled::Later;
+    }
     marks.set_pending(0);
     #[cfg(test)]
     planted::at(planted::Point::Taken);
@@ -253,6 +259,8 @@ pub(super) mod planted {
         Looked,
         /// The process can see that the monitor is settling.
         Shown,
+        /// It was seen that the slot is the same, and the mark is about to be taken.
+        Ours,
         /// The mark was taken, and the time is about to be.
         Taken,
     }

@@ -148,7 +148,7 @@ fn what_is_settled_is_not_settled_once_more() {
             std::thread::sleep(Duration::from_millis(100));
             tell.send(thread).expect("somebody listens");
         }
-        Point::Taken => panic!("there was nothing to take"),
+        Point::Ours | Point::Taken => panic!("there was nothing to take"),
     });
     assert_eq!(stored.settle(), Settled::Later);
     told.recv().expect("a thread").join().expect("it ends");
@@ -183,6 +183,24 @@ fn who_lost_patience_has_the_last_word() {
     });
     assert_eq!(stored.settle(), Settled::Later);
     stored.has_the_programs_time();
+}
+
+/// What is stored after somebody has lost patience is marked anew, and that mark is not the monitor's that goes on.
+#[test]
+fn a_monitor_that_was_stopped_takes_no_newer_mark() {
+    let stored = Stored::new();
+    let (program, slot) = (stored.sets_times(), stored.slot);
+    once_at(Point::Ours, move || {
+        let thread = std::thread::spawn(move || {
+            program();
+            slot.stored_now();
+        });
+        thread.join().expect("it does not wait for ever");
+    });
+    assert_eq!(stored.settle(), Settled::Later);
+    assert_eq!(modified(&stored.path), old());
+    assert_eq!(stored.settle(), Settled::Advanced);
+    assert!(is_recent(&stored.path));
 }
 
 /// One that was held up, and nobody came, puts back what it took.
