@@ -21,6 +21,35 @@ fn what_is_open_for_a_moment_is_nobody_elses() {
     let dir = place.file().parent().expect("its directory").to_owned();
     let output = run(command.arg("moves").arg(place.file()).arg(dir));
     assert_eq!(output.stdout, b"0 0\n", "names that are moved");
+    if !has_strace() {
+        return;
+    }
+    // The sync of a whole file system may take longer than a fork waits.
+    let dir = place.file().with_file_name("cuts");
+    fs::create_dir(&dir).expect("a directory");
+    let mut command = place.traced(&program, "strict", Some("syncfs:retval=0"));
+    let output = run(command.arg("cuts").arg(place.file()).arg(dir));
+    assert_eq!(output.stdout, b"0 0\n", "a file that is cut by its path");
+}
+
+/// A handler that jumps would leave the directory of a changed name open, and each fork would wait for its being closed.
+#[test]
+fn no_handler_leaves_the_directory_of_a_changed_name_open() {
+    if !has_strace() {
+        return;
+    }
+    let Some(place) = Place::on_disk("leaves") else {
+        return;
+    };
+    let program = place.compile("leaves");
+    let mut command = place.traced(&program, "strict", Some("fsync:signal=USR1"));
+    let dir = place.file().parent().expect("its directory").to_owned();
+    let output = run(command.arg(place.file()).arg(dir));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "left 1, open 0\n",
+        "{output:?}"
+    );
 }
 
 /// The monitor has a duplicate of the description, and with it its locks: they end before somebody else is let in.
