@@ -435,6 +435,38 @@ fn an_fsync_of_a_file_that_was_taken_away_commits_the_others() {
     assert_eq!(Some(after_a_loss_of_power(&place)), texts("1", "123"));
 }
 
+/// A file of the group that was given back is the kernel's, with what others have written to it since.
+#[test]
+fn a_group_reaches_a_file_that_was_taken_away() {
+    if !has_strace() {
+        return;
+    }
+    let Some(place) = Place::new("taken-from-a-group") else {
+        return;
+    };
+    let program = place.compile("group");
+    let mut command = place.tracing(&program, "atomic", "fsync,fdatasync");
+    let [a, b] = ["A", "B"].map(|name| place.dir.join(name));
+    let mut group = Told::of(command.args([&a, &b]));
+    group.all_well(&["wA 1", "wB 1", "g"]);
+    let mut outsider = fs::OpenOptions::new();
+    let mut outsider = outsider.append(true).open(&a).expect("the file");
+    outsider.write_all(b"other").expect("write");
+    let name = format!("{}>", a.display());
+    let is_synced = |line: &&str| line.contains("sync(") && line.contains(&name);
+    let syncs = || place.trace().lines().filter(is_synced).count();
+    let before = syncs();
+    group.all_well(&["wB 2", "g"]);
+    let since = syncs() - before;
+    group.end();
+    assert_eq!(fs::read_to_string(a).expect("the file"), "1other");
+    let trace = place.trace();
+    assert_eq!(
+        since, 1,
+        "what the outsider wrote is durable nowhere: {trace}"
+    );
+}
+
 /// Who reads a declared file without Adit finds in it what a sync has committed.
 #[test]
 fn an_fsync_shows_what_it_commits_of_a_declared_file() {
