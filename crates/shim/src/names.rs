@@ -19,6 +19,7 @@
 #![allow(unsafe_code)]
 
 use crate::declared::{Asked, Named};
+use crate::numbers::{self, How};
 use crate::ofd::Ofd;
 use crate::real::call_real;
 use crate::signal::engine::{self, Inside};
@@ -343,6 +344,43 @@ pub(crate) extern "C" fn before_open_at(arguments: &mut Arguments) -> u64 {
     let token = stack::with_room(|| before(dir, path, &mut flags));
     arguments.third = flags as u64;
     token
+}
+
+/// What the stub of `openat2` keeps: as [`Arguments`], and behind that room for what is asked for.
+#[repr(C)]
+pub(crate) struct WithHow {
+    arguments: Arguments,
+    how: [u64; How::MOST],
+}
+
+/// Before `openat2(directory, path, how, length)`. The program's own `how` stays as it is: it may be constant.
+pub(crate) extern "C" fn before_open_how(asked: &mut WithHow) -> u64 {
+    let Arguments {
+        first,
+        second,
+        third,
+        fourth,
+        ..
+    } = asked.arguments;
+    let (dir, path, how) = (first as c_int, second as Path, third as usize);
+    // What cannot be read the kernel refuses.
+    let Some(flags) = numbers::flags_of(how) else {
+        return NOTHING;
+    };
+    let mut left = flags;
+    let token = stack::with_room(|| before(dir, path, &mut left));
+    if left == flags {
+        return token;
+    }
+    match How::read(how, fourth as usize) {
+        Some(how) => {
+            asked.how = how.without(libc::O_TRUNC);
+            asked.arguments.third = asked.how.as_ptr() as u64;
+            token
+        }
+        // What it asks for only the kernel knows, which cuts it.
+        None => NOTHING,
+    }
 }
 
 /// Before a file is opened, by the kernel with the flags that are left.
