@@ -52,6 +52,30 @@ fn no_handler_leaves_the_directory_of_a_changed_name_open() {
     );
 }
 
+/// Whoever looks at a file again and again takes it away long before its program writes next, which finds that out then:
+/// how long it was staged is not how long that took.
+#[test]
+fn a_file_that_is_always_taken_away_at_once_becomes_the_kernels_however_rarely_it_is_written() {
+    let Some(place) = Place::new("rarely") else {
+        return;
+    };
+    let program = place.compile("sharer");
+    let mut one = Told::of(&mut place.command(&program, Some("strict")));
+    one.all_well(&[&format!("o0 rwc {}", place.file().display())]);
+    let mut stagings = 0;
+    for _ in 0..18 {
+        one.all_well(&["w0 x"]);
+        if !place.is_leased() {
+            break;
+        }
+        stagings += 1;
+        assert_eq!(place.content().len(), stagings);
+        std::thread::sleep(Duration::from_millis(1050));
+    }
+    one.end();
+    assert_eq!(stagings, 17);
+}
+
 /// The monitor has a duplicate of the description, and with it its locks: they end before somebody else is let in.
 #[test]
 fn locks_end_with_their_program() {
