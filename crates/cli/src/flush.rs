@@ -3,7 +3,7 @@
 //! What a program has staged is published by the monitor, which keeps its lease, so the program goes
 //! on as before; in mode atomic that is what was committed. What no monitor knows of, since there is none or it is of
 //! another runtime directory, is looked for in the pools: what dead programs have staged is recovered here, and a file of
-//! which something stays in a pool is not said to be durable.
+//! which something stays in a pool is not said to be durable. A living program that has no monitor keeps its lease.
 //! Of other files the bytes are visible at all times, because they lie in the file's own pages, and the
 //! kernel syncs them here. What may lag behind in either case is the modification time of a file that is
 //! changed by stores, for up to a second: so this waits until no attached program has such a change left.
@@ -119,32 +119,9 @@ fn flush_one(dir: &RuntimeDir, path: &Path) -> Result<Flushed, Failure> {
             // Whoever copies it next may not wait for anybody. A program that goes on writing keeps it.
             let _ = client::give_back(dir, id.0, id.1, PUBLISHING);
         }
-        Ok(false) | Err(Refused::NoMonitor(_)) => {
-            // Who has it staged by a lease publishes it for this.
-            let opened = sync(path, data.is_file());
-            let left = left_in_the_end(&runtime::places(dir), path);
-            flushed.synced(opened.and_then(|()| sync(path, data.is_file())));
-            if let Some(Left {
-                pool: left_pool,
-                error,
-            }) = left
-            {
-                let pool = left_pool.display();
-                let why = match error {
-                    None => format!("its newest bytes are in the pool {pool}"),
-                    Some(error) => format!(
-                        "its newest bytes may be in the pool {pool}, which cannot be looked at ({error})"
-                    ),
-                };
-                flushed.durable = false;
-                flushed.error = Some(format!(
-                    "{why}, and no monitor answers that brings them here"
-                ));
-                let named = output::quoted(&left_pool);
-                flushed.next = format!(
-                    "adit pool recover {named}; or --runtime-dir DIR, of the monitor that serves the program which writes it"
-                );
-            }
+        Ok(false) => flushed.by_opening(&runtime::places(dir), true),
+        Err(Refused::NoMonitor(_)) => {
+            flushed.by_opening(&runtime::places(dir), is_watched(data.ino()));
         }
         Err(refused) => flushed.error = Some(refused.to_string()),
     }
@@ -152,10 +129,60 @@ fn flush_one(dir: &RuntimeDir, path: &Path) -> Result<Flushed, Failure> {
 }
 
 impl Flushed {
-    fn synced(&mut self, done: std::io::Result<()>) {
-        self.durable = done.is_ok();
-        self.error = done.err().as_ref().map(plain);
+    /// Syncs a file that no monitor of this runtime directory has. Who has it staged by a lease publishes it for who opens
+    /// it, if he `is_watched`. Otherwise nobody does, and an open that waits would take the lease by force in the end: so
+    /// what is in a pool is not opened.
+    fn by_opening(&mut self, places: &Places, is_watched: bool) {
+        let opened = if is_watched { sync(&self.path) } else { Ok(()) };
+        let left = left_in_the_end(places, &self.path);
+        let is_staged = || left.is_some() || left_in(places, &self.path, |_| true).is_some();
+        let synced = if !is_watched && is_staged() {
+            sync_around(&self.path)
+        } else {
+            opened.and_then(|()| sync(&self.path))
+        };
+        self.durable = synced.is_ok();
+        self.error = synced.err().as_ref().map(plain);
+        if let Some(left) = left {
+            self.stays(&left);
+        }
     }
+
+    fn stays(&mut self, left: &Left) {
+        let pool = left.pool.display();
+        let why = match &left.error {
+            None => format!("its newest bytes are in the pool {pool}"),
+            Some(error) => format!(
+                "its newest bytes may be in the pool {pool}, which cannot be looked at ({error})"
+            ),
+        };
+        self.durable = false;
+        self.error = Some(format!(
+            "{why}, and no monitor answers that brings them here"
+        ));
+        let named = output::quoted(&left.pool);
+        self.next = format!(
+            "adit pool recover {named}; or --runtime-dir DIR, of the monitor that serves the program which writes it"
+        );
+    }
+}
+
+/// Whether a monitor that lives has a lease of this file, maybe one of another runtime directory: who opens the file waits
+/// until that has published it. Of a lease that a monitor has taken over the kernel names the one before, which has ended;
+/// then nothing is known of it here.
+fn is_watched(inode: u64) -> bool {
+    let named = format!(":{inode}");
+    let lives = |pid: &str| {
+        // Of one that has ended, and that nobody has waited for, it is empty.
+        std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| !words.is_empty())
+    };
+    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    locks.lines().any(|line| {
+        let mut words = line.split_whitespace();
+        words.nth(1) == Some("LEASE")
+            && words.nth(2).is_some_and(lives)
+            && words.next().is_some_and(|file| file.ends_with(&named))
+    })
 }
 
 /// A pool in which there is more of a file than what waits for its program's commit, or that cannot be looked at.
@@ -167,11 +194,13 @@ struct Left {
 /// The pool in which something of a file stays, when the dead are recovered and others had time.
 fn left_in_the_end(places: &Places, path: &Path) -> Option<Left> {
     let begun = Instant::now();
-    left_in(places, path, |its| its.records > 0)?;
+    left_in(places, path, |its| its.is_some_and(|its| its.records > 0))?;
     // What becomes of this file is looked at afterwards.
     drop(recover_all(places));
     loop {
-        let left = left_in(places, path, |its| its.records > its.uncommitted)?;
+        let waits =
+            |its: Option<&RecoveredFile>| its.is_some_and(|its| its.records > its.uncommitted);
+        let left = left_in(places, path, waits)?;
         if begun.elapsed() > OTHERS {
             return Some(left);
         }
@@ -179,8 +208,12 @@ fn left_in_the_end(places: &Places, path: &Path) -> Option<Left> {
     }
 }
 
-/// The first pool in which such a thing is of the file.
-fn left_in(places: &Places, path: &Path, is: impl Fn(&RecoveredFile) -> bool) -> Option<Left> {
+/// The first pool that has an entry of the file for which it is so with what waits there.
+fn left_in(
+    places: &Places,
+    path: &Path,
+    is: impl Fn(Option<&RecoveredFile>) -> bool,
+) -> Option<Left> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let file = rustix::fs::open(path.as_os_str().as_bytes(), flags, Mode::empty()).ok()?;
     // What has no handle is not staged.
@@ -209,7 +242,7 @@ fn left_in(places: &Places, path: &Path, is: impl Fn(&RecoveredFile) -> bool) ->
 fn has(
     path: &Path,
     name: &FileName,
-    is: impl Fn(&RecoveredFile) -> bool,
+    is: impl Fn(Option<&RecoveredFile>) -> bool,
 ) -> adit_pool::Result<bool> {
     let seen = match PoolFile::open_read_only(path) {
         Err(adit_pool::Error::Kernel { errno, .. }) if errno == Errno::NOENT => return Ok(false),
@@ -229,17 +262,26 @@ fn has(
         return Ok(false);
     }
     let found = pool.scan()?;
-    Ok(found.files.iter().any(|its| its.file() == file && is(its)))
+    Ok(is(found.files.iter().find(|its| its.file() == file)))
 }
 
 /// Syncs a file. What another user has staged of it, or a program whose monitor this command does not know, is published for
 /// whoever opens it and waits.
-fn sync(path: &Path, is_file: bool) -> std::io::Result<()> {
+fn sync(path: &Path) -> std::io::Result<()> {
     // The open of a FIFO must not wait for its writer.
-    let flags = if is_file { 0 } else { libc::O_NONBLOCK };
+    let flags = if path.is_file() { 0 } else { libc::O_NONBLOCK };
     let mut options = OpenOptions::new();
     let options = options.read(true).custom_flags(flags);
     options.open(path)?.sync_all()
+}
+
+/// Syncs a file without opening it, with all others of its file system.
+fn sync_around(path: &Path) -> std::io::Result<()> {
+    let path = path.canonicalize()?;
+    let dir = path.parent().unwrap_or(&path).as_os_str().as_bytes();
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let synced = rustix::fs::open(dir, flags, Mode::empty()).and_then(rustix::fs::syncfs);
+    synced.map_err(|errno| std::io::Error::from_raw_os_error(errno.raw_os_error()))
 }
 
 /// Waits until every change that was there at the beginning has reached the times. A program that

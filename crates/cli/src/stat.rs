@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use adit_pool::{PUBLISHER, PoolFile, ReplayOp};
+use adit_pool::{PUBLISHER, PoolFile, ReplayOp, SHARED};
 use adit_store::pools::Places;
 use adit_store::registry::Skipped;
 use adit_store::registry::{self, Counts, DirError, FileStat, Listing, ProcessStat, RuntimeDir};
@@ -147,9 +147,10 @@ fn staged_in(path: &Path) -> adit_pool::Result<Vec<Staged>> {
     Ok(all)
 }
 
-/// Each claim of a publisher moves the word by one, above the number of the publisher.
+/// Each claim of a publisher moves the word by one, above the number of the publisher. What is above the count says other
+/// things of the file: that it is shared, and what was relinked.
 fn publishes(version: u64) -> u64 {
-    version >> PUBLISHER.count_ones()
+    (version & (SHARED - 1)) >> PUBLISHER.count_ones()
 }
 
 fn written(op: ReplayOp) -> u64 {
@@ -321,6 +322,15 @@ mod tests {
     #[test]
     fn names_cannot_steer_the_terminal() {
         assert_eq!(printable("a\x1b[2Jb\nc"), "a?[2Jb?c");
+    }
+
+    #[test]
+    fn a_shared_file_is_published_no_more_often() {
+        let relinks = |count: u64| count << 40 | 1 << 63;
+        assert_eq!(publishes(3 << 16), 3);
+        assert_eq!(publishes(3 << 16 | 7), 3, "somebody publishes it just now");
+        assert_eq!(publishes(3 << 16 | SHARED | relinks(5)), 3);
+        assert_eq!(publishes(SHARED - 1), 0x7f_ffff);
     }
 
     #[test]

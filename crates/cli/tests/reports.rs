@@ -6,6 +6,8 @@
 )]
 
 mod common;
+#[path = "../../../tests/monitors.rs"]
+mod monitors;
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt;
@@ -17,6 +19,7 @@ use adit_pool::PoolFile;
 use adit_store::pools::PoolList;
 use common::dead::{expected, new_pool, stage, stage_and_die};
 use common::{Scratch, adit, finish, json, library, limit, staged_of};
+use monitors::monitor_of;
 use serde_json::Value;
 
 #[test]
@@ -297,6 +300,66 @@ fn flush_gives_back_what_is_published_whole() {
 #[test]
 fn flush_without_a_monitor_says_durable_of_nothing_that_is_in_a_pool() {
     flush_says_durable_of_nothing_that_is_in_a_pool(&Scratch::new());
+}
+
+/// Kills the monitor of a runtime directory and whoever would take over from it.
+fn end_the_watch(runtime: &std::path::Path) {
+    let monitor = monitor_of(runtime).expect("a monitor");
+    let kill = |signal: &str, process: &str| {
+        let killed = Command::new("kill").args([signal, process]).status();
+        assert!(killed.unwrap().success(), "{signal} {process}");
+    };
+    kill("-STOP", &monitor.to_string());
+    let tasks = std::fs::read_dir(format!("/proc/{monitor}/task")).unwrap();
+    for task in tasks {
+        let children = std::fs::read_to_string(task.unwrap().path().join("children"));
+        for standby in children.unwrap_or_default().split_whitespace() {
+            kill("-KILL", standby);
+        }
+    }
+    kill("-KILL", &monitor.to_string());
+    eventually("the end of the watch", || {
+        monitor_of(runtime).is_none().then_some(())
+    });
+}
+
+/// Nobody publishes for who opens the file then, and the kernel takes the lease from the program for who waits long enough.
+/// What waits for its program's commit is nothing that could be durable.
+#[test]
+fn flush_without_a_monitor_leaves_a_living_program_its_lease() {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    if !has_python() {
+        return;
+    }
+    let program = "import os, sys\n\
+                   fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\n\
+                   os.write(fd, b's' * 5000); os.mkdir(sys.argv[2])\n\
+                   sys.stdin.read()\n";
+    for (mode, status) in [("strict", 3), ("atomic", 0)] {
+        let scratch = Scratch::new();
+        let (file, done) = (scratch.0.join("data"), scratch.0.join("done"));
+        let with_places = |command| with_places_of(&scratch, command);
+        let run = ["run", "--mode", mode, "--", "python3", "-c", program];
+        let mut command = with_places(adit(run));
+        command.env("ADIT_PUBLISH_AFTER", "3600");
+        command.arg(&file).arg(&done).stdin(Stdio::piped());
+        let mut child = Ended(command.spawn().unwrap());
+        eventually("all is written", || done.exists().then_some(()));
+        end_the_watch(&scratch.0.join("runtime"));
+        let flushed = finish(with_places(adit(["flush"])).arg(&file));
+        assert_eq!(flushed.code(), Some(status), "{mode}: {flushed:?}");
+        let complained = flushed.err.contains("no monitor answers");
+        assert_eq!(complained, status == 3, "{mode}: {flushed:?}");
+        let mut options = std::fs::OpenOptions::new();
+        let opened = options
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(&file);
+        assert!(opened.is_err(), "{mode}: the lease is the program's");
+        drop(child.0.stdin.take());
+        assert!(child.0.wait().unwrap().success());
+        assert_eq!(file.metadata().unwrap().len(), 5000, "{mode}");
+    }
 }
 
 /// So it is with a monitor that knows nothing of the file: a user may have several.

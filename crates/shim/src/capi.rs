@@ -7,7 +7,7 @@
 
 use crate::signal::engine;
 use crate::together::{self, Used};
-use crate::writer::Writer;
+use crate::writer::{Held, Writer};
 use crate::{data, fds, init, sys};
 use adit_store::staged::Mode;
 
@@ -64,14 +64,25 @@ fn commit_group(fds: Vec<i32>) -> Result<(), i32> {
     if wanted || held.iter().any(|held| held.is_kernels()) || used.iter().any(bypassed) {
         return Err(libc::EINVAL);
     }
-    // What `open` itself did to a file, and what was published of it before, is the kernel's to keep.
-    for (used, held) in used.iter().zip(&held) {
-        if held.staged().is_none() {
-            sys::fsync(used.fd as usize)?;
-        }
-    }
-    let staged: Vec<_> = held.iter().filter_map(|held| held.staged()).collect();
-    together::commit(&staged)
+    // What `open` itself did to a file, and what was published of it before, is the kernel's to keep; so is what others have
+    // written to one that was given back, noticed here or not.
+    let is_staged = |held: &Held<'_>| {
+        held.staged()
+            .is_some_and(|staged| !staged.file().is_taken())
+    };
+    let (staged, others): (Vec<_>, Vec<_>) = used
+        .iter()
+        .zip(&held)
+        .partition(|(_, held)| is_staged(held));
+    let sync = |used: &Used<'_>| sys::fsync(used.fd as usize).map(drop);
+    others.iter().try_for_each(|(used, _)| sync(used))?;
+    let files: Vec<_> = staged
+        .iter()
+        .filter_map(|(_, held)| held.staged())
+        .collect();
+    together::commit(&files)?;
+    let mut given_back = staged.iter().filter(|(_, held)| !is_staged(held));
+    given_back.try_for_each(|(used, _)| sync(used))
 }
 
 /// `fsync`, as the program's own call does it.

@@ -681,12 +681,12 @@ pub(crate) extern "C" fn fsync(fd: i32) -> i64 {
     answer.map_or(PASS, |result| sys::to_libc(result) as i64)
 }
 
-/// Before `sync_file_range`.
+/// Before `sync_file_range`, which promises nothing: the answer is the kernel's.
 pub(crate) extern "C" fn before_sync_range(fd: i32) {
     if let Some(ofd) = fds::promoted(fd)
         && let Some(writer) = ofd.writer()
     {
-        let _ = writer.sync(&ofd, fd);
+        writer.sync_if_staged(&ofd, fd);
     }
 }
 

@@ -12,8 +12,8 @@ use crate::real::call_real;
 use crate::sys::{self, ProcPath};
 use crate::writer::{self, Writer};
 use crate::{
-    appends, data, declared, init, pointers, process, record_locks, signal, stack, stage, stdio,
-    table, vfork,
+    appends, data, declared, init, numbers, pointers, process, record_locks, signal, stack, stage,
+    stdio, table, vfork,
 };
 use adit_pmem::{MediumKind, brief};
 use adit_store::direct::DirectFile;
@@ -43,6 +43,15 @@ pub(crate) extern "C" fn opened_at(
     fd: c_int,
 ) -> c_int {
     note_open(fd, flags)
+}
+
+/// After `openat2(directory, path, how, …)`.
+pub(crate) extern "C" fn opened_how(directory: usize, path: usize, how: usize, fd: c_int) -> c_int {
+    match numbers::flags_of(how) {
+        Some(flags) => note_open(fd, flags),
+        // Another thread has taken away what the kernel has just read.
+        None => returned(directory, path, how, fd),
+    }
 }
 
 /// Longer than publishing a file takes; who has stopped the program that stages it is told `EAGAIN` then.

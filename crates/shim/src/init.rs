@@ -10,11 +10,13 @@ use crate::times;
 use crate::{data, declared, elsewhere, names, process, signal, stack, stage, stdio, sys, vfork};
 use adit_pmem::MediumKind;
 use adit_store::direct::Adoption;
+use adit_store::monitor::Pace;
 use adit_store::pools::AskedPool;
 use adit_store::registry::{Env, Registry, RuntimeDir};
 use adit_store::staged::Mode;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::time::Duration;
 use std::sync::OnceLock;
 
 /// Bytes (and [`crate::fds::CALL`] per call) that a descriptor's calls move through the kernel before it is
@@ -73,6 +75,8 @@ struct Staging {
     pool_size: Option<u64>,
     /// Bytes of log that this process may have in a pool.
     log_size: Option<u64>,
+    /// See [`give_back_after`].
+    give_back_after: Option<Duration>,
     required: bool,
     together: bool,
     /// In mode `posix`.
@@ -132,6 +136,13 @@ pub(crate) fn asked_pool() -> AskedPool<'static> {
 /// Bytes of log that this process may have in a pool, where the user said that.
 pub(crate) fn log_size() -> Option<u64> {
     STAGING.get()?.log_size
+}
+
+/// How long nothing may be written to a staged file until the monitor gives it back, as far as this process was told: whoever
+/// has started the monitor decides.
+pub(crate) fn give_back_after() -> Duration {
+    let told = STAGING.get().and_then(|staging| staging.give_back_after);
+    told.unwrap_or_else(|| Pace::default().give_back_after)
 }
 
 /// Set when the process ends.
@@ -214,6 +225,12 @@ pub(crate) fn is_asked() -> bool {
     was_asked() || variable(MODE).is_some()
 }
 
+/// A number of seconds.
+fn seconds(name: &CStr) -> Option<Duration> {
+    let seconds = variable(name)?.to_str().ok()?.trim().parse();
+    Duration::try_from_secs_f64(seconds.ok()?).ok()
+}
+
 const MODE: &CStr = c"ADIT_MODE";
 
 extern "C" fn start() {
@@ -256,6 +273,7 @@ extern "C" fn start() {
             pool: variable(c"ADIT_POOL").map(|path| path.to_bytes().to_vec()),
             pool_size: number(c"ADIT_POOL_SIZE"),
             log_size: number(c"ADIT_LOG_SIZE"),
+            give_back_after: seconds(c"ADIT_GIVE_BACK_AFTER"),
             required,
             together,
             appends,

@@ -19,8 +19,10 @@
 #![allow(unsafe_code)]
 
 use crate::declared::{Asked, Named};
+use crate::numbers::{self, How};
 use crate::ofd::Ofd;
 use crate::real::call_real;
+use crate::signal::engine::{self, Inside};
 use crate::sys::{self, ProcPath};
 use crate::writer::Writer;
 use crate::{
@@ -136,14 +138,17 @@ fn change_here<const N: usize>(names: [Name; N], call: impl FnOnce() -> c_int) -
     if result != 0 || DURABLE.load(Ordering::Relaxed) == 0 {
         return result;
     }
-    let mut synced = None;
-    for name in names {
-        if let Err(errno) = parent(name).sync(&mut synced) {
+    let mut last = None;
+    let synced = names
+        .into_iter()
+        .try_for_each(|name| parent(name).sync(&mut last));
+    match synced {
+        Ok(()) => result,
+        Err(errno) => {
             sys::set_errno(errno);
-            return -1;
+            -1
         }
     }
-    result
 }
 
 /// As [`change`], for calls that may move a directory, and with it any file that is staged.
@@ -176,10 +181,15 @@ fn moving_here(names: [Name; 2], call: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// A directory that may have to be synced.
+/// A directory that may have to be synced. Who has one sets errno when it is gone.
 enum Directory {
-    /// Open for as long as that takes: a child that is forked meanwhile would keep it.
-    Open(OwnedFd, Brief),
+    /// Open for as long as that takes: a child that is forked meanwhile would keep it. So no handler leaves by a jump until
+    /// it is closed, and nobody cancels the thread: forks would wait for that from then on. Dropped in this order.
+    Open {
+        fd: OwnedFd,
+        _brief: Brief,
+        _inside: Inside,
+    },
     /// Its file system is in memory, where no crash leaves anything.
     InMemory,
     /// It cannot be opened.
@@ -229,6 +239,7 @@ impl Directory {
     }
 
     fn opened(dir: c_int, path: Path, flags: c_int) -> Self {
+        let inside = engine::enter();
         let brief = brief::begin();
         let flags = (flags | libc::O_CLOEXEC) as usize;
         let opened = brief::above_standard(|| {
@@ -241,7 +252,11 @@ impl Directory {
         });
         match opened {
             Ok(fd) if adit_pmem::kind_of_fd(fd.as_raw_fd()) == MediumKind::Ram => Self::InMemory,
-            Ok(fd) => Self::Open(fd, brief),
+            Ok(fd) => Self::Open {
+                fd,
+                _brief: brief,
+                _inside: inside,
+            },
             Err(_) => Self::Closed,
         }
     }
@@ -249,7 +264,7 @@ impl Directory {
     /// Makes the names in it durable, unless it is the one that was `synced` before. One that may not
     /// be read, or for which there is no descriptor left, is synced together with everything else.
     fn sync(&self, synced: &mut Option<(u64, u64)>) -> Result<(), c_int> {
-        let Self::Open(fd, _) = self else {
+        let Self::Open { fd, .. } = self else {
             return self.sync_all();
         };
         let fd = fd.as_raw_fd();
@@ -264,7 +279,7 @@ impl Directory {
     /// Makes everything on its file system durable.
     fn sync_all(&self) -> Result<(), c_int> {
         match self {
-            Self::Open(fd, _) => lost(sys::syncfs(fd.as_raw_fd() as usize)),
+            Self::Open { fd, .. } => lost(sys::syncfs(fd.as_raw_fd() as usize)),
             Self::InMemory => Ok(()),
             Self::Closed => {
                 let _ = sys::sync();
@@ -329,6 +344,43 @@ pub(crate) extern "C" fn before_open_at(arguments: &mut Arguments) -> u64 {
     let token = stack::with_room(|| before(dir, path, &mut flags));
     arguments.third = flags as u64;
     token
+}
+
+/// What the stub of `openat2` keeps: as [`Arguments`], and behind that room for what is asked for.
+#[repr(C)]
+pub(crate) struct WithHow {
+    arguments: Arguments,
+    how: [u64; How::MOST],
+}
+
+/// Before `openat2(directory, path, how, length)`. The program's own `how` stays as it is: it may be constant.
+pub(crate) extern "C" fn before_open_how(asked: &mut WithHow) -> u64 {
+    let Arguments {
+        first,
+        second,
+        third,
+        fourth,
+        ..
+    } = asked.arguments;
+    let (dir, path, how) = (first as c_int, second as Path, third as usize);
+    // What cannot be read the kernel refuses.
+    let Some(flags) = numbers::flags_of(how) else {
+        return NOTHING;
+    };
+    let mut left = flags;
+    let token = stack::with_room(|| before(dir, path, &mut left));
+    if left == flags {
+        return token;
+    }
+    match How::read(how, fourth as usize) {
+        Some(how) => {
+            asked.how = how.without(libc::O_TRUNC);
+            asked.arguments.third = asked.how.as_ptr() as u64;
+            token
+        }
+        // What it asks for only the kernel knows, which cuts it.
+        None => NOTHING,
+    }
 }
 
 /// Before a file is opened, by the kernel with the flags that are left.
@@ -688,28 +740,43 @@ fn has_size(path: Path, size: libc::off_t) -> bool {
 /// locks that the program has on it (PROTOCOLS F1).
 fn sync_file(path: Path) -> Result<(), c_int> {
     let there = Directory::opened(libc::AT_FDCWD, path, libc::O_PATH);
-    let Directory::Open(fd, _) = &there else {
+    let Directory::Open { fd, .. } = &there else {
         return there.sync_all();
     };
     let fd = fd.as_raw_fd();
     let this = identity_of(fd);
     let known = |fd: &c_int| fds::word(*fd).is_some_and(|word| word.load(Ordering::SeqCst) != 0);
     let mut ours = fds::all().filter(known);
-    match ours.find(|&fd| this.is_some() && identity_of(fd) == this) {
-        Some(open) => lost(sys::fsync(open as usize)),
-        None => parent_of(fd).sync_all(),
+    let open = ours.find(|&fd| this.is_some() && identity_of(fd) == this);
+    let name = FullName::of(fd);
+    // Closed before another one is opened: a fork that waits for this one would be waited for by that one.
+    drop(there);
+    match (open, name) {
+        (Some(open), _) => lost(sys::fsync(open as usize)),
+        (None, Some(name)) => name.directory().sync_all(),
+        (None, None) => Directory::Closed.sync_all(),
     }
 }
 
-/// The directory that an open file has its name in; the path that it was opened by may have led there
-/// through links.
-fn parent_of(fd: c_int) -> Directory {
-    let link = ProcPath::of_file(fd);
-    let mut path = [0u8; LONGEST + 1];
-    match sys::readlink(link.as_ptr(), path.as_mut_ptr() as usize, LONGEST) {
-        Ok(len) => Directory::open(libc::AT_FDCWD, cut(&mut path, len)),
-        _ => Directory::Closed,
+/// Where an open file has its name; the path that it was opened by may have led there through links.
+struct FullName([u8; LONGEST + 1], usize);
+
+impl FullName {
+    fn of(fd: c_int) -> Option<Self> {
+        let link = ProcPath::of_file(fd);
+        let mut path = [0; LONGEST + 1];
+        let len = sys::readlink(link.as_ptr(), path.as_mut_ptr() as usize, LONGEST).ok()?;
+        Some(Self(path, len))
     }
+
+    fn directory(mut self) -> Directory {
+        Directory::open(libc::AT_FDCWD, cut(&mut self.0, self.1))
+    }
+}
+
+/// The directory that an open file has its name in.
+fn parent_of(fd: c_int) -> Directory {
+    FullName::of(fd).map_or(Directory::Closed, FullName::directory)
 }
 
 /// Defines entries that change names: their arguments, and the names among these.

@@ -46,7 +46,7 @@ pub(crate) extern "C" fn answer(code: c_int) -> i64 {
     }
 }
 
-/// `openat2`, which libc has since 2.43: as its number.
+/// In the place of libc's `openat2` where it has none, before 2.43.
 pub(crate) extern "C" fn openat2(
     dir: c_int,
     path: *const c_char,
@@ -54,12 +54,7 @@ pub(crate) extern "C" fn openat2(
     len: usize,
 ) -> c_int {
     let arguments = [dir as usize, path as usize, how as usize, len, 0];
-    let done = match fate(libc::SYS_openat2, arguments, 0) {
-        Ok(Some(fd)) => Ok(fd as usize),
-        Ok(None) => make(libc::SYS_openat2, arguments),
-        Err(errno) => Err(errno),
-    };
-    sys::to_libc(done) as c_int
+    sys::to_libc(make(libc::SYS_openat2, arguments)) as c_int
 }
 
 fn fate(number: c_long, arguments: [usize; 5], sixth: usize) -> Fate {
@@ -228,7 +223,7 @@ fn open(number: c_long, arguments: [usize; 5]) -> Option<Fate> {
             (libc::AT_FDCWD, first, flags, second)
         }
         libc::SYS_openat => (first as c_int, second, third as c_int, fourth),
-        libc::SYS_openat2 => (first as c_int, second, flags_of(third)? as c_int, 0),
+        libc::SYS_openat2 => (first as c_int, second, flags_of(third)?, 0),
         _ => return None,
     };
     let asked = flags;
@@ -236,7 +231,11 @@ fn open(number: c_long, arguments: [usize; 5]) -> Option<Fate> {
     let (token, opened) = match number {
         _ if flags == asked => (token, make(number, arguments)),
         libc::SYS_openat2 => match How::read(third, fourth) {
-            Some(how) => (token, how.without(libc::O_TRUNC).open(dir, path)),
+            Some(how) => {
+                let changed = how.without(libc::O_TRUNC);
+                let at = changed.as_ptr() as usize;
+                (token, make(number, [first, path, at, fourth, 0]))
+            }
             // What it asks for only the kernel knows, which cuts it.
             None => (names::NOTHING, make(number, arguments)),
         },
@@ -255,9 +254,9 @@ fn open(number: c_long, arguments: [usize; 5]) -> Option<Fate> {
 }
 
 /// The flags of an `open_how`, its first word; `None` where it cannot be read, as the kernel will say.
-fn flags_of(how: usize) -> Option<u64> {
-    let [flags] = pointers::words(how)?;
-    Some(flags)
+pub(crate) fn flags_of(how: usize) -> Option<c_int> {
+    let [flags] = pointers::words::<1>(how)?;
+    Some(flags as c_int)
 }
 
 /// What a hook says that may refuse.
@@ -266,32 +265,28 @@ fn ready(errno: c_int) -> Result<(), c_int> {
 }
 
 /// What `openat2` is asked for: flags, mode, ways to resolve the name, and what later kernels may know.
-struct How {
-    words: [u64; Self::MOST],
-    len: usize,
-}
+pub(crate) struct How([u64; Self::MOST]);
 
 impl How {
-    const MOST: usize = 8;
+    /// Words that there is room for.
+    pub(crate) const MOST: usize = 8;
 
-    fn read(at: usize, len: usize) -> Option<Self> {
+    /// What is at an address, in so many bytes; `None` where that cannot be read, or is more.
+    pub(crate) fn read(at: usize, len: usize) -> Option<Self> {
         let mut bytes = [0; Self::MOST * size_of::<u64>()];
         pointers::read(at, bytes.get_mut(..len)?)?;
         let mut words = [0; Self::MOST];
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
             *word = u64::from_ne_bytes(*bytes);
         }
-        Some(Self { words, len })
+        Some(Self(words))
     }
 
-    fn without(mut self, flags: c_int) -> Self {
-        self.words[0] &= !(flags as u64);
-        self
-    }
-
-    fn open(&self, dir: c_int, path: usize) -> sys::Result {
-        let how = self.words.as_ptr() as usize;
-        make(libc::SYS_openat2, [dir as usize, path, how, self.len, 0])
+    /// The same in words, without these flags.
+    pub(crate) fn without(self, flags: c_int) -> [u64; Self::MOST] {
+        let mut words = self.0;
+        words[0] &= !(flags as u64);
+        words
     }
 }
 

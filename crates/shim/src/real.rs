@@ -93,10 +93,12 @@ unsafe extern "C" fn resolve(
     if found.is_null() {
         // SAFETY: as above.
         let own = handles::of_caller(unsafe { CStr::from_ptr(name) }, caller);
-        return if own.is_null() {
-            absent as *const ()
-        } else {
+        return if !own.is_null() {
             own.cast_const().cast()
+        } else if ptr::eq(slot, &crate::table::openat2::REAL) {
+            crate::numbers::openat2 as *const ()
+        } else {
+            absent as *const ()
         };
     }
     let target = found.cast::<()>();

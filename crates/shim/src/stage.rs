@@ -991,6 +991,15 @@ impl Staged {
         self.since.elapsed() >= time
     }
 
+    /// The same of a file that was taken away at a time that nobody has told: it was staged at its last write. One that was
+    /// quiet for long enough may have been given back for that.
+    pub(crate) fn had_lasted(&self, time: Duration) -> bool {
+        let lasted = self.since.elapsed();
+        // Of who only reads nothing else is known.
+        let quiet = self.file.quiet_for().unwrap_or_default();
+        lasted.saturating_sub(quiet) >= time || quiet >= init::give_back_after()
+    }
+
     /// Whether it is the file with this identity.
     pub(crate) fn is(&self, device: u64, inode: u64) -> bool {
         (self.device, self.inode) == (device, inode)

@@ -15,6 +15,7 @@
 //! | `answered` | as `offered`, of what is no cancellation point |
 //! | `after` | call libc, then the hook with the first three arguments and a non-negative result; what it returns is returned |
 //! | `opens` | as `after`; in the modes that stage a first hook looks before, and may change the arguments, and a last one ends what it began; one that the kernel refused is looked at before |
+//! | `opens_how` | as `opens`, with room for a changed copy of what the third argument points to |
 //! | `creates` | jump to the stub of `open`, with the flags of `creat` |
 //! | `listed` | call the Rust function with the first argument and a list of all others, as they lie in memory |
 //! | `looks` | while anything is staged anywhere or awaits its times: jump to the Rust function, else to libc |
@@ -387,12 +388,23 @@ macro_rules! stub {
     };
 
     (opens $name:ident $before:path, $refused:path, $hook:path) => {
+        stub!(@opens $name $before, $refused, $hook, "", "");
+    };
+    // The room lies above what a hook before finds of the arguments.
+    (opens_how $name:ident $before:path, $refused:path, $hook:path) => {
+        stub!(@opens $name $before, $refused, $hook,
+            "sub rsp, {room}\n.cfi_adjust_cfa_offset {room}",
+            "add rsp, {room}\n.cfi_adjust_cfa_offset -{room}");
+    };
+    (@opens $name:ident $before:path, $refused:path, $hook:path, $more:literal, $less:literal) => {
         stub!(@common $name);
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $name() {
             core::arch::naked_asm!(
                 ".cfi_startproc",
+                "/* {room} */",
+                $more,
                 "push rdi",
                 "push rsi",
                 "push rdx",
@@ -435,8 +447,10 @@ macro_rules! stub {
                 "3:",
                 "add rsp, 40",
                 ".cfi_adjust_cfa_offset -40",
+                $less,
                 "ret",
                 ".cfi_endproc",
+                room = const size_of::<[u64; $crate::numbers::How::MOST]>(),
                 watched = sym $crate::names::WATCHED,
                 before = sym $before,
                 opened = sym $crate::names::opened,

@@ -93,7 +93,7 @@ interpose! {
     opens openat64 (names::before_open_at, descriptors::refused_at, descriptors::opened_at);
     opens __openat_2 (names::before_open_at, descriptors::refused_at, descriptors::opened_at);
     opens __openat64_2 (names::before_open_at, descriptors::refused_at, descriptors::opened_at);
-    alias openat2 (numbers::openat2);
+    opens_how openat2 (names::before_open_how, descriptors::still_refused, descriptors::opened_how);
     creates creat (open::open);
     creates creat64 (open::open);
     opens mkstemp (names::before_temporary, descriptors::still_refused, descriptors::opened_temporary);

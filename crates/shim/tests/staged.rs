@@ -1897,7 +1897,9 @@ fn a_file_that_was_quiet_is_given_back_and_staged_anew() {
     let pace = ["--publish-after", "0.1", "--give-back-after", "3"];
     place.monitor = Place::watch_at(&place.dir, "run", None, &pace).expect("a monitor");
     place.compile("lines");
-    let mut program = Lines::start(&place, "strict", "aw", "line", &["3"; 31]);
+    // As `adit run` tells both.
+    let mode = "strict ADIT_GIVE_BACK_AFTER=3";
+    let mut program = Lines::start(&place, mode, "aw", "line", &["3"; 31]);
     let come = |program: &mut Lines| {
         assert!(program.batch() > 0);
         let mut options = fs::OpenOptions::new();

@@ -533,6 +533,14 @@ impl Writer {
         stack::with_room(|| self.sync_here(ofd, fd))
     }
 
+    /// Commits the file if it is staged, with the others if all are committed together; and nothing if it is not.
+    pub(crate) fn sync_if_staged(&self, ofd: &Ofd, fd: i32) {
+        if self.is_staged() {
+            // What cannot be committed now is the next `fsync`'s to tell.
+            let _ = self.sync(ofd, fd);
+        }
+    }
+
     fn sync_here(&self, ofd: &Ofd, fd: i32) -> Option<sys::Result> {
         self.bypassed.store(false, Ordering::Relaxed);
         self.transacts.store(true, Ordering::Relaxed);

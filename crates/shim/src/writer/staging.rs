@@ -36,7 +36,7 @@ const VISIT: usize = 200;
 /// better by the kernel.
 const MOST_LOSSES: u32 = 16;
 
-/// How long a file has to be staged for that to be no loss: it may be quiet since, and was given back.
+/// How long a file has to be staged for that to be no loss.
 const PAYS_AFTER: Duration = Duration::from_secs(1);
 
 /// Why a description is the kernel's.
@@ -178,13 +178,15 @@ impl Writer {
     /// The file was taken away, by somebody who has published everything.
     pub(super) fn lose(&self, ofd: &Ofd, fd: i32, serial: u64) {
         let mut state = self.change();
-        match &*state {
+        let has_paid = match &*state {
             State::Staged(staged) if staged.serial == serial => {
                 staged.was_taken(ofd, fd);
+                // Maybe long ago.
+                staged.had_lasted(PAYS_AFTER)
             }
             _ => return,
-        }
-        self.forget(&mut state, ofd, fd);
+        };
+        self.forget(&mut state, ofd, fd, has_paid);
     }
 
     /// The file is not staged any more.
@@ -222,8 +224,7 @@ impl Writer {
     }
 
     /// The file is not staged any more, and may be again.
-    fn forget(&self, state: &mut State, ofd: &Ofd, fd: i32) {
-        let has_paid = matches!(&*state, State::Staged(staged) if staged.lasted(PAYS_AFTER));
+    fn forget(&self, state: &mut State, ofd: &Ofd, fd: i32, has_paid: bool) {
         self.begin_anew(state, ofd, fd);
         if has_paid {
             self.losses.store(0, Ordering::Relaxed);
@@ -430,7 +431,8 @@ impl Writer {
             && !staged.share()
             && staged.give_up(ofd, fd).is_ok()
         {
-            self.forget(&mut state, ofd, fd);
+            let has_paid = staged.lasted(PAYS_AFTER);
+            self.forget(&mut state, ofd, fd, has_paid);
         }
     }
 

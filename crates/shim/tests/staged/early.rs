@@ -90,6 +90,29 @@ fn what_a_handle_of_libc_finds_is_served() {
     }
 }
 
+/// What libc has since 2.43 is called, and is a cancellation point as every open is.
+#[test]
+fn a_thread_is_cancelled_in_openat2() {
+    let Some(place) = Place::new("cancelled") else {
+        return;
+    };
+    let (library, program) = (place.dir.join("libopens.so"), place.dir.join("cancelled"));
+    let arguments = ["-DLIBRARY", "-shared", "-fPIC"];
+    compile("cancelled", &arguments, &library, &[]);
+    compile("cancelled", &[], &program, &[&library]);
+    for mode in MODES {
+        // In mode `atomic` a cut is a part of the transaction: there is something to be cut.
+        fs::write(place.file(), "what was there before").expect("the file");
+        let mut command = place.command(&program, Some(mode));
+        let output = run(command.arg(place.dir.join("fifo")).arg(place.file()));
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            "cancelled 1, staged 1, short, longer 1, called 3 times\n",
+            "mode {mode}"
+        );
+    }
+}
+
 /// Plugins that are loaded for themselves alone call what is linked to them, whatever this library has of the same name.
 #[test]
 fn plugins_call_their_own_libraries() {

@@ -1,7 +1,7 @@
-// One thread writes to FILE, or moves another in its directory, while another forks; says how many children had a descriptor
-// of the pool (PATH: part of its path), or another one of the directory (PATH), and how often a closed standard descriptor
-// was one to write to, or was the directory's.
-//   forks writes|moves FILE PATH
+// One thread writes to FILE, or moves another in its directory, or cuts one in an empty directory by its path, while another
+// forks; says how many children had a descriptor of the pool (PATH: part of its path), another one of the directory (PATH), or
+// one in the empty one (PATH), and how often a closed standard descriptor was one to write to, or was the directory's.
+//   forks writes|moves|cuts FILE PATH
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
@@ -30,36 +30,44 @@ static void *moves(void *dir) {
     return close(at), NULL;
 }
 
+static void *cuts(void *dir) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/cut", (char *)dir);
+    close(open(path, O_CREAT | O_WRONLY, 0600));
+    for (long i = 0; !ended; i++) written += truncate(path, 10 + i % 2) == 0;
+    return NULL;
+}
+
 static int ends(const char *text, const char *with) {
     size_t len = strlen(text), less = strlen(with);
     return len >= less && !strcmp(text + len - less, with);
 }
 
-static int has(const char *path, int writing) {
+static int has(const char *path, int moving) {
     int found = 0;
     DIR *open = opendir("/proc/self/fd");
     struct dirent *entry;
     while ((entry = readdir(open))) {
         char link[4096] = "";
         if (readlinkat(dirfd(open), entry->d_name, link, sizeof link - 1) > 0)
-            found += writing ? !!strstr(link, path) : ends(link, path);
+            found += moving ? ends(link, path) : !!strstr(link, path);
     }
     // The child of who moves has the one that is the program's.
-    return found > !writing;
+    return found > moving;
 }
 
 int main(int count, char **args) {
     if (count < 4) return 2;
-    int writing = !strcmp(args[1], "writes");
+    int writing = !strcmp(args[1], "writes"), moving = !strcmp(args[1], "moves");
     fd = open(args[2], O_RDWR | O_CREAT, 0600);
     if (pwrite(fd, "staged", 6, 0) != 6) return 1;
     int out = dup(1), had = 0, accepted = 0;
     pthread_t thread;
-    pthread_create(&thread, NULL, writing ? writes : moves, args[3]);
+    pthread_create(&thread, NULL, writing ? writes : moving ? moves : cuts, args[3]);
     while (!written) usleep(1000);
     for (int i = 0; i < 100; i++) {
         pid_t child = fork();
-        if (!child) _exit(has(args[3], writing));
+        if (!child) _exit(has(args[3], moving));
         int status;
         waitpid(child, &status, 0);
         had += status != 0;

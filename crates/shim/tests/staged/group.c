@@ -2,6 +2,7 @@
 //   wA TEXT, wB TEXT   appends          fA, fB   fsync          dA, dB   fdatasync
 //   g                  adit_commit_group of both                 r        of the first and a pipe
 //   x                  of the first and of a number that is none  cA, cB  closes
+//   eA, eB             sync_file_range
 //   p                  has a child that ends at once              s        starts a program
 //   k, q               has a child that stays; ends it            u        has one that uses both, and stays
 //   iA, iB             asks for a clone that there cannot be
@@ -41,6 +42,7 @@ int main(int count, char **args) {
         case 'w': result = write(fd, line + 3, strlen(line + 3)) < 0 ? -1 : 0; break;
         case 'f': result = fsync(fd); break;
         case 'd': result = fdatasync(fd); break;
+        case 'e': result = sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE); break;
         case 'c': result = close(fd); break;
         case 'p': if (fork() == 0) _exit(0); result = wait(NULL) < 0 ? -1 : 0; break;
         case 's': result = system("true"); break;

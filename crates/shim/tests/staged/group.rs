@@ -435,6 +435,56 @@ fn an_fsync_of_a_file_that_was_taken_away_commits_the_others() {
     assert_eq!(Some(after_a_loss_of_power(&place)), texts("1", "123"));
 }
 
+/// It is no sync of anything else: what it is asked of may be given back at any time, of which the program knows nothing.
+#[test]
+fn a_range_that_is_synced_of_a_file_that_was_taken_away_commits_no_others() {
+    let Some(mut place) = Place::new("taken-and-ranged") else {
+        return;
+    };
+    let program = place.compile("group");
+    let mut group = start(&place, &program, "atomic", "together");
+    group.all_well(&["wA 1", "wB 1", "eA"]);
+    let seen = fs::read_to_string(place.dir.join("A"));
+    assert_eq!(seen.expect("the file"), "1");
+    // Who finds it taken away, and who knows already that it is not staged.
+    group.all_well(&["wB 2", "eA", "fA", "wB 3", "eA"]);
+    end_the_watch(&mut place);
+    group.kill();
+    assert_eq!(Some(after_a_loss_of_power(&place)), texts("1", "12"));
+}
+
+/// A file of the group that was given back is the kernel's, with what others have written to it since.
+#[test]
+fn a_group_reaches_a_file_that_was_taken_away() {
+    if !has_strace() {
+        return;
+    }
+    let Some(place) = Place::new("taken-from-a-group") else {
+        return;
+    };
+    let program = place.compile("group");
+    let mut command = place.tracing(&program, "atomic", "fsync,fdatasync");
+    let [a, b] = ["A", "B"].map(|name| place.dir.join(name));
+    let mut group = Told::of(command.args([&a, &b]));
+    group.all_well(&["wA 1", "wB 1", "g"]);
+    let mut outsider = fs::OpenOptions::new();
+    let mut outsider = outsider.append(true).open(&a).expect("the file");
+    outsider.write_all(b"other").expect("write");
+    let name = format!("{}>", a.display());
+    let is_synced = |line: &&str| line.contains("sync(") && line.contains(&name);
+    let syncs = || place.trace().lines().filter(is_synced).count();
+    let before = syncs();
+    group.all_well(&["wB 2", "g"]);
+    let since = syncs() - before;
+    group.end();
+    assert_eq!(fs::read_to_string(a).expect("the file"), "1other");
+    let trace = place.trace();
+    assert_eq!(
+        since, 1,
+        "what the outsider wrote is durable nowhere: {trace}"
+    );
+}
+
 /// Who reads a declared file without Adit finds in it what a sync has committed.
 #[test]
 fn an_fsync_shows_what_it_commits_of_a_declared_file() {

@@ -204,7 +204,9 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// back to an older one.
     pub fn was_written(&self) -> Result<()> {
         if self.last_write()?.is_some() {
-            self.lock()?.set_modified(clock::now())?;
+            let now = clock::now();
+            self.lock()?.set_modified(now)?;
+            self.written.store(now, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -481,7 +483,9 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     #[inline(always)]
     fn show(&self, guard: &FileGuard<'_, M>, seq: u64, ops: &[ReplayOp]) -> Result<()> {
         // Not the time when it began to wait for the lock: what others have written since is older.
-        guard.set_modified(clock::now())?;
+        let now = clock::now();
+        guard.set_modified(now)?;
+        self.written.store(now, Ordering::Relaxed);
         let waits = self.waits_after_lock();
         let word = self.followed.load(Ordering::Relaxed);
         let mut view = self.change();

@@ -22,6 +22,7 @@ use super::recycle::{Apart, CoveredPages, LISTS, Recycled, list_of_thread};
 use super::relink::{Relink, Relinks};
 use super::reuse::Reuse;
 use super::room::Room;
+use crate::clock;
 
 /// Times that room is made for one operation: other threads may be faster to take it.
 const ROOMS: usize = 64;
@@ -271,6 +272,8 @@ pub struct StagedFile<M: Medium, B: BaseFile> {
     pub(super) board: Board,
     /// The sequence number that the next record gets if nobody else writes one. Guarded by the file's lock.
     pub(super) known_seq: AtomicU64,
+    /// When something was done to it here last, as [`clock::now`] says it; zero when nothing was.
+    pub(super) written: AtomicU64,
     /// The publishing word up to which the overlay follows the retired mark. Guarded by the file's lock.
     pub(super) followed: AtomicU64,
     /// The mark itself. Guarded by the file's lock.
@@ -461,6 +464,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             recycled: Recycled::default(),
             board: Board::new(),
             known_seq: AtomicU64::new(1),
+            written: AtomicU64::new(0),
             followed: AtomicU64::new(guard.version()?),
             followed_mark: AtomicU64::new(0),
             tail: Mutex::default(),
@@ -508,6 +512,13 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             tv_sec: (modified / 1_000_000_000) as i64,
             tv_nsec: (modified % 1_000_000_000) as i64,
         }))
+    }
+
+    /// How long ago it was last written or cut here, also where somebody has taken it away since; `None` when it never was.
+    #[must_use]
+    pub fn quiet_for(&self) -> Option<Duration> {
+        let written = self.written.load(Ordering::Relaxed);
+        (written != 0).then(|| Duration::from_nanos(clock::now().saturating_sub(written)))
     }
 
     /// Says that the base file's times were set, after everything was published: from now on they are
