@@ -130,7 +130,8 @@ fn programs(dir: &Path, flags: &[&str]) -> BTreeMap<String, Calls> {
         let mut found = by_source(&source);
         let text = std::fs::read_to_string(&source).expect("a source");
         if let Some(header) = common::lacks(&text) {
-            println!("{} is read alone without {header}", source.display());
+            let source = source.display();
+            common::skip(&format!("{source} is read alone without {header}"));
             found.linked.extend(found.written.iter().cloned());
         } else {
             whole.push(source.clone());
@@ -225,7 +226,7 @@ fn calls() -> Option<&'static BTreeMap<String, Calls>> {
 
 fn find_calls() -> Option<BTreeMap<String, Calls>> {
     if Command::new("gcc").arg("--version").output().is_err() {
-        println!("SKIP there is no gcc");
+        common::skip("there is no gcc");
         return None;
     }
     let shim = root().join("crates/shim/tests");
