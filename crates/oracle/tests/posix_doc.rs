@@ -231,11 +231,19 @@ fn find_calls() -> Option<BTreeMap<String, Calls>> {
     }
     let shim = root().join("crates/shim/tests");
     let include = format!("-I{}", root().join("include").display());
-    let mut calls = programs(&root().join("crates/oracle/c"), &common::FLAGS);
-    for name in ["staged", "signals"] {
-        let own = programs(&shim.join(name), &["-O1", "-w", &include]);
-        calls.insert(format!("shim {name}"), together(own));
-    }
+    let own = ["staged", "signals"];
+    // What compilers make of a directory takes seconds: all at once.
+    let mut calls = std::thread::scope(|scope| {
+        let own = own.map(|name| {
+            let (dir, flags) = (shim.join(name), ["-O1", "-w", &include]);
+            let programs = scope.spawn(move || together(programs(&dir, &flags)));
+            (format!("shim {name}"), programs)
+        });
+        let mut calls = programs(&root().join("crates/oracle/c"), &common::FLAGS);
+        let own = own.map(|(name, programs)| (name, programs.join().expect("its calls")));
+        calls.extend(own);
+        calls
+    });
     for mode in ["single", "threads", "procs"] {
         calls.insert(format!("oracle {mode}"), oracle(mode));
     }
