@@ -50,15 +50,15 @@ for fd in fds[::2]:
 print([os.open("numbers", os.O_RDONLY) for _ in fds[::2]], os.dup2(fds[1], fds[3]))
 EOF
 )
-# Little address space: mapping has to give up quietly.
+# Little address space: mapping has to give up quietly. Where each write waits for a disk, fewer; all over the file, too.
 (
     ulimit -v 400000
-    /usr/bin/python3 - <<'EOF'
-import os
+    /usr/bin/python3 - "${LAB_WAITS:+400}" <<'EOF'
+import os, sys
 fd = os.open("large", os.O_RDWR | os.O_CREAT, 0o644)
 os.ftruncate(fd, 1 << 30)
 total = 0
-for i in range(4000):
+for i in range(int(sys.argv[1] or 4000)):
     at = i * 7919 * 4096 % (1 << 30)
     os.pwrite(fd, b"%d" % i, at)
     total += len(os.pread(fd, 4096, at))

@@ -3,7 +3,7 @@
 # needs:  /usr/bin/python3 /usr/lib/python3.11/test/test_io.py
 # debian: python3 libpython3.11-testsuite
 # media:  ram ext4
-# limit:  120
+# limit:  130
 
 # Debian packages no tests of Python's sqlite3 module; the case sqlite has what that is made of.
 # Most of the time here is spent in tests that sleep: run the suites side by side. Each prints one line

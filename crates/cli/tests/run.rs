@@ -776,11 +776,11 @@ fn the_monitor_is_no_child_and_holds_nothing() {
     );
 }
 
-/// A program that has staged `staged` in a file of that name, and goes on until its input ends.
-fn stages(scratch: &Scratch, options: &[&str]) -> Child {
+/// A program that has staged `staged` in a file of this name, and goes on until its input ends.
+fn stages(scratch: &Scratch, name: &str, options: &[&str]) -> Child {
     let mut child = adit(["run", "--mode", "strict"])
         .args(options)
-        .args(["tee", "staged"])
+        .args(["tee", name])
         .current_dir(&scratch.0)
         .env_remove("ADIT_NO_MONITOR")
         .env("ADIT_RUNTIME_DIR", scratch.0.join("runtime"))
@@ -795,8 +795,21 @@ fn stages(scratch: &Scratch, options: &[&str]) -> Child {
     let mut output = child.stdout.take().unwrap();
     output.read_exact(&mut said).unwrap();
     // It says so before it has written to the file.
-    std::thread::sleep(Duration::from_millis(200));
+    let begun = Instant::now();
+    while !was_staged(scratch, name) {
+        assert!(begun.elapsed() < common::limit(), "nothing is staged");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     child
+}
+
+/// Whether something of the file is staged, or was and is published.
+fn was_staged(scratch: &Scratch, name: &str) -> bool {
+    let told = finish(adit(["stat", "--json"]).env("ADIT_RUNTIME_DIR", scratch.0.join("runtime")));
+    let staged = staged_of(&told, &scratch.0.join(name));
+    let all = staged.as_array().expect("a list").iter();
+    all.filter_map(|of| Some(of["records"].as_u64()? + of["publishes"].as_u64()?))
+        .any(|writes| writes > 0)
 }
 
 /// Whoever asks for the size is no opener, who would have everything at once.
@@ -804,7 +817,7 @@ fn stages(scratch: &Scratch, options: &[&str]) -> Child {
 fn what_is_staged_is_published_when_that_is_due() {
     let scratch = Scratch::new();
     let size = || std::fs::metadata(scratch.0.join("staged")).unwrap().len();
-    let mut child = stages(&scratch, &["--publish-after", "3600"]);
+    let mut child = stages(&scratch, "staged", &["--publish-after", "3600"]);
     // By default it had been published by now, several times.
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(size(), 0);
@@ -814,7 +827,7 @@ fn what_is_staged_is_published_when_that_is_due() {
 
     let scratch = Scratch::new();
     let size = || std::fs::metadata(scratch.0.join("staged")).unwrap().len();
-    let mut child = stages(&scratch, &["--publish-after", "0.1"]);
+    let mut child = stages(&scratch, "staged", &["--publish-after", "0.1"]);
     let begun = Instant::now();
     while size() == 0 && begun.elapsed() < common::limit() {
         std::thread::sleep(Duration::from_millis(10));
@@ -827,25 +840,38 @@ fn what_is_staged_is_published_when_that_is_due() {
 /// It was killed by the first store to what was gone, and so was each standby after it, as fast as one could start.
 #[test]
 fn a_pool_that_is_cut_short_does_not_kill_its_monitor() {
-    let scratch = Scratch::new();
-    let (runtime, pool) = (scratch.0.join("runtime"), scratch.0.join("pool"));
-    let made = finish(adit(["pool", "create", "--size", "16M"]).arg(&pool));
-    assert_eq!(made.code(), Some(0), "{made:?}");
-    let mut child = stages(&scratch, &["--pool", "pool"]);
+    let begun = Instant::now();
+    let (scratch, mut child) = loop {
+        let scratch = Scratch::new();
+        let pool = scratch.0.join("pool");
+        let made = finish(adit(["pool", "create", "--size", "16M"]).arg(&pool));
+        assert_eq!(made.code(), Some(0), "{made:?}");
+        let mut child = stages(&scratch, "staged", &["--pool", "pool"]);
+        let opened = OpenOptions::new().write(true).open(&pool).unwrap();
+        opened.set_len(0).unwrap();
+        // Or it had been published by then, and nobody has anything to do with the pool.
+        if scratch.0.join("staged").metadata().unwrap().len() == 0 {
+            break (scratch, child);
+        }
+        assert!(begun.elapsed() < common::limit(), "it is never in time");
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    };
+    let runtime = scratch.0.join("runtime");
     let monitor = monitor_of(&runtime).expect("a monitor");
-    let told = finish(adit(["stat"]).env("ADIT_RUNTIME_DIR", &runtime));
-    assert!(told.out.contains("staged"), "nothing is staged: {told:?}");
-    OpenOptions::new()
-        .write(true)
-        .open(&pool)
-        .unwrap()
-        .set_len(0)
-        .unwrap();
-    // What has lain for half a second is published, or tried to.
-    std::thread::sleep(Duration::from_millis(1500));
+    // What has lain for half a second is published, or tried to: after the other one this is, which is younger.
+    let mut later = stages(&scratch, "later", &[]);
+    let size = |name: &str| scratch.0.join(name).metadata().unwrap().len();
+    while size("later") == 0 {
+        assert!(begun.elapsed() < common::limit(), "it is not published");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(size("staged"), 0);
     assert_eq!(monitor_of(&runtime), Some(monitor));
-    drop(child.stdin.take());
-    child.wait().unwrap();
+    for child in [&mut child, &mut later] {
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
 }
 
 /// It serves programs that are in more of a hurry than the one that came first.

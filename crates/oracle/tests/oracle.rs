@@ -51,32 +51,41 @@ fn media() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Both media, a number of seeds, each in the given mode.
+/// Both media beside each other, a number of seeds, each in the given mode.
 fn seeds(name: &str, mode: &str, ops: &str, seeds: std::ops::Range<u32>, preload: bool) {
-    for (i, medium) in media().iter().enumerate() {
-        let dir = common::scratch(medium, &format!("{name}{i}"));
-        for seed in seeds.clone() {
-            let seed_text = seed.to_string();
-            let mut args = vec!["--mode", mode, "--ops", ops, "--seed", &seed_text];
-            let mut env = Vec::new();
-            if preload {
-                // Every other seed lets use pay first, as programs will see it.
-                let forced: &[_] = if seed % 2 == 0 {
-                    &[("ADIT_ADOPT_BYTES", "0")]
-                } else {
-                    &[]
-                };
-                env = common::preloaded(&common::library(), forced);
-                if mode == "single" {
-                    args.push("--expect-served");
+    std::thread::scope(|scope| {
+        for (i, medium) in media().into_iter().enumerate() {
+            let (dir, seeds) = (format!("{name}{i}"), seeds.clone());
+            scope.spawn(move || {
+                let dir = common::scratch(&medium, &dir);
+                for seed in seeds {
+                    seed_agrees(&dir, mode, ops, seed, preload);
                 }
-            } else if mode == "single" {
-                args.push("--exact-holes");
-            }
-            agrees(&dir, &args, &env);
+                common::remove(&dir);
+            });
         }
-        common::remove(&dir);
+    });
+}
+
+fn seed_agrees(dir: &Path, mode: &str, ops: &str, seed: u32, preload: bool) {
+    let seed_text = seed.to_string();
+    let mut args = vec!["--mode", mode, "--ops", ops, "--seed", &seed_text];
+    let mut env = Vec::new();
+    if preload {
+        // Every other seed lets use pay first, as programs will see it.
+        let forced: &[_] = if seed.is_multiple_of(2) {
+            &[("ADIT_ADOPT_BYTES", "0")]
+        } else {
+            &[]
+        };
+        env = common::preloaded(&common::library(), forced);
+        if mode == "single" {
+            args.push("--expect-served");
+        }
+    } else if mode == "single" {
+        args.push("--exact-holes");
     }
+    agrees(dir, &args, &env);
 }
 
 #[test]

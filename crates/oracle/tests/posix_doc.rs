@@ -130,7 +130,8 @@ fn programs(dir: &Path, flags: &[&str]) -> BTreeMap<String, Calls> {
         let mut found = by_source(&source);
         let text = std::fs::read_to_string(&source).expect("a source");
         if let Some(header) = common::lacks(&text) {
-            println!("{} is read alone without {header}", source.display());
+            let source = source.display();
+            common::skip(&format!("{source} is read alone without {header}"));
             found.linked.extend(found.written.iter().cloned());
         } else {
             whole.push(source.clone());
@@ -225,16 +226,24 @@ fn calls() -> Option<&'static BTreeMap<String, Calls>> {
 
 fn find_calls() -> Option<BTreeMap<String, Calls>> {
     if Command::new("gcc").arg("--version").output().is_err() {
-        println!("SKIP there is no gcc");
+        common::skip("there is no gcc");
         return None;
     }
     let shim = root().join("crates/shim/tests");
     let include = format!("-I{}", root().join("include").display());
-    let mut calls = programs(&root().join("crates/oracle/c"), &common::FLAGS);
-    for name in ["staged", "signals"] {
-        let own = programs(&shim.join(name), &["-O1", "-w", &include]);
-        calls.insert(format!("shim {name}"), together(own));
-    }
+    let own = ["staged", "signals"];
+    // What compilers make of a directory takes seconds: all at once.
+    let mut calls = std::thread::scope(|scope| {
+        let own = own.map(|name| {
+            let (dir, flags) = (shim.join(name), ["-O1", "-w", &include]);
+            let programs = scope.spawn(move || together(programs(&dir, &flags)));
+            (format!("shim {name}"), programs)
+        });
+        let mut calls = programs(&root().join("crates/oracle/c"), &common::FLAGS);
+        let own = own.map(|(name, programs)| (name, programs.join().expect("its calls")));
+        calls.extend(own);
+        calls
+    });
     for mode in ["single", "threads", "procs"] {
         calls.insert(format!("oracle {mode}"), oracle(mode));
     }

@@ -10,6 +10,7 @@ mod common;
 
 use common::{Outcome, compile, library, run, scratch};
 use std::path::Path;
+use std::process::Command;
 
 /// Runs a program in all its settings and compares each with the plain run on the same medium.
 fn twin(name: &str) {
@@ -20,7 +21,7 @@ fn twin(name: &str) {
         .into_iter()
         .collect();
     if !mount.is_empty() && !common::may_mount() {
-        println!("SKIP {name}: may not mount");
+        common::skip("nothing may be mounted");
         return;
     }
     let all = &[
@@ -34,7 +35,7 @@ fn twin(name: &str) {
         let dir = scratch(&medium, name);
         let plain = run(&program, &dir, "plain", &mount);
         if let Some(reason) = plain.skipped() {
-            println!("{name}: on {}: {reason}", medium.display());
+            common::skip(reason);
         }
         let streams = common::wants_streams(name);
         let settings = settings
@@ -128,7 +129,7 @@ fn preloaded_with_others() {
     for name in ["libjemalloc.so.2", "libtcmalloc_minimal.so.4"] {
         match common::system_library(name) {
             Some(path) => others.push(path),
-            None => println!("SKIP {name} is not installed"),
+            None => common::skip(&format!("{name} is not installed")),
         }
     }
     for (i, other) in others.iter().enumerate() {
@@ -214,4 +215,40 @@ fn differences_are_found() {
         );
     }
     common::remove(&dir);
+}
+
+#[test]
+#[ignore = "a helper process of the test below"]
+fn helper_skips() {
+    if let Ok(reason) = std::env::var("T_SKIPS") {
+        common::skip(&reason);
+    }
+}
+
+/// What is missing on a machine is a failure in continuous integration, and told elsewhere; also what a program says.
+#[test]
+fn what_is_skipped_is_found() {
+    let dir = scratch(&common::first(), "skipped");
+    let program = dir.join("skips.sh");
+    let script = "#!/bin/sh\necho before\necho SKIP there is no ring\n";
+    std::fs::write(&program, script).expect("a script");
+    common::make_executable(&program);
+    let outcome = run(&program, &dir, "skips", &[]);
+    assert_eq!(outcome.skipped(), Some("there is no ring"));
+    common::remove(&dir);
+    let passes = |integration: &str, reason: &str| {
+        let mut helper = Command::new(std::env::current_exe().expect("this program"));
+        helper.args(["--ignored", "--exact", "helper_skips", "--nocapture"]);
+        let said = helper
+            .env("T_SKIPS", reason)
+            .env("CI", integration)
+            .output();
+        let said = said.expect("it starts");
+        let told = String::from_utf8_lossy(&said.stdout);
+        assert!(told.contains(&format!("skipped: {reason}\n")), "{told}");
+        said.status.success()
+    };
+    assert!(passes("", "there is no ring"));
+    assert!(!passes("true", "there is no ring"));
+    assert!(passes("true", "it concerns another medium"));
 }

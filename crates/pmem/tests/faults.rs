@@ -3,6 +3,12 @@
 //! signal handler; and faults that are not ours still reach whom they belong to.
 #![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code)]
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
+
+#[path = "../../../tests/scratch.rs"]
+mod scratch;
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
 
 use adit_pmem::copy::{
     Routine, guarded_copy, guarded_copy_streaming, guarded_copy_streaming_with, guarded_copy_with,
@@ -13,6 +19,7 @@ use adit_pmem::map::{Access, Mapping, PAGE, Window};
 use adit_pmem::{Fault, fault};
 use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// A mapping of two pages over a file that has only the first.
@@ -250,14 +257,48 @@ fn truncation_in_the_middle_of_copies_is_survived() {
 
 /// Stores to a hole that the file system has no page for: the kernel's ENOSPC, met by a store.
 #[test]
-#[ignore = "needs ADIT_TEST_SMALL_TMPFS, a directory on a tmpfs of less than 64 MB"]
 fn stores_to_holes_of_a_full_file_system_fault() {
+    const NAME: &str = "stores_to_holes_of_a_full_file_system_fault";
+    if let Ok(directory) = std::env::var(SMALL) {
+        return stores_to_holes_until_they_fault(&directory);
+    }
+    let dir = scratch::place().join(format!("adit-small-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    // Where somebody is not root he may be, among his own mounts.
+    let root = rustix::process::geteuid().is_root();
+    let own = if root { "-m" } else { "-rm" };
+    // Another status than a test's, and than that of a program which a signal ends.
+    let script = "mount -t tmpfs -o size=8m none \"$0\" || exit 77; exec \"$@\"";
+    let said = Command::new("timeout")
+        .args(["-k", "2", &scratch::seconds(60), "unshare", own])
+        .args(["sh", "-c", script])
+        .arg(&dir)
+        .arg(std::env::current_exe().expect("this program"))
+        .args(["--exact", NAME])
+        .env(SMALL, &dir)
+        .output()
+        .expect("timeout(1)");
+    std::fs::remove_dir(&dir).expect("nothing is left in it");
+    match said.status.code() {
+        Some(0) => {
+            let told = String::from_utf8_lossy(&said.stdout);
+            assert!(told.contains("1 passed"), "{told}");
+        }
+        // What `unshare` says of itself, and `timeout` where there is none.
+        Some(1 | 77 | 127) => skipped::skip("no small tmpfs may be mounted"),
+        _ => panic!("{said:?}"),
+    }
+}
+
+/// In the environment of the helper process of a test: a directory on a tmpfs of less than 64 MB.
+const SMALL: &str = "T_SMALL";
+
+fn stores_to_holes_until_they_fault(directory: &str) {
     use rustix::fs::{Mode, OFlags, open};
     const SIZE: usize = 64 << 20;
     fault::install().expect("handlers");
-    let directory = std::env::var("ADIT_TEST_SMALL_TMPFS").expect("ADIT_TEST_SMALL_TMPFS");
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = open(directory.as_str(), flags, Mode::RUSR | Mode::WUSR).expect("nameless file");
+    let file = open(directory, flags, Mode::RUSR | Mode::WUSR).expect("nameless file");
     ftruncate(&file, SIZE as u64).expect("a hole");
     let mapping = Mapping::new(&file, 0, SIZE, Access::ReadWrite, false).expect("map");
     let stored = (0..SIZE).step_by(PAGE).filter(|at| {

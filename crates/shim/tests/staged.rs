@@ -41,6 +41,8 @@ mod required;
 mod scratch;
 #[path = "staged/settled.rs"]
 mod settled;
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
 #[path = "staged/stopped.rs"]
 mod stopped;
 #[path = "staged/strangers.rs"]

@@ -4,6 +4,8 @@
 
 #[path = "../../../../tests/compiled.rs"]
 mod compiled;
+#[path = "../../../../tests/skipped.rs"]
+mod skipped;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -13,6 +15,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use compiled::compiled;
+pub(crate) use skipped::skip;
 
 /// No program may take longer, in seconds; where the lab says of a slow processor how many times as long everything
 /// takes, so many times that.
@@ -64,7 +67,7 @@ impl Outcome {
 
     /// The reason a program gave for not running.
     pub(crate) fn skipped(&self) -> Option<&str> {
-        self.output.lines().find(|l| l.starts_with("SKIP "))
+        self.output.lines().find_map(|l| l.strip_prefix("SKIP "))
     }
 
     pub(crate) fn output(&self) -> &str {
@@ -251,7 +254,7 @@ pub(crate) fn lacks(text: &str) -> Option<&str> {
 pub(crate) fn compile(name: &str) -> Option<PathBuf> {
     let (source, text) = (source_path(name), source_of(name));
     if let Some(header) = lacks(&text) {
-        println!("SKIP {name}: {header} is not installed");
+        skip(&format!("{header} is not installed, for {name}"));
         return None;
     }
     let library = wishes(&text, "// kind: ").any(|k| k == "library");
@@ -269,7 +272,7 @@ pub(crate) fn compile(name: &str) -> Option<PathBuf> {
         .collect();
     let program = compiled(&compiler, &source, &out, &arguments);
     if program.is_err() {
-        println!("SKIP {name}: there is no {usual}");
+        skip(&format!("there is no {compiler}, for {name}"));
     }
     program.ok()
 }

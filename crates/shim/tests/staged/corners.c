@@ -301,7 +301,7 @@ static void device(enum way way) {
     }
     int device = attached(way);
     if (device < 0) {
-        printf("skipped: no loop device\n");
+        printf("skipped: no loop device can be had\n");
         return;
     }
     say("read", pread(device, found, 4, 2 << 12));

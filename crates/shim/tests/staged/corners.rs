@@ -25,6 +25,9 @@ fn agree(name: &str, what: &str, stays: bool) {
     };
     let program = place.compile("corners");
     let plain = case(&place, &program, None, what);
+    for reason in (plain.0.lines()).filter_map(|line| line.strip_prefix("skipped: ")) {
+        skipped::skip(reason);
+    }
     for mode in ALL {
         let words = match mode {
             _ if !stays || !stages_here(mode) || mode == APPENDS => mode.to_owned(),

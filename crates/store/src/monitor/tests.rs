@@ -68,8 +68,10 @@ fn quick() -> Options {
     }
 }
 
-/// How long nothing is staged of what a monitor gives back that was told so.
-const QUIET: Duration = Duration::from_secs(3);
+/// How long nothing is staged of what a monitor gives back that was told so. Who goes on must be quicker than that.
+fn quiet_for() -> Duration {
+    limit(3)
+}
 
 /// A monitor in a process of its own.
 fn monitor(scratch: &Scratch) -> Helper {
@@ -136,7 +138,7 @@ fn helper_monitor() {
     let options = match std::env::var_os("T_GIVES_BACK") {
         Some(_) => Options {
             pace: Pace {
-                give_back_after: QUIET,
+                give_back_after: quiet_for(),
                 ..options.pace
             },
             ..options

@@ -116,6 +116,8 @@ fn wait_for_monitor(handle: &FileSlot) -> Monitor {
     if is_away() {
         return Monitor::Away;
     }
+    #[cfg(test)]
+    planted::waits();
     for _ in 0..SPINS {
         core::hint::spin_loop();
         if is_away() {
@@ -147,5 +149,30 @@ pub(crate) fn times(access: i64, modification: i64) -> Timestamps {
     Timestamps {
         last_access: special(access),
         last_modification: special(modification),
+    }
+}
+
+/// What a test is told of a settlement.
+#[cfg(test)]
+pub(crate) mod planted {
+    use std::cell::RefCell;
+
+    type Act = Box<dyn FnMut()>;
+
+    thread_local! {
+        static ACT: RefCell<Option<Act>> = const { RefCell::new(None) };
+    }
+
+    /// Does something whenever this thread begins to wait for a monitor.
+    pub(crate) fn when_it_waits(work: impl FnMut() + 'static) {
+        ACT.set(Some(Box::new(work)));
+    }
+
+    pub(super) fn waits() {
+        ACT.with_borrow_mut(|act| {
+            if let Some(act) = act {
+                act();
+            }
+        });
     }
 }

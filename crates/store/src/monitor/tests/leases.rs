@@ -594,11 +594,11 @@ fn what_is_quiet_is_given_back_and_what_is_written_is_kept() {
     uncommitted.ask("append", "appended");
     let begun = Instant::now();
     let mut batches = 0;
-    while begun.elapsed() < 2 * QUIET || given.iter().any(Watched::is_held) {
+    while begun.elapsed() < 2 * quiet_for() || given.iter().any(Watched::is_held) {
         assert!(kept[0].is_held(), "after {batches} batches");
         written.ask("append", "appended");
         batches += 1;
-        std::thread::sleep(QUIET / 20);
+        std::thread::sleep(quiet_for() / 20);
         assert!(begun.elapsed() < crate::testing::scratch::limit(60));
     }
     for file in given {

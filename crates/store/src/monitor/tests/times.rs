@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use super::*;
 use crate::monitor::times::planted::{Point, act};
 use crate::monitor::times::{Settled, of_living};
+use crate::registry::settle::planted::when_it_waits;
 
 /// A process that has stored to a file, and its registry file as a monitor has it.
 struct Stored {
@@ -88,18 +89,28 @@ fn meanwhile(
 ) -> std::sync::mpsc::Receiver<JoinHandle<()>> {
     let (tell, threads) = std::sync::mpsc::channel();
     once_at(point, move || {
-        let begun = Arc::new(AtomicBool::new(false));
-        let begins = Arc::clone(&begun);
-        let thread = std::thread::spawn(move || {
-            begins.store(true, Ordering::SeqCst);
-            work();
-        });
-        eventually("the other thread begins", || begun.load(Ordering::SeqCst));
-        // It is in the settlement by now, or through with it.
-        std::thread::sleep(Duration::from_millis(100));
-        tell.send(thread).expect("somebody listens");
+        tell.send(begun(work)).expect("somebody listens");
     });
     threads
+}
+
+/// A thread that has begun something: it waits for the monitor, which has shown that it settles, or is through with it.
+fn begun(work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    let waits = Arc::new(AtomicBool::new(false));
+    let begins = Arc::clone(&waits);
+    let thread = std::thread::spawn(move || {
+        when_it_waits(move || begins.store(true, Ordering::SeqCst));
+        work();
+    });
+    eventually("the other thread waits, or ends", || {
+        waits.load(Ordering::SeqCst) || thread.is_finished()
+    });
+    if waits.load(Ordering::SeqCst) {
+        // Who does not wait for long enough is through by now.
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!thread.is_finished(), "it went on beside the monitor");
+    }
+    thread
 }
 
 /// The program has set the times when the monitor, which has seen the mark of an earlier store, goes on.
@@ -141,11 +152,10 @@ fn what_is_settled_is_not_settled_once_more() {
         Point::Looked => program(),
         Point::Shown => {
             let file = Arc::clone(&file);
-            let thread = std::thread::spawn(move || {
+            let thread = begun(move || {
                 slot.settle(file.as_raw_fd());
                 registry.settle_all();
             });
-            std::thread::sleep(Duration::from_millis(100));
             tell.send(thread).expect("somebody listens");
         }
         Point::Ours | Point::Taken => panic!("there was nothing to take"),
