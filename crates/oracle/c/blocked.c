@@ -98,6 +98,29 @@ static int by_xpg_pause(const sigset_t *mask) {
   (void)mask;
   return __xpg_sigpause(SIGALRM);
 }
+static int by_number_of_suspend(const sigset_t *mask) { return (int)syscall(SYS_rt_sigsuspend, mask, 8); }
+static int by_number_of_ppoll(const sigset_t *mask) { return (int)syscall(SYS_ppoll, NULL, 0, NULL, mask, 8); }
+static int by_number_of_pselect(const sigset_t *mask) {
+  struct {
+    const sigset_t *mask;
+    size_t bytes;
+  } both = {mask, 8};
+  return (int)syscall(SYS_pselect6, 0, NULL, NULL, NULL, NULL, &both);
+}
+static int by_number_of_epoll(const sigset_t *mask) {
+  struct epoll_event event;
+  int set = epoll_create1(0);
+  int got = (int)syscall(SYS_epoll_pwait, set, &event, 1, -1, mask, 8);
+  close(set);
+  return got;
+}
+static int by_number_of_epoll2(const sigset_t *mask) {
+  struct epoll_event event;
+  int set = epoll_create1(0);
+  int got = (int)syscall(SYS_epoll_pwait2, set, &event, 1, NULL, mask, 8);
+  close(set);
+  return got;
+}
 static void waits(const char *what, int (*wait_for)(const sigset_t *)) {
   struct sigaction sa = {.sa_handler = on_alarm};
   sigset_t alarm, others;
@@ -194,6 +217,15 @@ int main(void) {
   old_masks();
   waits("suspend", by_suspend), waits("ppoll", by_ppoll), waits("epoll", by_epoll);
   waits("pause of BSD", by_pause_of_bsd), waits("pause with a mask", by_pause_of_mask);
+  waits("suspend by number", by_number_of_suspend), waits("ppoll by number", by_number_of_ppoll);
+  waits("pselect by number", by_number_of_pselect), waits("epoll by number", by_number_of_epoll);
+  waits("epoll 2 by number", by_number_of_epoll2);
+  whole_again();
+  sigset_t bus = faults();
+  R(syscall(SYS_rt_sigprocmask, SIG_BLOCK, &bus, NULL, 8));
+  cut_off();
+  R(syscall(SYS_rt_sigprocmask, SIG_UNBLOCK, &bus, NULL, 8));
+  cut_off();
   waits("pause with a signal", by_pause_of_signal), waits("pause of XPG", by_xpg_pause);
   jumps("longjmp", plain_longjmp), jumps("_longjmp", plain__longjmp), jumps("siglongjmp", plain_siglongjmp);
   jumps("a checked one", longjmp);

@@ -3,13 +3,16 @@
 #include <grp.h>
 #include <linux/capability.h>
 #include <linux/filter.h>
+#include <linux/landlock.h>
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <sys/fsuid.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#ifndef BY_NUMBER
 int capset(void *, const void *);
 int pivot_root(const char *, const char *);
+#endif
 static int a;
 // Whoever gives up rights has what it wrote published: others see where a file ends.
 static void shows(int fd) {
@@ -39,6 +42,15 @@ static void no_capabilities(void) {
   struct __user_cap_data_struct none[2] = {{0}};
   R(capset(&head, none));
   R(chown("other", 1, 1));
+}
+// Nothing below the directory where the program runs may be written any more.
+static void landlocked(void) {
+  struct landlock_ruleset_attr none = {.handled_access_fs = LANDLOCK_ACCESS_FS_WRITE_FILE};
+  int rules = (int)syscall(SYS_landlock_create_ruleset, &none, sizeof none, 0);
+  if (rules < 0) return;
+  R(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+  R(syscall(SYS_landlock_restrict_self, rules, 0));
+  close(rules);
 }
 static void use(const char *what) {
   char b[10];
@@ -129,6 +141,7 @@ static void child(const char *what, int how) {
     if (how == 13) new_root();
     if (how == 14) own_namespace();
     if (how == 15) no_capabilities();
+    if (how == 26) landlocked();
     if (how != 11 && how != 12) shows(grown);
     use(what);
     _exit(0);
@@ -146,8 +159,9 @@ int main(void) {
                          "syscall setuid", "not dumpable", "no new privileges",
                          "a root of its own", "a namespace", "no capabilities",
                          "setuid alone", "setgid alone", "setegid alone", "setreuid alone", "setregid alone",
-                         "setresuid alone", "setresgid alone", "setfsuid alone", "setfsgid alone", "setgroups alone"};
-  for (int i = 0; i < 26; i++) child(names[i], i);
+                         "setresuid alone", "setresgid alone", "setfsuid alone", "setfsgid alone", "setgroups alone",
+                         "landlock"};
+  for (int i = 0; i < 27; i++) child(names[i], i);
   // A set-id file loses the bit when someone else writes.
   chown("other", 65534, 65534);
   chmod("other", 06755);

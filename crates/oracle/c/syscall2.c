@@ -1,6 +1,9 @@
 // The program calls the kernel through syscall(2), on descriptors that libc's functions also use.
 #include "t.h"
+#include <linux/aio_abi.h>
+#include <linux/io_uring.h>
 #include <linux/openat2.h>
+#include <linux/sched.h>
 int main(void) {
   int a = warm_file("a", O_RDWR);
   static char b[70000];
@@ -84,6 +87,43 @@ int main(void) {
   R(read(f, b, 1));
   f = open("a", O_RDONLY);
   R(pread(f, b, 10, 9000));
+  a = open("a", O_RDWR), warm(a), read(a, b, 55);
+  R(syscall(SYS_preadv, a, v, 2, 4000, 0));
+  R(syscall(SYS_pwritev, a, v, 2, 100, 0));
+  next(a, "a");
+  int g = warm_file("mapped", O_RDWR);
+  R(pwrite(g, "before", 6, SIZE));
+  char *m = (char *)syscall(SYS_mmap, NULL, SIZE + 4096L, PROT_READ | PROT_WRITE, MAP_SHARED, g, 0L);
+  IS(m[SIZE] == 'b');
+  m[3] = 'm';
+  R(pread(g, b, 4, 0));
+  IS(b[3] == 'm');
+  R(pwrite(g, "w", 1, 4));
+  IS(m[4] == 'w');
+  outsider("mapped");
+  aio_context_t aio = 0;
+  a = warm_file("asked", O_RDWR);
+  if (syscall(SYS_io_setup, 1, &aio) == 0) {
+    struct iocb read_it = {.aio_fildes = (unsigned)a, .aio_lio_opcode = IOCB_CMD_PREAD, .aio_buf = (uintptr_t)b,
+                           .aio_nbytes = 100, .aio_offset = 5000};
+    struct iocb *list[] = {&read_it};
+    struct io_event event;
+    R(pwrite(a, "aio", 3, 5000));
+    R(syscall(SYS_io_submit, aio, 1, list));
+    R(syscall(SYS_io_getevents, aio, 1, 1, &event, NULL));
+    printf("%lld %.3s\n", (long long)event.res, b);
+    syscall(SYS_io_destroy, aio);
+  }
+  // What makes a twin of any descriptor.
+  a = open("a", O_RDWR), warm(a), read(a, b, 66);
+  R(pwrite(a, "twin", 4, 67));
+  int itself = (int)syscall(SYS_pidfd_open, getpid(), 0);
+  int twin = (int)syscall(SYS_pidfd_getfd, itself, a, 0);
+  if (twin >= 0) next(twin, "twin"), next(a, "a"), next(twin, "twin");
+  struct io_uring_params asked = {0};
+  int ring = (int)syscall(SYS_io_uring_setup, 1, &asked);
+  if (ring >= 0) close(ring);
+  next(a, "a"), next(twin, "twin");
   // A child that libc does not know of.
   a = open("a", O_RDWR), warm(a), read(a, b, 33);
   fflush(stdout);
@@ -94,6 +134,18 @@ int main(void) {
   }
   ended(pid);
   next(a, "a");
+  a = open("a", O_RDWR), warm(a), read(a, b, 44);
+  fflush(stdout);
+  struct clone_args as_fork = {.exit_signal = SIGCHLD};
+  for (int way = 0; way < 2; way++) {
+    pid = (pid_t)(way ? syscall(SYS_clone3, &as_fork, sizeof as_fork) : syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0));
+    if (pid == 0) {
+      read(a, b, 10);
+      syscall(SYS_exit_group, 0);
+    }
+    ended(pid);
+    next(a, "a");
+  }
   R(syscall(SYS_read, 999, b, 1));
   R(syscall(99999));
   outsider("a"), outsider("c");

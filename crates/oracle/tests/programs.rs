@@ -90,6 +90,8 @@ programs! {
     lock_family aio_family uring passing times_family exit_family signals blocked interrupted jumps
     cancel identity limits many_files sparse syscall2 notified text_busy directories foreign threads
     plain full old_names privileges reused_numbers after_writes libaio by_other_doors
+    times_numbers sync_numbers names_numbers limits_numbers copy_numbers identity_numbers
+    privileges_numbers
 }
 
 #[test]

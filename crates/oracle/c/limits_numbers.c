@@ -1,0 +1,3 @@
+// Limits that are set by number.
+#include "by_number.h"
+#include "limits.c"

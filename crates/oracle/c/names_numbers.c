@@ -1,0 +1,3 @@
+// Names that change by number.
+#include "by_number.h"
+#include "names.c"

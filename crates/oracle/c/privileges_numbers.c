@@ -1,0 +1,3 @@
+// Rights that a write takes, or that are given by number.
+#include "by_number.h"
+#include "privileges.c"

@@ -1,0 +1,3 @@
+// What makes things durable, by number.
+#include "by_number.h"
+#include "sync_family.c"
