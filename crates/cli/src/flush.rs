@@ -119,8 +119,7 @@ fn flush_one(dir: &RuntimeDir, path: &Path) -> Result<Flushed, Failure> {
             // Whoever copies it next may not wait for anybody. A program that goes on writing keeps it.
             let _ = client::give_back(dir, id.0, id.1, PUBLISHING);
         }
-        Ok(false) => flushed.by_opening(&runtime::places(dir), true),
-        Err(Refused::NoMonitor(_)) => {
+        Ok(false) | Err(Refused::NoMonitor(_)) => {
             flushed.by_opening(&runtime::places(dir), is_watched(data.ino()));
         }
         Err(refused) => flushed.error = Some(refused.to_string()),

@@ -254,11 +254,19 @@ impl Call {
                 None => ofd.hand_over(to)?,
             }
         }
-        if let Err(errno) = self.ready_to_read(from, from_somewhere) {
+        let ready = self.ready_to_read(from, from_somewhere);
+        let ready = ready.and_then(|()| self.may_be_written(to));
+        if let Err(errno) = ready {
             self.end(Err(errno))?;
             return Err(errno);
         }
         Ok(None)
+    }
+
+    fn may_be_written(&self, to: c_int) -> Result<(), c_int> {
+        let ofd = fds::served(to)?;
+        let writer = ofd.as_ref().and_then(|ofd| ofd.writer());
+        writer.map_or(Ok(()), |writer| writer.be_barred(to))
     }
 
     fn ready_to_read(&mut self, fd: c_int, somewhere: bool) -> Result<(), c_int> {

@@ -136,6 +136,25 @@ fn look_at<T>(
 /// nobody joins, but others may have it staged since there was one: this process takes it away from them itself, and
 /// leaves word for the next monitor.
 pub(crate) fn bar(fd: c_int) -> Result<(), c_int> {
+    ask_to_bar(fd).map_err(|errno| match errno {
+        SILENT => libc::EIO,
+        errno => errno,
+    })
+}
+
+/// The same for a description that the kernel has in any case. What others have staged up to now is in the file also where the
+/// monitor is silent, and before it answers nobody gets to stage more.
+pub(crate) fn bar_or_wait_for_no_answer(fd: c_int) -> Result<(), c_int> {
+    match ask_to_bar(fd) {
+        Err(SILENT) => Ok(()),
+        barred => barred,
+    }
+}
+
+/// The monitor is there, and does not answer. No error that a program is told.
+const SILENT: c_int = libc::ETIMEDOUT;
+
+fn ask_to_bar(fd: c_int) -> Result<(), c_int> {
     let Some(dir) = init::runtime_dir() else {
         return Ok(());
     };
@@ -147,7 +166,7 @@ pub(crate) fn bar(fd: c_int) -> Result<(), c_int> {
             // It may be about to do so, and let others stage the file until then; what they have staged by now is in it.
             Err(Refused::NoMonitor(Errno::TIMEDOUT)) => {
                 stage::end_for_all(fd)?;
-                return Err(libc::EIO);
+                return Err(SILENT);
             }
             Err(Refused::NoMonitor(errno @ (Errno::MFILE | Errno::NFILE))) => {
                 return Err(errno.raw_os_error());

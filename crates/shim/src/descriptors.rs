@@ -209,9 +209,15 @@ fn note_writer(fd: c_int, flags: c_int, mode: Mode, declared: bool) -> Option<c_
         // What begins from here on finds it.
         shared = process::begun() != begun || may_be_shared(fd);
     }
-    if declared && !(stageable && ofd.is_some()) {
-        // It is the kernel's from here on. What cannot be published now cannot be told either.
-        let _ = declared::bar(fd);
+    if declared
+        && !(stageable && ofd.is_some())
+        // It is the kernel's from here on. Who only reads may read what is in the file.
+        && let Err(errno) = declared::bar_or_wait_for_no_answer(fd)
+        && writes
+    {
+        close(fd);
+        sys::set_errno(errno);
+        return Some(-1);
     }
     if declared && stageable {
         stage::take_seat(fd, stat.st_dev);

@@ -226,7 +226,7 @@ fn pool_trusted_for(trusted: Duration, fd: BorrowedFd<'_>, device: u64) -> Resul
             let known = seats.iter().filter_map(|seat| seat.pool.as_ref().ok());
             let same = |pool: &&Pool| pool.path.as_bytes() == path.as_bytes();
             let open = known.into_iter().find(same).cloned();
-            open.map_or_else(|| attach(path).ok_or(UNATTACHED), Ok)
+            open.map_or_else(|| attach(path), Ok)
         });
     SEATED.store(sys::getpid().unwrap_or(0) as u32, Ordering::SeqCst);
     // A monitor may be about to start, and a descriptor about to be closed: that is found out at each file.
@@ -253,11 +253,12 @@ fn refusal_of(refused: Refused) -> Refusal {
     }
 }
 
-fn attach(path: PoolPath) -> Option<Pool> {
+fn attach(path: PoolPath) -> Result<Pool, Refusal> {
     // A child forgets its parent's seats, and takes its own.
     let there = Path::new(OsStr::from_bytes(path.as_bytes()));
-    let file = PoolFile::open_without_children(there).ok()?;
-    let attachment = file.attach().ok()?;
+    let refused = |error| want_of(&error).unwrap_or(libc::ENXIO);
+    let file = PoolFile::open_without_children(there).map_err(refused)?;
+    let attachment = file.attach().map_err(refused)?;
     if let Some(bytes) = init::log_size() {
         let chunks = bytes / file.pool().geometry().chunk_size();
         attachment.limit_log(u32::try_from(chunks).unwrap_or(u32::MAX));
@@ -265,11 +266,22 @@ fn attach(path: PoolPath) -> Option<Pool> {
     let file = Arc::new(file);
     let grown = Arc::clone(&file);
     let grow = move |attachment: &_, growth| pools::grow(&grown, attachment, growth);
-    Some(Pool {
+    Ok(Pool {
         file,
         stage: Stage::growing(attachment, Box::new(grow)),
         path,
     })
+}
+
+/// What this process is short of, if that is why it cannot use a pool: others may use it.
+fn want_of(error: &adit_pool::Error) -> Option<Refusal> {
+    match error {
+        adit_pool::Error::Kernel { errno, .. } => {
+            Some(errno.raw_os_error()).filter(|&errno| leaves_doubt(errno))
+        }
+        adit_pool::Error::NotMapped { .. } => Some(libc::ENOMEM),
+        _ => None,
+    }
 }
 
 /// How long a program that cannot publish waits until the monitor has.
@@ -283,9 +295,6 @@ pub(crate) const NO_MONITOR: Refusal = libc::ECONNREFUSED;
 
 /// Another thread is creating a process: a moment later the file may be staged. No error of the kernel's.
 pub(crate) const FORKING: Refusal = -1;
-
-/// This process cannot use a pool that others may stage in.
-const UNATTACHED: Refusal = libc::ENOTCONN;
 
 /// The file has no name by which a recovery would find it. No error of the kernel's.
 pub(crate) const NAMELESS: Refusal = -2;
@@ -301,10 +310,7 @@ pub(crate) fn take(
 ) -> Result<Staged, Refusal> {
     may_stage(fd)?;
     let stat = eligible(fd)?;
-    let pool = pool_of(borrow(fd), stat.st_dev).map_err(|refusal| match refusal {
-        UNATTACHED => libc::ENXIO,
-        refusal => refusal,
-    })?;
+    let pool = pool_of(borrow(fd), stat.st_dev)?;
     // Where a fence is a kernel sync, a commit costs what the kernel's `fsync` does.
     if mode == Mode::Posix && pool.stage.attachment().pool().medium().fence_is_slow() {
         return Err(libc::EOPNOTSUPP);
@@ -352,7 +358,7 @@ fn may_stage(fd: i32) -> Result<(), Refusal> {
 
 /// Whether a refusal of the pool says nothing of what others have staged there.
 fn leaves_doubt(refusal: Refusal) -> bool {
-    matches!(refusal, UNATTACHED | libc::EMFILE | libc::ENFILE)
+    matches!(refusal, libc::EMFILE | libc::ENFILE | libc::ENOMEM)
 }
 
 /// Attaches to the pool of a file's device as long as there are descriptors for it: whoever looks later for what others have
@@ -420,15 +426,18 @@ impl Entry {
             list: PoolList::at(runtime),
         };
         let asked = init::asked_pool().path.map(path);
-        // Of one that cannot be looked at it is asked again.
-        let found = places.pool_with(&self.name, asked);
-        let Some(found) = found.map_err(|_| UNATTACHED)? else {
-            self.unstaged_after
-                .store(last.unwrap_or(0), Ordering::Relaxed);
-            return Ok(None);
+        let found = match places.pool_with(&self.name, asked) {
+            // Of one that cannot be looked at it is asked again.
+            Err(error) => return want_of(&error).map_or(Ok(None), Err),
+            Ok(Some(found)) => found,
+            Ok(None) => {
+                self.unstaged_after
+                    .store(last.unwrap_or(0), Ordering::Relaxed);
+                return Ok(None);
+            }
         };
         let path = PoolPath::of(found.as_os_str().as_bytes());
-        let pool = path.and_then(attach).ok_or(UNATTACHED)?;
+        let pool = path.ok_or(libc::ENXIO).and_then(attach)?;
         let mut seats = seats();
         // Another thread may have been here.
         if let Some(seat) = seats.iter().find(|seat| seat.device == self.device) {

@@ -367,6 +367,7 @@ impl Writer {
             }
             Doubt::Whole => self.set_down(ofd, fd).into(),
             Doubt::Unserved if ofd.is_wanted() => self.set_down(ofd, fd).into(),
+            Doubt::Unserved if self.stops_watching(ofd, fd) => Answer::NotStaged,
             // A sync has failed, maybe that of this call: what it did may be found by whoever publishes now, so it is
             // not done again.
             Doubt::Engine(error) if unsynced => {

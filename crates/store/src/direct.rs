@@ -69,9 +69,9 @@ const STALE: u32 = u32::MAX - 3;
 /// Beside a count of bytes: the chunk is mapped still, and is looked at anew once they have paid.
 const STILL_MAPPED: u32 = 1 << 31;
 
-/// Whether a chunk takes part in a mapping. Of one that is just being mapped it is not known.
+/// Whether a chunk takes part in a mapping, or is about to.
 fn is_mapped(state: u32) -> bool {
-    state == MAPPED || (state < STALE && state & STILL_MAPPED != 0)
+    state != NEVER && state & STILL_MAPPED != 0
 }
 
 /// The bytes served, or why the kernel must do it.
@@ -136,15 +136,21 @@ pub struct DirectFile {
 struct MoreMappings(AtomicI32);
 
 impl MoreMappings {
-    /// Takes so many more, or gives them back where it is a negative number; false where there are no more.
+    /// Takes so many more, which are fewer where it is a negative number; false where there are no more.
     fn take(&self, more: i32) -> bool {
         let before = MORE_MAPPINGS.fetch_add(more, Ordering::Relaxed);
-        if more > 0 && before + more > MOST_MORE_MAPPINGS {
-            MORE_MAPPINGS.fetch_sub(more, Ordering::Relaxed);
-            return false;
-        }
         self.0.fetch_add(more, Ordering::Relaxed);
-        true
+        let there_are = more <= 0 || before + more <= MOST_MORE_MAPPINGS;
+        if !there_are {
+            self.put_back(more);
+        }
+        there_are
+    }
+
+    /// What was taken for nothing.
+    fn put_back(&self, more: i32) {
+        MORE_MAPPINGS.fetch_sub(more, Ordering::Relaxed);
+        self.0.fetch_sub(more, Ordering::Relaxed);
     }
 
     fn give_all_back(&self) {
@@ -481,8 +487,9 @@ impl DirectFile {
         let state = still_mapped | self.map_within_bounds(fd, (start, bytes), more);
         if !become_if(word, MAPPING, state) {
             // There may be a hole by now: it is looked at anew once its use has paid again.
-            let mapped = if is_mapped(state) { STILL_MAPPED } else { 0 };
-            word.store(mapped, Ordering::Release);
+            let mapped = still_mapped != 0 || state == MAPPED;
+            let state = if mapped { STILL_MAPPED } else { 0 };
+            word.store(state, Ordering::Release);
         }
     }
 
@@ -494,7 +501,7 @@ impl DirectFile {
         }
         let state = self.map_chunk(fd, start, bytes);
         if state != MAPPED {
-            self.more.take(-more);
+            self.more.put_back(more);
         }
         state
     }

@@ -242,12 +242,13 @@ impl Writer {
         at: Option<i64>,
         claimed: &mut Option<(u64, u64)>,
     ) -> Option<sys::Result> {
-        if let Err(errno) = self.be_barred(fd) {
-            return Some(Err(errno));
-        }
         if let Some(trial) = &self.trial {
             let at = position(at, *claimed);
-            let written = self.with_kernels_offset(ofd, || from.kernel_write(fd, at, false))?;
+            let write = || {
+                self.be_barred(fd)?;
+                from.kernel_write(fd, at, false)
+            };
+            let written = self.with_kernels_offset(ofd, write)?;
             self.judge(ofd, fd, trial, *written.as_ref().unwrap_or(&0) as u64);
             return Some(written);
         }
@@ -307,6 +308,7 @@ impl Writer {
 
     /// The kernel's write, with what the mode adds to its promise; at its own offset where `at` is -1.
     fn write_in_kernel(&self, fd: i32, from: Buffers, at: i64) -> sys::Result {
+        self.be_barred(fd)?;
         self.look_for_a_name(fd);
         self.account().passed(fd, self.mode);
         match from.kernel_write(fd, at, self.durable()) {

@@ -281,7 +281,9 @@ impl Writer {
             self.loan.goes_on();
             return false;
         }
-        if !ours {
+        if ours {
+            self.is_not_the_kernels();
+        } else {
             *state = State::Kernel;
         }
         // Children were not looked for where it was not theirs.

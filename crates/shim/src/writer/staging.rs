@@ -70,19 +70,32 @@ impl Writer {
 
     /// The same for a description that the kernel has whatever comes of it; an error is told to who writes.
     pub(super) fn try_to_bar(&self, fd: i32) {
-        let barred = self.bar(fd);
+        let barred = self.bar_or_wait_for_no_answer(fd);
         self.unbarred.store(barred.is_err(), Ordering::Relaxed);
+    }
+
+    fn bar_or_wait_for_no_answer(&self, fd: i32) -> Result<(), i32> {
+        if self.declared || declared::is_declared(fd) {
+            declared::bar_or_wait_for_no_answer(fd)
+        } else {
+            Ok(())
+        }
     }
 
     /// Before the kernel changes the file: what others have staged of it would be published over that, so it is taken from
     /// them, where that was not to be done before.
     #[inline]
-    pub(super) fn be_barred(&self, fd: i32) -> Result<(), i32> {
+    pub(crate) fn be_barred(&self, fd: i32) -> Result<(), i32> {
         if self.unbarred.load(Ordering::Relaxed) {
-            self.bar(fd)?;
-            self.unbarred.store(false, Ordering::Relaxed);
+            self.bar_or_wait_for_no_answer(fd)?;
+            self.is_not_the_kernels();
         }
         Ok(())
+    }
+
+    /// Others may stage the file, or it is barred.
+    pub(super) fn is_not_the_kernels(&self) {
+        self.unbarred.store(false, Ordering::Relaxed);
     }
 
     /// Whether others have a declared file staged, or may.
@@ -125,8 +138,11 @@ impl Writer {
             Ok(None) => {}
             Ok(Some(staged)) => {
                 self.mapped.store(false, Ordering::Relaxed);
+                self.is_not_the_kernels();
                 *state = State::Staged(Box::new(staged));
             }
+            // It is tried again at the next call.
+            Err(_) if self.must_stage() => {}
             // Then all of it is in the file, for the kernel to read.
             Err(refusal) => {
                 self.try_to_bar(fd);
@@ -201,6 +217,19 @@ impl Writer {
             ofd.hand_over_offset(fd);
             trial.begin_anew(fd);
         }
+    }
+
+    /// What is only watched, as it could not be staged, may be staged by now; false where it is not that.
+    pub(super) fn stops_watching(&self, ofd: &Ofd, fd: i32) -> bool {
+        if !self.writable || self.mode == Mode::Posix {
+            return false;
+        }
+        let mut state = self.change();
+        let watches = matches!(&*state, State::Staged(staged) if staged.watches());
+        if watches {
+            self.begin_anew(&mut state, ofd, fd);
+        }
+        watches
     }
 
     /// Publishes everything and gives the lease back, for something that only the kernel does.
@@ -288,6 +317,7 @@ impl Writer {
                     if ofd.is_wanted() && staged.give_up(ofd, fd).is_ok() {
                         self.lend_out(ofd, fd, To::Children, Reason::SharedOffset);
                     } else {
+                        self.is_not_the_kernels();
                         *state = State::Staged(Box::new(staged));
                     }
                 }
@@ -376,7 +406,7 @@ impl Writer {
         self.ask_the_parent(ofd, fd)?;
         let _inside = engine::enter();
         if matches!(*self.look(), State::Kernel) {
-            return Ok(());
+            return self.be_barred(fd);
         }
         let mut state = self.change_committed(ofd);
         if let State::Staged(staged) = &*state {

@@ -859,6 +859,92 @@ fn who_opens_with_his_last_descriptor_writes_nothing_behind_the_others_backs() {
     }
 }
 
+/// Nor does the kernel copy something there for him, or open the file in a way that it is the kernel's from the start.
+#[test]
+fn no_other_door_leads_behind_the_others_backs_without_a_descriptor() {
+    for mode in MODES.into_iter().chain(["posix"]) {
+        let Some((place, program)) = place("other-doors") else {
+            return;
+        };
+        let named = place.file().display().to_string();
+        let source = place.file().with_file_name("source");
+        fs::write(&source, "copied ").expect("the source");
+        let mut one = sharer(&place, &program, "strict");
+        one.all_well(&[&format!("o0 rw {named}")]);
+        let mut other = sharer(&place, &program, mode);
+        other.all_well(&[
+            &format!("o1 r {}", source.display()),
+            &format!("o0 rw {named}"),
+            "L 0",
+        ]);
+        one.all_well(&["w0 one "]);
+        let refused = format!("{} -", libc::EMFILE);
+        assert_eq!(other.tell("X0 1"), refused, "{mode}: a copy");
+        other.all_well(&["L -", "c0", "L 1"]);
+        assert_eq!(other.tell(&format!("o0 rws {named}")), refused, "{mode}");
+        one.all_well(&["w0 two "]);
+        other.all_well(&["L -", &format!("o0 rws {named}"), "w0 o"]);
+        one.sees(&place.file(), "one two ");
+        one.end();
+        other.end();
+        assert_eq!(place.content(), "one two ", "{mode}");
+    }
+}
+
+/// A monitor that is stopped gives no seat, but nor does it to anybody else: the kernel writes.
+#[test]
+fn who_writes_beside_a_stopped_monitor_goes_on() {
+    let Some((place, program)) = place("stopped") else {
+        return;
+    };
+    let named = place.file().display().to_string();
+    let mut one = sharer(&place, &program, "strict");
+    one.all_well(&[&format!("o0 rwa {named}")]);
+    signal("-STOP", &place.monitors_pid());
+    one.all_well(&["w0 one ", "w0 two "]);
+    signal("-CONT", &place.monitors_pid());
+    one.all_well(&["w0 three"]);
+    one.end();
+    assert_eq!(place.content(), "one two three");
+}
+
+/// What must be staged is tried again when there is a descriptor, and takes nothing from the others until then.
+#[test]
+fn what_must_be_staged_is_when_there_is_a_descriptor_again() {
+    for mode in &REQUIRED[1..] {
+        let Some((place, program)) = place("again") else {
+            return;
+        };
+        let named = place.file().display().to_string();
+        let sharer = || sharer(&place, &program, mode);
+        let (mut one, mut other, mut third) = (sharer(), sharer(), sharer());
+        for (who, says) in [
+            (&mut one, "one "),
+            (&mut other, "other "),
+            (&mut third, "third "),
+        ] {
+            who.all_well(&[&format!("o0 rwa {named}"), &format!("w0 {says}")]);
+        }
+        // It ends for all then.
+        third.kill();
+        wait_for("what the dead one has left", || {
+            place.content() == "one other third "
+        });
+        one.all_well(&["w0 1 "]);
+        other.all_well(&["L 0"]);
+        assert_eq!(other.tell("w0 2 "), format!("{} -", libc::EMFILE), "{mode}");
+        one.all_well(&["w0 3 "]);
+        other.all_well(&["L -", "w0 4 "]);
+        one.all_well(&["w0 5 "]);
+        let expected = "one other third 1 3 4 5 ";
+        one.sees(&place.file(), expected);
+        other.sees(&place.file(), expected);
+        one.end();
+        other.end();
+        assert_eq!(place.content(), expected, "{mode}");
+    }
+}
+
 /// Kills the monitor and its standby at one instant, so that neither makes another of the other.
 fn kill_both(place: &mut Place) {
     let monitor = place.monitors_pid();

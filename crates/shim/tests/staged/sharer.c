@@ -47,7 +47,8 @@ static int flags_of(const char *letters)
 	for (; *letters && *letters != ' '; letters++) {
 		reads |= *letters == 'r';
 		writes |= *letters == 'w';
-		flags |= *letters == 'a' ? O_APPEND : *letters == 't' ? O_TRUNC : *letters == 'c' ? O_CREAT : 0;
+		flags |= *letters == 'a' ? O_APPEND : *letters == 't' ? O_TRUNC : *letters == 'c' ? O_CREAT :
+			 *letters == 's' ? O_DSYNC : 0;
 	}
 	return flags | (writes ? reads ? O_RDWR : O_WRONLY : O_RDONLY);
 }
@@ -162,6 +163,9 @@ static int act(char *line)
 		say(fcntl(*fd, F_SETLK, &lock), "-");
 		break;
 	}
+	case 'X': /* what the kernel copies into it, from where it is: the place of the source */
+		say(sendfile(*fd, fds[*rest - '0'], NULL, sizeof text), "-");
+		break;
 	case 'L': { /* from here on so many descriptors are left, or with `-` as many as there may be */
 		struct rlimit limit;
 		int next = dup(STDIN_FILENO);

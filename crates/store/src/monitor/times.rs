@@ -79,7 +79,11 @@ fn settle_shown(marks: &Marks<'_>, pin: &Fd, begun: Instant) -> Settled {
     #[cfg(test)]
     planted::at(planted::Point::Ours);
     if begun.elapsed() > PROMPT {
-        // The mark may be a newer one, of what was stored since the process has lost patience.
+        // The mark may be a newer one, of what was stored since the process has lost patience. If it has not, there may be
+        // none any more, where another monitor has died over it.
+        if marks.settling() {
+            marks.set_pending(1);
+        }
         return Settled::Later;
     }
     marks.set_pending(0);

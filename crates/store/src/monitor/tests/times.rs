@@ -213,6 +213,21 @@ fn a_monitor_that_was_stopped_takes_no_newer_mark() {
     assert!(is_recent(&stored.path));
 }
 
+/// What a monitor has left that died over it is not forgotten by its successor that is held up.
+#[test]
+fn what_the_dead_have_left_is_not_forgotten_by_who_is_late() {
+    let stored = Stored::new();
+    act(|now| assert!(now != Point::Taken, "and dies"));
+    let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| stored.settle()));
+    assert!(died.is_err() && !stored.slot.pending());
+    once_at(Point::Ours, || {
+        std::thread::sleep(crate::registry::settle::PROMPT + Duration::from_millis(100));
+    });
+    assert_eq!(stored.settle(), Settled::Later);
+    assert_eq!(stored.settle(), Settled::Advanced);
+    assert!(is_recent(&stored.path));
+}
+
 /// One that was held up, and nobody came, puts back what it took.
 #[test]
 fn a_settlement_that_is_late_is_made_by_the_next() {
