@@ -259,12 +259,30 @@ impl CachedMedium {
 
     /// Whether somebody is just writing these bytes: the kernel may not know yet that they are to be synced.
     fn is_being_written(&self, at: u64, len: u64) -> Result<bool, OutOfRange> {
-        if self.count(BEGUN)? == self.count(ENDED)? {
+        if self.nobody_writes()? {
             return Ok(false);
         }
-        let (_brief, fd) = self.descriptor(at + len)?;
+        let (brief, fd) = self.descriptor(at + len)?;
         let is_locked = |fd: &OwnedFd| range_lock::is_locked(fd, at as i64, len as i64);
-        Ok(fd.is_ok_and(|fd| is_locked(&fd) == Ok(true)))
+        if let Ok(Ok(locked)) = fd.as_ref().map(is_locked) {
+            return Ok(locked);
+        }
+        drop((fd, brief));
+        // Without a descriptor it may be these bytes, whoever writes.
+        let mut pauses = Pauses::new(PAUSE, PATIENCE);
+        while !self.nobody_writes()? {
+            if !pauses.rest() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether nobody was writing anything when this began to look. In the other order a write that has ended in between
+    /// would stand for one that has not.
+    fn nobody_writes(&self) -> Result<bool, OutOfRange> {
+        let ended = self.count(ENDED)?;
+        Ok(self.count(BEGUN)? == ended)
     }
 
     /// Writes table words whose bytes are locked, unless somebody else has, for whom this one has waited.

@@ -183,6 +183,33 @@ fn words_that_somebody_is_writing_are_waited_for() {
     flushed_after(&medium, &place, &other);
 }
 
+/// Who has no descriptor cannot ask which: he waits for all.
+#[test]
+fn without_a_descriptor_whoever_writes_is_waited_for() {
+    let place = Place::new("any");
+    let (medium, without) = (place.medium(true), place.medium(false));
+    medium.begin_anew().unwrap();
+    medium.store(64, 7).unwrap();
+    medium.flush(64, 8).unwrap();
+    without.flush(64, 8).unwrap();
+    let mirror = place.map("mirror", Persistence::Ram);
+    let begun = mirror.load(TABLES).unwrap();
+    mirror.store(TABLES, begun + 1).unwrap();
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(200));
+            ended.store(true, Ordering::SeqCst);
+            mirror.store(TABLES + 64, begun + 1).unwrap();
+        });
+        without.flush(64, 8).unwrap();
+        assert!(ended.load(Ordering::SeqCst), "it was waited for");
+    });
+    // Who never ends is not waited for for ever, and that is no success.
+    mirror.store(TABLES, begun + 2).unwrap();
+    assert!(without.flush(64, 8).is_err());
+}
+
 #[test]
 fn chunks_are_in_the_file_at_once_with_descriptors_and_without() {
     let place = Place::new("chunks");

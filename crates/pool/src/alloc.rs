@@ -306,7 +306,7 @@ impl ChunkMap {
             return None;
         }
         let start = self.hint.load(Ordering::Relaxed) as usize % words;
-        let mut tried = 0;
+        let (mut tried, mut gave_up) = (0, false);
         while tried < words {
             let at = (start + tried) % words;
             if at + pages > words {
@@ -317,9 +317,16 @@ impl ChunkMap {
                 Ok(()) => {
                     self.hint
                         .store((at + pages) as u32 % words as u32, Ordering::Relaxed);
+                    // What it had for a moment before others may have found nothing for want of, as where it finds nothing.
+                    if gave_up {
+                        self.something_was_given();
+                    }
                     return Some(at as u32 * 64);
                 }
-                Err(taken) => tried += taken + 1,
+                Err(taken) => {
+                    gave_up |= taken > 0;
+                    tried += taken + 1;
+                }
             }
         }
         None
@@ -1009,6 +1016,27 @@ mod tests {
         map.found_nothing(seen, Footprint::Pages(8));
         assert_eq!(map.take(Footprint::Lines(3)), Some(0));
         assert_eq!(map.take(Footprint::Pages(8)), None);
+    }
+
+    /// The same of who finds it further on.
+    #[test]
+    fn what_a_search_has_given_up_on_its_way_is_found() {
+        let map = ChunkMap::new(8);
+        map.begin(Role::Data, 1);
+        map.free[2].store(0, Ordering::Relaxed);
+        map.free[6..]
+            .iter()
+            .for_each(|word| word.store(0, Ordering::Relaxed));
+        // Somebody looks while the others are in two searches.
+        let seen = map.fails_from.load(Ordering::Acquire);
+        map.found_nothing(seen, Footprint::Lines(3));
+        assert_eq!(map.take(Footprint::Lines(3)), None);
+        assert_eq!(
+            map.take_pages(3),
+            Some(3 * 64),
+            "by way of the first two pages"
+        );
+        assert_eq!(map.take(Footprint::Lines(3)), Some(0));
     }
 
     /// What was looked for in vain is not looked for again before something comes back.

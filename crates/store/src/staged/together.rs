@@ -84,7 +84,12 @@ fn lock_together<'a, M: Medium, B: BaseFile>(
     for &file in files {
         match file.stage.attachment().lock_file(file.file) {
             Err(adit_pool::Error::Forgotten) => {}
-            guard => locked.push((file, guard?)),
+            guard => {
+                let guard = guard?;
+                // Who waits for this one waits for the next ones, which their dead may have left to be repaired.
+                guard.takes_long();
+                locked.push((file, guard));
+            }
         }
     }
     follow_locked(&mut locked)?;
@@ -161,6 +166,7 @@ pub(super) fn commit_orphans<M: Medium>(
     let mut locked = Vec::with_capacity(orphans.len());
     for file in orphans {
         if let Ok(guard) = attachment.lock_file(file.file()) {
+            guard.takes_long();
             locked.push((file, guard));
         }
     }
@@ -174,9 +180,6 @@ pub(super) fn commit_orphans<M: Medium>(
         again |= unclear(one)?;
     }
     if again {
-        for (_, guard) in &locked {
-            guard.takes_long();
-        }
         let now = attachment.pool().scan()?;
         locked.retain(|(file, _)| {
             now.files.iter().any(|now| {
