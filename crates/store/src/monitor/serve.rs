@@ -37,9 +37,9 @@ const MOST_AT_ONCE: usize = 64;
 const RUSH: Duration = Duration::from_micros(300);
 const LONGEST_RUSH: Duration = Duration::from_millis(2);
 
-/// How long a peer that has connected may take to say something, and how many such peers there may
-/// be: more mean that the oldest are hung up on.
-const SILENCE: Duration = Duration::from_millis(100);
+/// How long a peer that has connected may take to say something, which on a busy machine has to get its turn, and how many
+/// such peers there may be: more mean that the oldest are hung up on.
+const SILENCE: Duration = Duration::from_secs(1);
 const MOST_SILENT: usize = 256;
 
 /// The listening side of the monitor.

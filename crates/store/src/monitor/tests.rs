@@ -1186,7 +1186,7 @@ fn appends_in_bursts_are_noticed() {
 
 #[test]
 fn requests_that_make_no_sense_are_survived() {
-    use rustix::net::SendFlags;
+    use rustix::net::{RecvFlags, SendFlags};
     let scratch = Scratch::new();
     let dir = scratch.runtime();
     let _monitor = monitor(&scratch);
@@ -1202,6 +1202,12 @@ fn requests_that_make_no_sense_are_survived() {
         let _ = rustix::net::send(socket.as_fd(), bytes, SendFlags::NOSIGNAL);
     }
     let silent: Vec<_> = (0..20).map(|_| connect()).collect();
+    // Who does not get his turn between two calls is not hung up on.
+    std::thread::sleep(Duration::from_millis(300));
+    for peer in &silent {
+        let heard = rustix::net::recv(peer.as_fd(), &mut [0; 8], RecvFlags::DONTWAIT);
+        assert_eq!(heard.map(|(_, len)| len), Err(Errno::AGAIN));
+    }
     let target = crate::registry::wire::Target {
         nonce: 1,
         pid: 1,
