@@ -339,9 +339,14 @@ fn flush_without_a_monitor_leaves_a_living_program_its_lease() {
         let scratch = Scratch::new();
         let (file, done) = (scratch.0.join("data"), scratch.0.join("done"));
         let with_places = |command| with_places_of(&scratch, command);
+        // One of its own: the next monitor that anybody starts for the usual one would go on with what is staged there.
+        let pool = scratch.0.join("pool");
+        let made = finish(with_places(adit(["pool", "create", "--size", "16M"])).arg(&pool));
+        assert_eq!(made.code(), Some(0), "{made:?}");
         let run = ["run", "--mode", mode, "--", "python3", "-c", program];
         let mut command = with_places(adit(run));
         command.env("ADIT_PUBLISH_AFTER", "3600");
+        command.env("ADIT_POOL", &pool);
         command.arg(&file).arg(&done).stdin(Stdio::piped());
         let mut child = Ended(command.spawn().unwrap());
         eventually("all is written", || done.exists().then_some(()));
