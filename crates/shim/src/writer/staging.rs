@@ -24,14 +24,13 @@ use adit_store::staged::{Error, Mode, Scope};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use std::sync::RwLockWriteGuard;
-use std::time::Instant;
 
 /// How often all files are committed before one of them is published, while others go on writing.
 const GROUPS: usize = 8;
 
-/// How long a file that must be staged is tried again while somebody has it open, every five milliseconds.
+/// How often a file that must be staged is tried again while somebody has it open, every five milliseconds.
 /// Children of a crowd of threads that fork have it until they are told to end, or execute something.
-const VISIT: Duration = Duration::from_secs(1);
+const VISIT: usize = 200;
 
 /// How often a file is staged again after it was soon taken away: whoever shares it that often is served
 /// better by the kernel.
@@ -387,8 +386,10 @@ impl Writer {
         let take = || stage::take(ofd, fd, self.mode, self.appends, (named, declared));
         let mut taken = take();
         // Who has just let go of the file, or only looks at it, is waited for before the program gets an error.
-        let begun = Instant::now();
-        while matches!(taken, Err(libc::EBUSY)) && self.must_stage() && begun.elapsed() < VISIT {
+        for _ in 0..VISIT {
+            if !self.must_stage() || !matches!(taken, Err(libc::EBUSY)) {
+                break;
+            }
             adit_pmem::rest(Duration::from_millis(5));
             taken = take();
         }
