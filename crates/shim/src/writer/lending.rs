@@ -282,7 +282,7 @@ impl Writer {
             return false;
         }
         if ours {
-            self.is_not_the_kernels();
+            self.needs_no_bar();
         } else {
             *state = State::Kernel;
         }

@@ -88,13 +88,13 @@ impl Writer {
     pub(crate) fn be_barred(&self, fd: i32) -> Result<(), i32> {
         if self.unbarred.load(Ordering::Relaxed) {
             self.bar_or_wait_for_no_answer(fd)?;
-            self.is_not_the_kernels();
+            self.needs_no_bar();
         }
         Ok(())
     }
 
-    /// Others may stage the file, or it is barred.
-    pub(super) fn is_not_the_kernels(&self) {
+    /// The file is barred, or staged here, or about to be: the kernel has it behind nobody's back.
+    pub(super) fn needs_no_bar(&self) {
         self.unbarred.store(false, Ordering::Relaxed);
     }
 
@@ -138,7 +138,7 @@ impl Writer {
             Ok(None) => {}
             Ok(Some(staged)) => {
                 self.mapped.store(false, Ordering::Relaxed);
-                self.is_not_the_kernels();
+                self.needs_no_bar();
                 *state = State::Staged(Box::new(staged));
             }
             // It is tried again at the next call.
@@ -317,7 +317,7 @@ impl Writer {
                     if ofd.is_wanted() && staged.give_up(ofd, fd).is_ok() {
                         self.lend_out(ofd, fd, To::Children, Reason::SharedOffset);
                     } else {
-                        self.is_not_the_kernels();
+                        self.needs_no_bar();
                         *state = State::Staged(Box::new(staged));
                     }
                 }
