@@ -210,6 +210,14 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// What a file's `pending` says.
+    pub(crate) fn of_pending(word: u64) -> Option<Self> {
+        word.checked_sub(1).map(|packed| Self {
+            chunk: (packed >> 32) as u32,
+            position: packed as u32,
+        })
+    }
+
     /// As one number.
     pub(crate) fn packed(self) -> u64 {
         u64::from(self.chunk) << 32 | u64::from(self.position)
@@ -228,8 +236,7 @@ impl<M: Medium> Pool<M> {
 
     /// The record at a place, if one of the chunk's present generation is whole there.
     pub(crate) fn read_record(&self, place: Place) -> Result<Option<Record>> {
-        let geometry = self.geometry();
-        if place.chunk >= self.chunk_count()? || place.position >= geometry.records_per_chunk() {
+        if !self.has_place(place)? {
             return Ok(None);
         }
         let word = self.chunk_word(place.chunk)?;
@@ -239,6 +246,15 @@ impl<M: Medium> Pool<M> {
                 word.kind == ChunkKind::Log && word.generation == record.generation
             })
         }))
+    }
+
+    /// Whether the pool has such a place: a word that says where a record is may say anything.
+    fn has_place(&self, place: Place) -> Result<bool> {
+        let geometry = self.geometry();
+        Ok(
+            (geometry.header_chunks()..self.chunk_count()?).contains(&place.chunk)
+                && place.position < geometry.records_per_chunk(),
+        )
     }
 
     /// The record of a line, if one is whole there, of whatever generation, or but for one bit, and which bit that is. Not
@@ -255,6 +271,9 @@ impl<M: Medium> Pool<M> {
 
     /// Whether the record that was at a place is erased.
     pub(crate) fn is_erased(&self, place: Place) -> Result<bool> {
+        if !self.has_place(place)? {
+            return Ok(false);
+        }
         let record = Record::decode(&self.read_line(place)?);
         Ok(record.is_erased(self.uuid(), place.chunk, place.position))
     }
@@ -762,12 +781,7 @@ impl<M: Medium> FileGuard<'_, M> {
     /// What a dead owner may have left: see the module's head.
     fn repair(&self) -> Result<()> {
         self.pool().make_mark_durable(self.file)?;
-        let pending = self.get(at!(FileEntry.pending))?;
-        if let Some(place) = pending.checked_sub(1) {
-            let place = Place {
-                chunk: (place >> 32) as u32,
-                position: place as u32,
-            };
+        if let Some(place) = Place::of_pending(self.get(at!(FileEntry.pending))?) {
             let seq = self.next_seq()?.wrapping_sub(1);
             let record = self.pool().read_record(place)?;
             match record.filter(|record| record.file_id == self.file.id && record.seq == seq) {

@@ -21,7 +21,7 @@ use adit_pmem::Medium;
 
 use crate::error::{Error, Result};
 use crate::files::FileRef;
-use crate::layout::{Record, RecordKind, checked_value};
+use crate::layout::{Record, RecordKind, at, checked_value};
 use crate::log::{EMPTY, FileGuard, Place};
 use crate::pool::{Attachment, Pool};
 
@@ -57,7 +57,9 @@ impl<M: Medium> Attachment<M> {
     /// Commits every record so far of several files, entirely or not at all: after a crash of the system
     /// all of them count, or none that was not committed before. Durable on return. The guards are of
     /// this attachment and of different files; locked in the order of [`FileRef`], as everybody does who
-    /// locks several. Returns the sequence numbers of the commits, in the order of the guards.
+    /// locks several. Each has something that nobody has committed: of a file that has nothing, what another commits would
+    /// not be looked for. After an error they are to be dropped: whoever locks the files next finds out what is to become
+    /// of the parts. Returns the sequence numbers of the commits, in the order of the guards.
     pub fn commit_together(&self, guards: &mut [FileGuard<'_, M>]) -> Result<Vec<u64>> {
         self.ensure_current()?;
         if let [guard] = guards {
@@ -127,35 +129,40 @@ fn leave_unrepaired<M: Medium>(guards: &[FileGuard<'_, M>]) {
         .for_each(|guard| guard.lock.leave_unrepaired());
 }
 
+/// What is found of rings of which some files have not gone on yet.
+#[derive(Default)]
+struct Unsettled {
+    rings: Rings,
+    places: BTreeMap<(u64, u64), Place>,
+    /// Where somebody has erased a part, durably or not.
+    erased: Vec<Place>,
+}
+
 impl<M: Medium> FileGuard<'_, M> {
     /// What somebody who died with this file's lock has left of the ring that was to have its part in record `seq` of the
     /// file, if that was to be one of a ring: all of it is durable from here on, or nothing is left of it.
     ///
-    /// He had the locks of all its files. So until the first of them comes here nothing of them is retired, and a part lies
-    /// where it is found, also in the log of a process that lives, one of whose threads has jumped out. From the log of a
-    /// dead one chunks are freed under the recovery lock; as it is held here, the others come here one after the other, and
-    /// find all of the ring or nothing. Who frees chunks takes no file's lock.
+    /// He had the locks of all its files, and each had noted where its part would be before the first was written. So until
+    /// somebody comes here for a file, its `pending` says where its part lies, if it has one, also in the log of a process
+    /// that lives, one of whose threads has jumped out; nobody looks for it in the logs, which for each file of a large ring
+    /// would take longer than openers are let wait. From the log of a dead one chunks are freed under the recovery lock; as
+    /// it is held here, the others come here one after the other, and find all of the ring or nothing. Who frees chunks
+    /// takes no file's lock.
     pub(crate) fn mend_ring(&self, seq: u64) -> Result<()> {
         let (attachment, pool) = (self.attachment(), self.pool());
         let _lock = attachment.lock_recovery()?;
-        let (mut rings, mut places) = (Rings::new(), BTreeMap::new());
-        let mut erased = Vec::new();
-        pool.for_each_place(|place| {
-            match pool.read_record(place)? {
-                Some(record) if record.flags & Record::TOGETHER != 0 => {
-                    let key = (record.file_id, record.seq);
-                    rings.insert(key, Link::of(&record, true));
-                    places.insert(key, place);
-                }
-                None if pool.is_erased(place)? => erased.push(place),
-                _ => {}
-            }
-            Ok(())
-        })?;
+        let Unsettled {
+            mut rings,
+            places,
+            erased,
+        } = pool.unsettled()?;
         // Another who came here may have died, and a loss of power would bring back what is erased only to the eye.
         pool.make_erased_durable(&erased)?;
         let parts = parts_with((self.file().id, seq), &rings);
         rings.retain(|key, _| parts.contains(key));
+        if pool.leads_to_one_settled(&rings)? {
+            return Ok(());
+        }
         let places: Vec<Place> = rings.keys().map(|key| places[key]).collect();
         if !pool.broken(&rings)?.is_empty() {
             return attachment.erase(&places);
@@ -173,14 +180,84 @@ impl<M: Medium> FileGuard<'_, M> {
     }
 }
 
+impl<M: Medium> Pool<M> {
+    /// The parts of rings that files wait with, where their `pending` says. Also of rings that somebody is just writing: no
+    /// part of those leads to one of the dead, nor the other way round.
+    fn unsettled(&self) -> Result<Unsettled> {
+        let mut found = Unsettled::default();
+        for index in 0..self.geometry().file_count {
+            let entry = self.geometry().file_entry(index);
+            let pending = self.load(entry + at!(FileEntry.pending))?;
+            let Some(place) = Place::of_pending(pending) else {
+                continue;
+            };
+            match self.read_record(place)? {
+                Some(record) if self.is_part_of(index, &record)? => {
+                    let key = (record.file_id, record.seq);
+                    found.rings.insert(key, Link::of(&record, true));
+                    found.places.insert(key, place);
+                }
+                None if self.is_erased(place)? => found.erased.push(place),
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether a record is the one of a ring that the file of this entry waits with: a place may be another's by now, and a
+    /// `pending` be left from a record that could not be written, or from another boot.
+    fn is_part_of(&self, index: u32, record: &Record) -> Result<bool> {
+        let entry = self.geometry().file_entry(index);
+        let next_seq = self.load(entry + at!(FileEntry.next_seq))?;
+        let file = FileRef { id: record.file_id };
+        Ok(record.flags & Record::TOGETHER != 0
+            && record.boot == self.boot_tag()
+            && file.index() == index
+            && next_seq.checked_sub(1) == Some(record.seq))
+    }
+
+    /// Whether one of these parts leads to a file that has gone on. It goes on when its ring is settled: all of it was
+    /// durable by then, or whatever led to its part was erased. As this part is there, all of it was.
+    fn leads_to_one_settled(&self, rings: &Rings) -> Result<bool> {
+        for link in rings.values() {
+            if !rings.contains_key(&link.next) && self.has_gone_on(link.next)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether a file waits no longer with the record that was to have this number. To be asked when that was not found,
+    /// and not before: who settles a file that lives goes on at once, and its part may be gone with its chunk.
+    fn has_gone_on(&self, (file_id, seq): (u64, u64)) -> Result<bool> {
+        let file = FileRef { id: file_id };
+        match self.ensure_live(file) {
+            Err(Error::Forgotten) => return Ok(true),
+            // Whose number that is nobody knows; what is missing of it is judged as any other part.
+            Err(Error::Damaged { .. }) => return Ok(false),
+            live => live?,
+        }
+        let entry = self.geometry().file_entry(file.index());
+        // In this order, and behind the look for its part, whose loads are done by now: a number is taken before its place is
+        // noted, so with a later place a later number is seen.
+        let pending = self.load(entry + at!(FileEntry.pending))?;
+        let next_seq = self.load(entry + at!(FileEntry.next_seq))?;
+        Ok(pending == 0 || next_seq.saturating_sub(1) > seq)
+    }
+}
+
 /// What hangs together with one part of a ring, which may itself be missing: what leads to it and what it leads to.
 fn parts_with(part: (u64, u64), rings: &Rings) -> BTreeSet<(u64, u64)> {
-    let before: BTreeMap<_, _> = rings.iter().map(|(key, link)| (link.next, *key)).collect();
+    // Of what Adit writes one part leads to another; what is damaged may have more.
+    let mut before = BTreeMap::<_, Vec<_>>::new();
+    for (key, link) in rings {
+        before.entry(link.next).or_default().push(*key);
+    }
     let mut parts = BTreeSet::new();
     let mut open = vec![part];
     while let Some(part) = open.pop() {
         if parts.insert(part) {
-            open.extend(before.get(&part).copied());
+            open.extend(before.get(&part).into_iter().flatten());
             open.extend(rings.get(&part).map(|link| link.next));
         }
     }

@@ -269,8 +269,9 @@ impl<M: Medium> Pool<M> {
     /// says the same whichever of the others are empty by then, and nobody uses its place before all are.
     fn empty_stale(&self, index: u32) -> Result<()> {
         let (entry, len) = self.empty_entry(index)?;
-        // Nobody is attached: who had it locked is gone.
+        // Nobody is attached: who had it locked is gone, and nobody waits for what he was about to write.
         self.store(entry + at!(FileEntry.lock), 0)?;
+        self.store(entry + at!(FileEntry.pending), 0)?;
         Ok(self.medium().flush(entry, len)?)
     }
 

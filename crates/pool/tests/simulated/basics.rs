@@ -1,7 +1,7 @@
 //! One process, no crash: what is staged is found, what is retired is gone, what is freed comes back.
 
 use adit_pmem::Medium as _;
-use adit_pool::layout::{FileEntry, Geometry, SHARED, Shared, Slot};
+use adit_pool::layout::{FileEntry, Geometry, Record, SHARED, Shared, Slot};
 use adit_pool::{Error, Extent, FileName, FileRef, LocalLocks, Op, PUBLISHER, Pool, When};
 use adit_sim::SimMedium;
 
@@ -1025,12 +1025,17 @@ fn who_repairs_what_the_dead_left_says_that_it_takes_long() {
     let next = entry + std::mem::offset_of!(FileEntry, next_seq) as u64;
     medium.store(next, guard.next_seq().unwrap() + 1).unwrap();
     let pending = entry + std::mem::offset_of!(FileEntry, pending) as u64;
-    medium.store(pending, u64::from(u32::MAX)).unwrap();
+    let line = first.at + 10 * Record::SIZE as u64;
+    let inside = (line & (TINY.chunk_size() - 1)) / Record::SIZE as u64;
+    let place = (line >> TINY.chunk_shift) << 32 | inside;
+    medium.store(pending, place + 1).unwrap();
     std::mem::forget(guard);
     drop(dies);
     let seen = medium.clone();
     let looks = move || assert_eq!(say_that_it_takes_long(&seen, file), [true; 2]);
-    medium.when_read(first.at, looks);
+    // First by itself, and then among what others may have left of a ring.
+    let again = medium.clone();
+    medium.when_read(line, move || again.when_read(line, looks));
     let guard = lives.lock_file(file).unwrap();
     assert!(medium.was_read());
     assert_eq!(say_that_it_takes_long(&medium, file), [false; 2]);

@@ -18,6 +18,7 @@ pub(crate) struct Memory {
     /// How many write-backs and streams succeed yet.
     room: Arc<AtomicU64>,
     fences: Arc<AtomicU64>,
+    reads: Arc<AtomicU64>,
     held: Arc<Mutex<Option<HeldFence>>>,
     beside: Arc<Mutex<Option<(u64, Happens)>>>,
 }
@@ -96,6 +97,7 @@ impl Memory {
             full: Arc::default(),
             room: Arc::new(AtomicU64::new(u64::MAX)),
             fences: Arc::default(),
+            reads: Arc::default(),
             held: Arc::default(),
             beside: Arc::default(),
         }
@@ -111,6 +113,11 @@ impl Memory {
     /// Accesses that were refused.
     pub(crate) fn strays(&self) -> u64 {
         self.strays.load(Ordering::Relaxed)
+    }
+
+    /// Reads so far, of whatever length; words that are loaded are none.
+    pub(crate) fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
     }
 
     /// Fences so far.
@@ -169,6 +176,7 @@ impl Medium for Memory {
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
         let happens = (self.beside.lock().unwrap()).take_if(|(place, _)| *place == offset);
         if let Some((_, happens)) = happens {
             happens();

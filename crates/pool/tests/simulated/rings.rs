@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use adit_pmem::Medium;
-use adit_pool::layout::{Geometry, Record};
+use adit_pool::layout::{FileEntry, Geometry, Record};
 use adit_pool::{
     Attachment, CreateOptions, Error, FileRef, LocalLocks, Op, Pool, Recovery, Replay, When,
 };
 use adit_sim::{Config, History, SimMedium, World, enumerate};
 
 use crate::common::*;
+use crate::memory::Memory;
 use crate::pools::*;
 use crate::replay::replayed;
 
@@ -94,10 +95,28 @@ fn events(case: Case) -> u64 {
     (0..).find(ends).expect("an end")
 }
 
-/// The two files that end, and what else the survivor does first.
+/// How a file goes on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum How {
+    /// Nobody stages for it any more.
+    Forgotten,
+    /// What is staged is published, and it stays in the pool.
+    Retired,
+    /// A write that is durable at once, and commits what was staged before it.
+    Written,
+    /// A write that waits for a commit.
+    Staged,
+}
+
+use How::{Forgotten, Retired, Staged, Written};
+
+/// Two of the files go on, one after the other.
+type Goes = [(usize, How); 2];
+
+/// The two files that go on, and what else the survivor does first.
 #[derive(Debug, Clone, Copy)]
 struct Case {
-    ends: [usize; 2],
+    goes: Goes,
     buries: bool,
     on_disk: bool,
 }
@@ -126,9 +145,23 @@ fn go_on(world: &World, case: Case, alive: &Attachment<SimMedium>, files: &[File
         };
         assert!(matches!(full, Error::Full { .. }), "{full}");
     }
-    for (nth, end) in case.ends.into_iter().enumerate() {
+    go(world, alive, files, case.goes);
+}
+
+fn go(world: &World, who: &Attachment<SimMedium>, files: &[FileRef], goes: Goes) {
+    for (nth, (file, how)) in goes.into_iter().enumerate() {
         world.begin(DEATH + 1 + nth as u64);
-        alive.forget_file(files[end]).expect("forget");
+        let file = files[file];
+        match how {
+            Forgotten => who.forget_file(file).expect("forget"),
+            Retired => {
+                let mut guard = who.lock_file(file).expect("lock");
+                let last = guard.next_seq().expect("number") - 1;
+                guard.retire(last).expect("retire");
+            }
+            Written => drop(stage(who, file, 64, &[8; 64], When::Now).expect("write")),
+            Staged => drop(stage(who, file, 64, &[8; 64], When::WithCommit).expect("write")),
+        }
     }
 }
 
@@ -136,19 +169,19 @@ fn text(error: Error) -> String {
     error.to_string()
 }
 
-/// Of the files that nobody has ended, all are committed or none.
+/// Of the files that nobody has ended or committed by himself, all are committed or none.
 fn are_together(
     pool: &Pool<SimMedium>,
     found: &Recovery,
     history: &History,
-    ends: [usize; 2],
+    goes: Goes,
 ) -> Result<(), String> {
-    let ended = |file: usize| {
-        let nth = ends.iter().position(|end| *end == file);
+    let alone = |file: usize| {
+        let nth = (goes.iter()).position(|(other, how)| *other == file && *how != Staged);
         nth.is_some_and(|nth| history.is_begun(DEATH + 1 + nth as u64))
     };
     let mut there = Vec::new();
-    for nth in (0..FILES).filter(|nth| !ended(*nth)) {
+    for nth in (0..FILES).filter(|nth| !alone(*nth)) {
         let file = pool.find_file(&name(nth as u8)).map_err(text)?;
         let is_its = |file: FileRef| found.files.iter().any(|found| found.file() == file);
         there.push(file.is_some_and(is_its));
@@ -165,7 +198,7 @@ fn judge(world: &World, history: &History, case: Case) -> Result<(), String> {
         open(world.medium(), &locks, boot(world.boot_id())).map_err(text)?;
     let a = pool.attach().map_err(text)?;
     let found = a.scan().map_err(text)?;
-    are_together(&pool, &found, history, case.ends)?;
+    are_together(&pool, &found, history, case.goes)?;
     // What another was told to have staged is there, with its name, which lies in what was free.
     let pages = history.completed().len();
     let bytes = match pool.find_file(&name(9)).map_err(text)? {
@@ -218,10 +251,10 @@ fn survives(case: Case) {
 /// the others, and not the rest.
 #[test]
 fn a_part_of_a_ring_commits_nothing_whichever_files_end() {
-    for ends in [[1, 2], [2, 0], [3, 1], [0, 3]] {
+    for goes in [[1, 2], [2, 0], [3, 1], [0, 3]].map(ended) {
         for on_disk in [false, true] {
             survives(Case {
-                ends,
+                goes,
                 buries: false,
                 on_disk,
             });
@@ -229,12 +262,35 @@ fn a_part_of_a_ring_commits_nothing_whichever_files_end() {
     }
 }
 
+fn ended(ends: [usize; 2]) -> Goes {
+    ends.map(|end| (end, Forgotten))
+}
+
+/// A ring that a survivor has found whole stays whole for who comes later, and one that he has found broken stays broken,
+/// however the files that were settled first go on meanwhile: what they wait with next, or nothing, says no more of it.
+#[test]
+fn a_ring_is_what_it_was_however_its_files_go_on() {
+    let goes = [
+        [(0, Staged), (3, Staged)],
+        [(2, Retired), (1, Staged)],
+        [(3, Written), (0, Forgotten)],
+        [(1, Staged), (2, Retired)],
+    ];
+    for (nth, goes) in goes.into_iter().enumerate() {
+        survives(Case {
+            goes,
+            buries: false,
+            on_disk: nth % 2 == 1,
+        });
+    }
+}
+
 /// The same where the dead is buried first, and what is free of his log is another's.
 #[test]
 fn a_part_of_a_ring_is_erased_when_the_dead_is_buried() {
-    for ends in [[1, 2], [3, 1]] {
+    for goes in [[1, 2], [3, 1]].map(ended) {
         survives(Case {
-            ends,
+            goes,
             buries: true,
             on_disk: false,
         });
@@ -321,12 +377,13 @@ fn surround(world: &World, on_disk: bool, events: u64, missing: u32) -> Surround
 }
 
 /// Where the log has parts of rings, in order.
-fn parts_of_rings(pool: &Pool<SimMedium>) -> Vec<(u32, u32)> {
-    let chunks = GEOMETRY.header_chunks()..pool.chunk_count().expect("chunks");
-    let lines = |chunk| (0..GEOMETRY.records_per_chunk()).map(move |line| (chunk, line));
+fn parts_of_rings<M: Medium>(pool: &Pool<M>) -> Vec<(u32, u32)> {
+    let geometry = *pool.geometry();
+    let chunks = geometry.header_chunks()..pool.chunk_count().expect("chunks");
+    let lines = |chunk| (0..geometry.records_per_chunk()).map(move |line| (chunk, line));
     let is_part = |(chunk, line): &(u32, u32)| {
         let mut bytes = [0; Record::SIZE];
-        let offset = GEOMETRY.record(*chunk, *line);
+        let offset = geometry.record(*chunk, *line);
         pool.medium().read(offset, &mut bytes).expect("read");
         let record = Record::decode(&bytes);
         record.flags & Record::TOGETHER != 0 && record.is_valid(&UUID, *chunk, *line)
@@ -372,7 +429,7 @@ fn only_the_parts_are_erased(on_disk: bool) {
     let found = alive.pool().scan().expect("scan");
     let expected = records(alive.pool(), &found, other).expect("records");
     ensure_surrounded(&parts, &expected);
-    let ends = [1, 2];
+    let goes = ended([1, 2]);
     let judge = |world: &World, history: &History| {
         // Somebody who was not there before knows no more than what the log says.
         let locks = LocalLocks::default();
@@ -390,7 +447,7 @@ fn only_the_parts_are_erased(on_disk: bool) {
         if let Some(rejected) = found.rejected.first() {
             return Err(format!("{rejected:?}, parts at {parts:?}"));
         }
-        are_together(&pool, &found, history, ends)
+        are_together(&pool, &found, history, goes)
     };
     for missing in 0..1 << FILES {
         let name = format!("ring-surrounded-{on_disk}-{missing:04b}");
@@ -406,10 +463,7 @@ fn only_the_parts_are_erased(on_disk: bool) {
         let workload = |world: &World| {
             let Surrounded { alive, files, .. } = surround(world, on_disk, events, missing);
             world.begin(DEATH);
-            for (nth, end) in ends.into_iter().enumerate() {
-                world.begin(DEATH + 1 + nth as u64);
-                alive.forget_file(files[end]).expect("forget");
-            }
+            go(world, &alive, &files, goes);
         };
         enumerate(&config, workload, judge).unwrap_or_else(|failure| panic!("{name}: {failure}"));
     }
@@ -423,19 +477,28 @@ fn of_a_ring_only_the_parts_are_erased() {
     }
 }
 
-/// A ring without its last part. Who comes to erase the others dies after so many events, unless he is through before.
-fn erase_and_die(world: &World, on_disk: bool, events: u64, instant: u64) -> (Surrounded, bool) {
-    let surrounded = surround(world, on_disk, events, 0b1000);
+/// A ring that its committer has left, all of it or without its last part.
+#[derive(Debug, Clone, Copy)]
+struct Left {
+    on_disk: bool,
+    /// Events of the commit until he died.
+    events: u64,
+    missing: u32,
+    goes: Goes,
+}
+
+/// Who comes to mend it dies after so many events, unless he is through before.
+fn mend_and_die(world: &World, left: Left, instant: u64) -> (Surrounded, bool) {
+    let surrounded = surround(world, left.on_disk, left.events, left.missing);
     let (alive, file) = (&surrounded.alive, surrounded.files[FILES - 1]);
     let mended = world.kill_after(instant, || alive.lock_file(file).map(drop));
     (surrounded, mended.is_some())
 }
 
-/// The next one ends two of the files, and the power goes anywhere. He was there before, or comes when all are dead.
-fn erased_by_two(on_disk: bool, events: u64, instant: u64, all_die: bool) {
-    let ends = [1, 2];
+/// With the next one two of the files go on, and the power goes anywhere. He was there before, or comes when all are dead.
+fn mended_by_two(left: Left, instant: u64, all_die: bool) {
     let workload = |world: &World| {
-        let (surrounded, _) = erase_and_die(world, on_disk, events, instant);
+        let (surrounded, _) = mend_and_die(world, left, instant);
         let Surrounded {
             alive,
             behind,
@@ -452,18 +515,15 @@ fn erased_by_two(on_disk: bool, events: u64, instant: u64, all_die: bool) {
         } else {
             behind
         };
-        for (nth, end) in ends.into_iter().enumerate() {
-            world.begin(DEATH + 1 + nth as u64);
-            next.forget_file(files[end]).expect("forget");
-        }
+        go(world, &next, &files, left.goes);
     };
     let judge = |world: &World, history: &History| {
         let locks = LocalLocks::default();
         let pool = open(world.medium(), &locks, boot(world.boot_id())).map_err(text)?;
         let a = pool.attach().map_err(text)?;
-        are_together(&pool, &a.scan().map_err(text)?, history, ends)
+        are_together(&pool, &a.scan().map_err(text)?, history, left.goes)
     };
-    let name = format!("ring-erased-by-two-{on_disk}-{all_die}-{instant}");
+    let name = format!("ring-mended-by-two-{left:?}-{all_die}-{instant}");
     let config = Config {
         exhaustive: 4,
         samples: 2,
@@ -481,25 +541,51 @@ fn erased_by_two(on_disk: bool, events: u64, instant: u64, all_die: bool) {
 #[test]
 fn a_part_that_another_dead_has_erased_stays_erased() {
     for on_disk in [false, true] {
-        let at = |events: u64| surround(&World::new(size()), on_disk, events, 0);
-        let wrote_all = |events: &u64| at(*events).parts.len() == FILES;
-        let events = (0..).find(wrote_all).expect("a ring");
-        // Most of it is waiting for who had the lock.
-        let is_through = |instant| erase_and_die(&World::new(size()), on_disk, events, instant).1;
-        let (mut before, mut through) = (0, 1 << 12);
-        assert!(is_through(through));
-        while through - before > 1 {
-            let middle = (before + through) / 2;
-            if is_through(middle) {
-                through = middle;
-            } else {
-                before = middle;
-            }
+        mended_however_often(Left {
+            on_disk,
+            events: events_until_whole(on_disk),
+            missing: 0b1000,
+            goes: ended([1, 2]),
+        });
+    }
+}
+
+/// All of a ring is there, or one of its files was told already. Who settles that dies over it as well.
+#[test]
+fn a_whole_ring_stays_whole_when_another_dies_over_it() {
+    for (on_disk, told) in [(false, 0), (true, 3)] {
+        mended_however_often(Left {
+            on_disk,
+            events: events_until_whole(on_disk) + told,
+            missing: 0,
+            goes: [(3, Staged), (1, Forgotten)],
+        });
+    }
+}
+
+/// How many events of a commit it takes until all parts are in the log.
+fn events_until_whole(on_disk: bool) -> u64 {
+    let at = |events: u64| surround(&World::new(size()), on_disk, events, 0);
+    let wrote_all = |events: &u64| at(*events).parts.len() == FILES;
+    (0..).find(wrote_all).expect("a ring")
+}
+
+fn mended_however_often(left: Left) {
+    // Most of it is waiting for who had the lock.
+    let is_through = |instant| mend_and_die(&World::new(size()), left, instant).1;
+    let (mut before, mut through) = (0, 1 << 12);
+    assert!(is_through(through));
+    while through - before > 1 {
+        let middle = (before + through) / 2;
+        if is_through(middle) {
+            through = middle;
+        } else {
+            before = middle;
         }
-        for instant in through.saturating_sub(32)..=through {
-            for all_die in [false, true] {
-                erased_by_two(on_disk, events, instant, all_die);
-            }
+    }
+    for instant in through.saturating_sub(32)..=through {
+        for all_die in [false, true] {
+            mended_by_two(left, instant, all_die);
         }
     }
 }
@@ -578,4 +664,211 @@ fn one_part(world: &World) -> (Arc<Pool<SimMedium>>, (u32, u32), [u8; Record::SI
     rest.expect("erase");
     drop(a);
     (pool, parts[0], was)
+}
+
+/// Files of a ring for each of which a walk would be noticed, and the lines that each walk would come by.
+const MANY: usize = 16;
+const LINES: u64 = 1000;
+
+const WIDE: Geometry = Geometry {
+    max_chunks: 128,
+    file_count: 24,
+    ..TINY
+};
+
+/// A ring whose committer died when all of it was written and none of its files had been told, in a log full of another
+/// file's records.
+struct Untold {
+    medium: Memory,
+    next: Attachment<Memory>,
+    files: Vec<FileRef>,
+}
+
+fn word_of(file: FileRef, field: usize) -> u64 {
+    WIDE.file_entry((file.id() & 0xff_ffff) as u32) + field as u64
+}
+
+fn untold() -> Untold {
+    let size = WIDE.chunk(WIDE.header_chunks() + 60) as usize;
+    let medium = Memory::new(&vec![0; size]);
+    Pool::create(&medium, &options(WIDE)).expect("create");
+    let locks = LocalLocks::default();
+    let [next, dies] = [(); 2].map(|()| {
+        let pool = open(medium.clone(), &locks, boot(1)).expect("open");
+        pool.attach().expect("attach")
+    });
+    let cut = |file: FileRef, size: u64| {
+        let mut guard = dies.lock_file(file).expect("lock");
+        let op = Op::Truncate { size };
+        guard.append(&op, When::WithCommit).expect("write");
+    };
+    let other = dies.enter_file(&name(99)).expect("enter");
+    (1..=LINES).for_each(|size| cut(other, size));
+    let enter = |nth: usize| dies.enter_file(&name(nth as u8)).expect("enter");
+    let mut files: Vec<FileRef> = (0..MANY).map(enter).collect();
+    files.sort_unstable();
+    files.iter().for_each(|file| cut(*file, 1));
+    let lock = |file: &FileRef| dies.lock_file(*file).expect("lock");
+    let mut guards: Vec<_> = files.iter().map(lock).collect();
+    // The first cannot be told, so none is.
+    let told = word_of(files[0], std::mem::offset_of!(FileEntry, last_seq));
+    medium.break_word(Some(told));
+    dies.commit_together(&mut guards).expect_err("it was told");
+    medium.break_word(None);
+    guards.into_iter().for_each(std::mem::forget);
+    drop(dies);
+    Untold {
+        medium,
+        next,
+        files,
+    }
+}
+
+/// For each file of a ring that its committer had not told, whoever took its lock walked over all logs: openers waited
+/// longer than the kernel lets them.
+#[test]
+fn a_ring_of_many_files_takes_no_walk() {
+    for missing in [None, Some(0), Some(MANY / 2), Some(MANY - 1)] {
+        let Untold {
+            medium,
+            next,
+            files,
+        } = untold();
+        let parts = parts_of_rings(next.pool());
+        assert_eq!(parts.len(), MANY);
+        if let Some((chunk, line)) = missing.map(|nth: usize| parts[nth]) {
+            let at = WIDE.record(chunk, line);
+            medium
+                .write_streaming(at, &[0; Record::SIZE])
+                .expect("erase");
+        }
+        let before = (medium.reads(), medium.fences());
+        for file in &files {
+            drop(next.lock_file(*file).expect("lock"));
+        }
+        let (reads, fences) = (medium.reads() - before.0, medium.fences() - before.1);
+        assert!(reads < LINES, "{reads} reads, {missing:?} missing");
+        let left = parts_of_rings(next.pool()).len();
+        assert_eq!(
+            left,
+            if missing.is_none() { MANY } else { 0 },
+            "{missing:?}"
+        );
+        if missing.is_none() {
+            // One for each file's marks, and one for the ring.
+            assert_eq!(fences, MANY as u64 + 1);
+        }
+    }
+}
+
+/// A file goes on when its ring is settled, whatever becomes of it then: the others' parts stay.
+#[test]
+fn a_ring_stays_whole_when_its_files_go_on() {
+    let Untold { next, files, .. } = untold();
+    for (nth, file) in files.iter().enumerate() {
+        let mut guard = next.lock_file(*file).expect("lock");
+        let last = guard.next_seq().expect("number") - 1;
+        match nth % 3 {
+            0 => drop(guard.append(&Op::Truncate { size: 2 }, When::WithCommit)),
+            1 => guard.retire(last).expect("retire"),
+            _ => {}
+        }
+    }
+    assert_eq!(parts_of_rings(next.pool()).len(), MANY);
+}
+
+/// A later number says it as well: who took the file next may be about to write.
+#[test]
+fn a_file_that_is_about_to_go_on_has_gone_on() {
+    let Untold {
+        medium,
+        next,
+        files,
+    } = untold();
+    let field = |field: usize| word_of(files[3], field);
+    let [number, pending] = [
+        field(std::mem::offset_of!(FileEntry, next_seq)),
+        field(std::mem::offset_of!(FileEntry, pending)),
+    ];
+    let noted = medium.load(pending).expect("load");
+    drop(next.lock_file(files[3]).expect("lock"));
+    // Its next record has a number and a place, and is not there yet.
+    let taken = medium.load(number).expect("load");
+    medium.store(number, taken + 1).expect("store");
+    medium.store(pending, noted + 100).expect("store");
+    drop(next.lock_file(files[2]).expect("lock"));
+    assert_eq!(parts_of_rings(next.pool()).len(), MANY);
+}
+
+/// One of the files goes on, and its place is used again, between the look at where its part is and the look there.
+#[test]
+fn a_file_that_goes_on_beside_a_repair_is_no_missing_part() {
+    let Untold {
+        medium,
+        next,
+        files,
+    } = untold();
+    let (chunk, line) = parts_of_rings(next.pool())[3];
+    let at = WIDE.record(chunk, line);
+    let pending = word_of(files[3], std::mem::offset_of!(FileEntry, pending));
+    let beside = medium.clone();
+    medium.when_read(at, move || {
+        beside.store(pending, 0).expect("store");
+        beside
+            .write_streaming(at, &[0; Record::SIZE])
+            .expect("write");
+    });
+    drop(next.lock_file(files[0]).expect("lock"));
+    assert!(medium.was_read());
+    assert_eq!(parts_of_rings(next.pool()).len(), MANY - 1);
+}
+
+/// What a damaged entry says of where its file's part lies leads nowhere, or to a line that is no such part: no other line
+/// is erased for it, and the file can be locked.
+#[test]
+fn where_a_part_is_said_to_lie_may_be_nonsense() {
+    let of = |chunk: u32, line: u32| (u64::from(chunk) << 32 | u64::from(line)) + 1;
+    let first = WIDE.header_chunks();
+    let lines = WIDE.records_per_chunk();
+    let nonsense = |parts: &[(u32, u32)]| {
+        let (chunk, line) = parts[4];
+        [
+            u64::MAX,
+            of(0, 1),
+            of(first - 1, lines - 1),
+            of(WIDE.max_chunks, 0),
+            of(u32::MAX, 0),
+            of(first, lines),
+            of(chunk, u32::MAX),
+            // Another's part, and another's record.
+            of(chunk, line),
+            of(chunk, 0),
+        ]
+    };
+    let mut nth = 0;
+    loop {
+        let Untold {
+            medium,
+            next,
+            files,
+        } = untold();
+        let parts = parts_of_rings(next.pool());
+        let Some(word) = nonsense(&parts).into_iter().nth(nth) else {
+            break;
+        };
+        nth += 1;
+        let pending = word_of(files[3], std::mem::offset_of!(FileEntry, pending));
+        medium.store(pending, word).expect("store");
+        let others = || next.pool().scan().expect("scan").counts;
+        let before = others();
+        for file in &files {
+            drop(next.lock_file(*file).expect("lock"));
+        }
+        let after = others();
+        assert_eq!(after.rejected, 0, "{word:#x}");
+        // The part that nobody finds commits nothing either.
+        assert_eq!(before.live - after.live, MANY as u64, "{word:#x}");
+        let left = parts_of_rings(next.pool()).len();
+        assert!(left <= 1, "{word:#x}: {left} parts");
+    }
 }
