@@ -140,7 +140,7 @@ lab-disks: release
 	$(call limit,900) $(CARGO) build --locked --workspace
 	$(call limit,900) $(CARGO) build --locked --workspace --examples
 	$(call limit,900) $(CARGO) test --locked --workspace --no-run
-	$(call limit,1500) $(MAKE) --no-print-directory --jobs=2 --output-sync=target lab-suite lab-relink lab-sequences lab-databases lab-snapshots
+	$(call limit,1500) $(MAKE) --no-print-directory --jobs=3 --output-sync=target lab-suite lab-relink lab-sequences lab-databases lab-snapshots
 
 # The tests that `make test` runs in memory and beside the build, on the media of loop devices.
 .PHONY: lab-suite
