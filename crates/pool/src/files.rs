@@ -599,24 +599,28 @@ impl<M: Medium> Attachment<M> {
         Ok((Locked { attachment, word }, acquired))
     }
 
-    /// Takes the recovery lock. Whoever has it walks over all logs, and says so: he is waited for while he lives, as it may be
-    /// for a program that cannot go on without.
-    pub(crate) fn lock_recovery(&self) -> Result<Locked<'_, M>> {
-        let offset = SHARED + at!(Shared.recovery_lock);
+    /// The same of a lock whose holder may say that he takes long: then he is waited for while he lives.
+    fn lock_patiently(&self, name: &'static str, offset: u64) -> Result<(Locked<'_, M>, Acquired)> {
         loop {
-            match self.lock_shared("recovery lock", offset) {
+            match self.lock_shared(name, offset) {
                 Err(Error::Busy { .. }) if self.pool.load(offset)? & LONG != 0 => {}
-                locked => {
-                    let (lock, _) = locked?;
-                    lock.takes_long();
-                    return Ok(lock);
-                }
+                locked => return locked,
             }
         }
     }
 
+    /// Takes the recovery lock. Whoever has it walks over all logs, and says so: it may be for a program that cannot go on
+    /// without.
+    pub(crate) fn lock_recovery(&self) -> Result<Locked<'_, M>> {
+        let offset = SHARED + at!(Shared.recovery_lock);
+        let (lock, _) = self.lock_patiently("recovery lock", offset)?;
+        lock.takes_long();
+        Ok(lock)
+    }
+
     fn lock_files(&self) -> Result<Locked<'_, M>> {
-        let (lock, acquired) = self.lock_shared("files lock", SHARED + at!(Shared.files_lock))?;
+        let offset = SHARED + at!(Shared.files_lock);
+        let (lock, acquired) = self.lock_patiently("files lock", offset)?;
         if acquired == Acquired::OwnerDied {
             // A half-written entry is not live, one that was being emptied is locked, and a chunk without a group
             // is found by the next rebuild; only the count may be off.
@@ -635,7 +639,7 @@ impl<M: Medium> Attachment<M> {
         if name.path.len() > PATH_LIMIT {
             return Err(Error::Invalid("a path has at most 4096 bytes"));
         }
-        let started = Instant::now();
+        let mut waits = None;
         loop {
             let lock = self.lock_files()?;
             if let Some((file, entry)) = self.pool.find_handle(name)? {
@@ -648,11 +652,15 @@ impl<M: Medium> Attachment<M> {
                 self.pool.make_mark_durable(file)?;
                 return Ok(file);
             }
+            // That may take syncs of the device, and a walk over the logs for somebody dead.
+            lock.takes_long();
             if let Some(file) = self.make_entry(name)? {
                 return Ok(file);
             }
             drop(lock);
-            if started.elapsed() > PATIENCE {
+            // Not what the files lock was waited for.
+            let since = waits.get_or_insert_with(Instant::now);
+            if since.elapsed() > PATIENCE {
                 let limit = self.pool.geometry().file_count;
                 return Err(Error::TooManyFiles { limit });
             }

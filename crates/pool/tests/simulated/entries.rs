@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use adit_pmem::Medium;
-use adit_pool::layout::{ChunkKind, FileEntry, NAME_PAGES, Name, PAGE};
+use adit_pool::layout::{ChunkKind, FileEntry, NAME_PAGES, Name, PAGE, SHARED, Shared};
 use adit_pool::{Error, FileRef, LocalLocks, Pool, When};
 
 use crate::common::*;
@@ -212,4 +213,27 @@ fn a_file_with_a_damaged_name_gets_no_second_entry() {
             a.enter_file(&name(2)).unwrap();
         }
     }
+}
+
+/// Who makes an entry has the files lock over syncs of the device, which may take longer than anybody is waited for: he says so,
+/// and who wants the lock waits for him.
+#[test]
+fn who_makes_an_entry_is_waited_for() {
+    let (medium, pool) = new_pool(true);
+    let (one, other) = (pool.attach().unwrap(), pool.attach().unwrap());
+    let lock = SHARED + std::mem::offset_of!(Shared, files_lock) as u64;
+    let (waits, go_on) = medium.hold_next_fence();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| one.enter_file(&name(1)));
+        waits.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert_eq!(medium.load(lock).unwrap() >> 63, 1);
+        let second = scope.spawn(|| other.enter_file(&name(2)));
+        adit_pmem::rest(Duration::from_millis(2500));
+        assert!(!second.is_finished());
+        go_on.send(()).unwrap();
+        for entered in [first, second] {
+            entered.join().unwrap().unwrap();
+        }
+    });
+    assert_eq!(medium.load(lock).unwrap(), 0);
 }

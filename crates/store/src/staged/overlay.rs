@@ -10,6 +10,7 @@
 //! Runs that were written page by page are put together again when they are looked at.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use adit_pool::ReplayOp;
 
@@ -62,6 +63,9 @@ const LEAF: u64 = PAGE * FAN as u64;
 /// Leaves of a branch. Of 64 MB, so that files have few branches, and a branch is not much more than the leaf that it is
 /// made for.
 const SPREAD: u64 = 256;
+
+/// Bytes of a branch.
+const BRANCH: u64 = LEAF * SPREAD;
 
 /// Some bytes of a page from one source.
 #[derive(Debug, Clone, Copy)]
@@ -253,43 +257,72 @@ type Branch = Box<[Option<Leaf>; SPREAD as usize]>;
 
 /// The leaves of a file, by their number. A map of the leaves themselves would be searched through hundreds of numbers at
 /// each write.
+///
+/// `None` stands for a branch of zeros: a record of 64 bytes makes four gigabytes of them, and whoever can write the pool may
+/// have forged any number of these.
 #[derive(Debug, Clone, Default)]
-struct Leaves(BTreeMap<u64, Branch>);
+struct Leaves(BTreeMap<u64, Option<Branch>>);
 
 impl Leaves {
     /// The place of a leaf.
     fn place(&mut self, number: u64) -> &mut Option<Leaf> {
-        let empty = || Box::new([const { None }; SPREAD as usize]);
+        let empty = || Some(Box::new([const { None }; SPREAD as usize]));
         let branch = self.0.entry(number / SPREAD).or_insert_with(empty);
-        &mut branch[(number % SPREAD) as usize]
+        &mut branch.get_or_insert_with(zeros)[(number % SPREAD) as usize]
+    }
+
+    /// The branch that a leaf belongs to, if there is one.
+    fn branch_of(&mut self, number: u64) -> Option<&mut Branch> {
+        let branch = self.0.get_mut(&(number / SPREAD))?;
+        Some(branch.get_or_insert_with(zeros))
     }
 
     /// A leaf, if there is one.
     fn get_mut(&mut self, number: u64) -> Option<&mut Leaf> {
-        let branch = self.0.get_mut(&(number / SPREAD))?;
-        branch[(number % SPREAD) as usize].as_mut()
+        self.branch_of(number)?[(number % SPREAD) as usize].as_mut()
     }
 
     /// From this number on there is none any more.
     fn cut(&mut self, number: u64) {
         self.0.split_off(&number.div_ceil(SPREAD));
-        if let Some(last) = self.0.get_mut(&(number / SPREAD)) {
+        if let Some(last) = self.branch_of(number) {
             last[(number % SPREAD) as usize..].fill(None);
         }
     }
 
-    /// Those between two numbers, both included, in order.
-    fn range(&self, first: u64, last: u64) -> impl Iterator<Item = (u64, &Leaf)> {
+    /// All these branches are zeros.
+    fn zero(&mut self, branches: Range<u64>) {
+        self.0.extend(branches.map(|number| (number, None)));
+    }
+
+    /// The pieces between two offsets, in order, which may reach beyond these.
+    fn pieces(&self, start: u64, end: u64) -> impl Iterator<Item = Piece> + '_ {
+        let (first, last) = (start / LEAF, end.saturating_sub(1).max(start) / LEAF);
         let branches = self.0.range(first / SPREAD..=last / SPREAD);
         branches.flat_map(move |(nth, branch)| {
             let base = nth * SPREAD;
+            let zeros = branch.is_none().then_some(Piece {
+                offset: nth * BRANCH,
+                len: BRANCH,
+                source: Source::Zeros,
+            });
             let from = first.saturating_sub(base);
             let to = (last - base + 1).min(SPREAD);
-            let places = branch[from as usize..to as usize].iter();
-            let numbered = (base + from..).zip(places);
-            numbered.filter_map(|(number, place)| Some((number, place.as_ref()?)))
+            let places = branch.iter();
+            let places = places.flat_map(move |places| &places[from as usize..to as usize]);
+            let leaves = (base + from..).zip(places);
+            let leaves = leaves.filter_map(|(number, place)| Some((number, place.as_ref()?)));
+            let pieces =
+                leaves.flat_map(move |(number, leaf)| leaf.pieces(number * LEAF, start, end));
+            zeros.into_iter().chain(pieces)
         })
     }
+}
+
+/// A branch whose leaves are zeros.
+#[cold]
+fn zeros() -> Branch {
+    Box::new([const { Some(Leaf::ZEROS) }; SPREAD as usize])
 }
 
 /// Pieces, those that continue each other put together.
@@ -402,7 +435,7 @@ impl Overlay {
             ReplayOp::Zero { file_offset, len } => {
                 let end = file_offset.saturating_add(u64::from(len)).min(self.size);
                 if file_offset < end {
-                    self.insert(file_offset, end - file_offset, Source::Zeros, covers);
+                    self.zero(file_offset, end, covers);
                 }
             }
         }
@@ -435,6 +468,20 @@ impl Overlay {
         }
     }
 
+    /// From `start` to `end` there are zeros, below the end of the file.
+    fn zero(&mut self, start: u64, end: u64, mut covers: impl FnMut(u64)) {
+        let (first, last) = (start.div_ceil(BRANCH), end / BRANCH);
+        if first < last {
+            let (head, tail) = (first * BRANCH, last * BRANCH);
+            self.insert(start, head - start, Source::Zeros, &mut covers);
+            self.insert(tail, end - tail, Source::Zeros, &mut covers);
+            self.pages += (tail - head) / PAGE;
+            self.leaves.zero(first..last);
+        } else {
+            self.insert(start, end - start, Source::Zeros, covers);
+        }
+    }
+
     fn truncate(&mut self, size: u64) {
         self.leaves.cut(size.div_ceil(LEAF));
         if let Some(last) = self.leaves.get_mut(size / LEAF) {
@@ -447,20 +494,15 @@ impl Overlay {
 
     /// What is staged between two offsets, and nothing else, in order.
     fn staged_in(&self, start: u64, end: u64) -> impl Iterator<Item = Piece> + '_ {
-        let last = end.saturating_sub(1).max(start) / LEAF;
-        let pieces = self
-            .leaves
-            .range(start / LEAF, last)
-            .flat_map(move |(number, leaf)| leaf.pieces(number * LEAF, start, end))
-            .filter_map(move |piece| {
-                let from = piece.offset.max(start);
-                let to = piece.offset.saturating_add(piece.len).min(end);
-                (from < to).then(|| Piece {
-                    offset: from,
-                    len: to - from,
-                    source: piece.source.after(from - piece.offset),
-                })
-            });
+        let pieces = self.leaves.pieces(start, end).filter_map(move |piece| {
+            let from = piece.offset.max(start);
+            let to = piece.offset.saturating_add(piece.len).min(end);
+            (from < to).then(|| Piece {
+                offset: from,
+                len: to - from,
+                source: piece.source.after(from - piece.offset),
+            })
+        });
         Joined { pieces, next: None }
     }
 
@@ -608,6 +650,86 @@ mod tests {
     #[test]
     fn leaves() {
         random_operations_agree_with_a_plain_vector(LEAF / 16, 1, 12);
+    }
+
+    /// The same of operations on so many bytes that only one of each unit is looked at.
+    #[test]
+    fn branches() {
+        const UNIT: u64 = BRANCH / 4;
+        const AT: u64 = 5;
+        for seed in 0..40 {
+            let mut rng = Rng::new(seed);
+            let mut overlay = Overlay::new(8 * UNIT);
+            let mut model = vec![Source::Base; 8];
+            for _ in 0..20 {
+                let (first, count) = (rng.below(40), 1 + rng.below(24));
+                let (file_offset, len) = (first * UNIT, (count * UNIT) as u32);
+                let range = |size| (first as usize).min(size)..((first + count) as usize).min(size);
+                match rng.below(5) {
+                    0 => {
+                        overlay.apply(ReplayOp::Truncate { size: file_offset });
+                        model.resize(first as usize, Source::Zeros);
+                    }
+                    1 => {
+                        let len = UNIT as u32;
+                        overlay.apply(ReplayOp::Write {
+                            file_offset,
+                            pool_offset: 0,
+                            len,
+                        });
+                        let size = model.len().max(first as usize + 1);
+                        model.resize(size, Source::Zeros);
+                        model[first as usize] = Source::Pool(AT);
+                    }
+                    _ => {
+                        overlay.apply(ReplayOp::Zero { file_offset, len });
+                        let range = range(model.len());
+                        model[range].fill(Source::Zeros);
+                    }
+                }
+                let mut found = Vec::new();
+                for nth in 0..overlay.size() / UNIT {
+                    overlay.resolve(nth * UNIT + AT, 1, |piece| found.push(piece.source));
+                }
+                assert_eq!(found, model, "seed {seed}");
+                let whole: u64 = {
+                    let mut bytes = 0;
+                    overlay.resolve(0, u64::MAX, |piece| bytes += piece.len);
+                    bytes
+                };
+                assert_eq!(whole, overlay.size(), "seed {seed}");
+            }
+        }
+    }
+
+    /// However long they are that somebody has forged, each takes about as much as a short one.
+    #[test]
+    fn zeros_take_no_more_than_their_ends() {
+        let mut overlay = Overlay::new(u64::MAX);
+        for nth in 0..1000 {
+            overlay.apply(ReplayOp::Zero {
+                file_offset: (nth << 33) + 100,
+                len: u32::MAX,
+            });
+        }
+        let branches = overlay.leaves.0.values().flatten();
+        assert_eq!(branches.clone().count(), 2 * 1000);
+        let leaves = branches.flat_map(|places| places.iter().flatten());
+        let pages = leaves.filter(|leaf| leaf.pages.is_some());
+        assert_eq!(pages.count(), 2 * 1000);
+        let zeros = |piece: &Piece| piece.source == Source::Zeros;
+        let lengths: Vec<u64> = overlay
+            .staged()
+            .filter(zeros)
+            .map(|piece| piece.len)
+            .collect();
+        assert_eq!(lengths, [u64::from(u32::MAX); 1000]);
+        // The end of all offsets is the end of a branch, too.
+        overlay.apply(ReplayOp::Zero {
+            file_offset: u64::MAX - u64::from(u32::MAX) / 2,
+            len: u32::MAX,
+        });
+        assert!(overlay.staged().all(|piece| zeros(&piece)));
     }
 
     #[test]
