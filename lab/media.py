@@ -157,7 +157,11 @@ def tool(command):
 
 
 def holders(where):
-    """Processes that keep something below `where` open or mapped, and what, for the message about a busy mount."""
+    """Processes that keep `where` or something below it open or mapped, and what, for the message about a busy mount."""
+    return ", ".join(held_by(where)) or "nobody visible"
+
+
+def held_by(where):
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -169,4 +173,4 @@ def holders(where):
                 found.append(f"{pid} ({Path(f'/proc/{pid}/comm').read_text().strip()}: {' '.join(sorted(here))})")
         except OSError:
             continue
-    return ", ".join(found) or "nobody visible"
+    return found

@@ -1,5 +1,5 @@
 // What inotify tells watchers: opens and closes exactly as without Adit.
-// (IN_MODIFY and IN_ACCESS for served I/O: a stated deviation.)
+// (IN_MODIFY and IN_ACCESS of served I/O deviate: deviations.c.)
 #include "t.h"
 #include <sys/inotify.h>
 int main(void) {
@@ -27,7 +27,7 @@ int main(void) {
   long len = read(n, buf, sizeof buf);
   for (long at = 0; at < len;) {
     struct inotify_event *v = (void *)(buf + at);
-    // Times are brought up to date by Adit, which is an attribute change that nobody asked for.
+    // Adit may bring times up to date, which is an attribute change that nobody asked for.
     if (v->mask != IN_ATTRIB) printf("event %#x\n", v->mask);
     at += (long)sizeof *v + v->len;
   }

@@ -96,7 +96,7 @@ programs! {
 
 #[test]
 fn every_program_is_run() {
-    let special = ["bad_slots", "early"];
+    let special = ["bad_slots", "early", "deviations"];
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("c");
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).expect("the programs").flatten() {
@@ -170,6 +170,49 @@ fn lost_bytes_of_streams_are_found() {
     let both = format!("{} {}", lib.display(), bad.display());
     env.push(("LD_PRELOAD".into(), both));
     same(&lost, &run(&random, &dir, "both", &env), "bad slots");
+    common::remove(&dir);
+}
+
+/// What a run of `deviations` says: of each line whether it is a deviation, and whether it holds.
+fn statements(run: &Outcome) -> Vec<(bool, bool)> {
+    let lines = run.output().lines();
+    let said = lines.filter(|line| line.ends_with(": yes") || line.ends_with(": NO"));
+    said.map(|line| (line.starts_with("deviates: "), line.ends_with(": yes")))
+        .collect()
+}
+
+/// What the two runs of `deviations` must not say: the kernel does what deviates, Adit does not, and both keep the rest.
+fn wrong(plain: &Outcome, adit: &Outcome) -> bool {
+    let (plain, adit) = (statements(plain), statements(adit));
+    let as_stated = |&(deviates, holds): &(bool, bool)| holds != deviates;
+    let deviate = plain.iter().filter(|(deviates, _)| *deviates).count();
+    deviate < 10
+        || plain.len() != adit.len()
+        || !plain.iter().all(|(_, holds)| *holds)
+        || !adit.iter().all(as_stated)
+}
+
+/// What `docs/posix.md` states as a deviation of served files is what happens, and what it promises besides is kept. Where
+/// nothing deviates that is found.
+#[test]
+fn deviations_are_as_stated() {
+    let Some(program) = compile("deviations") else {
+        return;
+    };
+    let dir = scratch(&common::first(), "deviations");
+    let plain = run(&program, &dir, "plain", &[]);
+    if let Some(reason) = plain.skipped() {
+        common::skip(reason);
+        return common::remove(&dir);
+    }
+    let env = common::preloaded(&library(), &[("ADIT_ADOPT_BYTES", "0")]);
+    let adit = run(&program, &dir, "adit", &env);
+    let (plain_said, adit_said) = (plain.output(), adit.output());
+    assert!(
+        !wrong(&plain, &adit),
+        "plain:\n{plain_said}adit:\n{adit_said}"
+    );
+    assert!(wrong(&plain, &plain) && wrong(&adit, &adit));
     common::remove(&dir);
 }
 
