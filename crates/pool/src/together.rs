@@ -314,18 +314,20 @@ impl<M: Medium> Pool<M> {
         start: (u64, u64),
         rings: &Rings,
         known: &BTreeMap<(u64, u64), bool>,
-    ) -> Result<(Vec<(u64, u64)>, bool)> {
-        let mut walked = Vec::new();
+    ) -> Result<(BTreeSet<(u64, u64)>, bool)> {
+        let mut walked = BTreeSet::new();
         let mut at = start;
-        // A ring that does not come back to its start is none, and must not be walked for ever.
-        while walked.len() < rings.len() {
+        loop {
             if let Some(verdict) = known.get(&at) {
                 return Ok((walked, *verdict));
             }
             let Some(link) = rings.get(&at).filter(|link| link.sound) else {
                 return Ok((walked, false));
             };
-            walked.push(at);
+            if !walked.insert(at) {
+                // A ring that does not come back to its start is none.
+                return Ok((walked, false));
+            }
             if link.next == start {
                 return Ok((walked, true));
             }
@@ -338,7 +340,6 @@ impl<M: Medium> Pool<M> {
                 }
             }
         }
-        Ok((walked, false))
     }
 
     fn is_retired(&self, file_id: u64, seq: u64) -> Result<bool> {
