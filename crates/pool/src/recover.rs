@@ -506,7 +506,7 @@ impl<M: Medium> Pool<M> {
         }
         found
             .items
-            .sort_unstable_by_key(|item| (item.file_id, item.seq, item.place.chunk));
+            .sort_unstable_by_key(|item| (item.file_id, item.seq, item.place.packed()));
         self.judge(&mut found, &orphans)?;
         Ok(found)
     }

@@ -321,11 +321,11 @@ impl<M: Medium> Pool<M> {
             if let Some(verdict) = known.get(&at) {
                 return Ok((walked, *verdict));
             }
-            let Some(link) = rings.get(&at).filter(|link| link.sound) else {
+            let Some(link) = rings.get(&at) else {
                 return Ok((walked, false));
             };
-            if !walked.insert(at) {
-                // A ring that does not come back to its start is none.
+            // A ring that does not come back to its start is none.
+            if !walked.insert(at) || !link.sound {
                 return Ok((walked, false));
             }
             if link.next == start {
