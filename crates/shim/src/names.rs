@@ -21,7 +21,7 @@
 use crate::declared::{Asked, Named};
 use crate::numbers::{self, How};
 use crate::ofd::Ofd;
-use crate::real::call_real;
+use crate::real::{self, call_real};
 use crate::signal::engine::{self, Inside};
 use crate::sys::{self, ProcPath};
 use crate::writer::Writer;
@@ -858,6 +858,7 @@ fn linking((old, flags): (Name, c_int), new: Name, call: impl FnOnce() -> c_int)
 
 /// Before `dlopen(path, flags)`, which opens and maps the file inside itself. What is found without a path is not looked for.
 pub(crate) extern "C" fn before_library(path: Path) {
+    real::before_dlerror();
     if init::declared().is_empty() || path.is_null() {
         return;
     }
