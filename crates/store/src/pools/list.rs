@@ -150,7 +150,7 @@ impl PoolList {
     /// Takes out the pools that are gone for good: they are not there, and lay in memory. What is
     /// missing elsewhere may be on a file system that is mounted again.
     pub fn forget_the_gone(&self) -> Result<(), Errno> {
-        if !self.read().iter().any(|known| is_gone(known)) {
+        if !self.read().iter().any(is_gone) {
             return Ok(());
         }
         self.change(|all| all.retain(|known| !is_gone(known)))
