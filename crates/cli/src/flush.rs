@@ -8,7 +8,8 @@
 //! kernel syncs them here. What may lag behind in either case is the modification time of a file that is
 //! changed by stores, for up to a second: so this waits until no attached program has such a change left.
 
-use std::fs::OpenOptions;
+use std::fs::{Metadata, OpenOptions};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -120,7 +121,7 @@ fn flush_one(dir: &RuntimeDir, path: &Path) -> Result<Flushed, Failure> {
             let _ = client::give_back(dir, id.0, id.1, PUBLISHING);
         }
         Ok(false) | Err(Refused::NoMonitor(_)) => {
-            flushed.by_opening(&runtime::places(dir), is_watched(data.ino()));
+            flushed.by_opening(&runtime::places(dir), is_watched(path, &data));
         }
         Err(refused) => flushed.error = Some(refused.to_string()),
     }
@@ -169,18 +170,55 @@ impl Flushed {
 /// Whether a monitor that lives has a lease of this file, maybe one of another runtime directory: who opens the file waits
 /// until that has published it. Of a lease that a monitor has taken over the kernel names the one before, which has ended;
 /// then nothing is known of it here.
-fn is_watched(inode: u64) -> bool {
-    let named = format!(":{inode}");
+fn is_watched(path: &Path, data: &Metadata) -> bool {
     let lives = |pid: &str| {
         // Of one that has ended, and that nobody has waited for, it is empty.
         std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| !words.is_empty())
     };
     let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
-    locks.lines().any(|line| {
+    let devices = devices_of(path, data);
+    leases(&locks)
+        .any(|(pid, device, inode)| inode == data.ino() && devices.contains(&device) && lives(pid))
+}
+
+/// The leases of a list of locks, each with its owner, and the device and the inode number of its file.
+fn leases(locks: &str) -> impl Iterator<Item = (&str, (u32, u32), u64)> {
+    locks.lines().filter_map(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        words.next().filter(|kind| *kind == "LEASE")?;
+        let (pid, file) = (words.nth(2)?, words.next()?);
+        let mut numbers = file.split(':');
+        let mut hexadecimal = || u32::from_str_radix(numbers.next()?, 16).ok();
+        let device = (hexadecimal()?, hexadecimal()?);
+        Some((pid, device, numbers.next()?.parse().ok()?))
+    })
+}
+
+/// Which devices a file may be listed with: its own and that of its mount, which is another one on btrfs.
+fn devices_of(path: &Path, data: &Metadata) -> Vec<(u32, u32)> {
+    let own = (rustix::fs::major(data.dev()), rustix::fs::minor(data.dev()));
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mounted = mount_of(path).and_then(|id| device_of_mount(&mounts, id));
+    [own].into_iter().chain(mounted).collect()
+}
+
+fn mount_of(path: &Path) -> Option<u64> {
+    // To open it otherwise would end the staging.
+    let mut options = OpenOptions::new();
+    let fd = options.read(true).custom_flags(libc::O_PATH).open(path);
+    let fd = fd.ok()?;
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()));
+    let info = info.ok()?;
+    let mut lines = info.lines();
+    lines.find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok())
+}
+
+fn device_of_mount(mounts: &str, id: u64) -> Option<(u32, u32)> {
+    mounts.lines().find_map(|line| {
         let mut words = line.split_whitespace();
-        words.nth(1) == Some("LEASE")
-            && words.nth(2).is_some_and(lives)
-            && words.next().is_some_and(|file| file.ends_with(&named))
+        words.next().filter(|word| word.parse() == Ok(id))?;
+        let (major, minor) = words.nth(1)?.split_once(':')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
     })
 }
 
@@ -329,4 +367,37 @@ fn print(flushed: &Flushed) {
 fn plain(error: &std::io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOCKS: &str = "1: LEASE  ACTIVE    WRITE 812 fd:1a:77 0 EOF\n\
+                         2: POSIX  ADVISORY  WRITE 813 fd:1a:78 0 EOF\n\
+                         3: LEASE  BREAKING  READ  814 00:19:77 0 EOF\n";
+
+    /// Files of two file systems often have the same number.
+    #[test]
+    fn a_lease_is_that_of_one_device() {
+        let found: Vec<_> = leases(LOCKS).collect();
+        let expected = [("812", (0xfd, 0x1a), 77), ("814", (0, 0x19), 77)];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_mount_has_a_device() {
+        let mounts =
+            "21 1 0:19 / /proc rw - proc proc rw\n33 21 253:26 /x /y rw - btrfs /dev/z rw\n";
+        assert_eq!(device_of_mount(mounts, 33), Some((253, 26)));
+        assert_eq!(device_of_mount(mounts, 253), None);
+    }
+
+    #[test]
+    fn a_file_is_listed_with_its_own_device() {
+        let path = Path::new("/proc/self/stat");
+        let data = path.metadata().expect("metadata");
+        let own = (rustix::fs::major(data.dev()), rustix::fs::minor(data.dev()));
+        assert_eq!(devices_of(path, &data), [own, own]);
+    }
 }

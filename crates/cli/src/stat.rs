@@ -191,14 +191,20 @@ fn print(shown: &Shown<'_>) {
         println!("no program is attached");
     }
     for process in shown.processes.iter().filter(|p| p.stat.refused > 0) {
-        let (pid, comm) = (process.stat.pid, printable(&process.stat.comm));
-        println!(
-            "{pid} {comm}: it has more files than this list has room for, some perhaps with a weaker promise"
-        );
+        println!("{}", left_out(process.stat));
     }
     for skipped in shown.skipped {
         println!("{}: {}", printable(&skipped.file), skipped.reason);
     }
+}
+
+/// Of a process whose files have no room in the list: how often it has opened such a file.
+fn left_out(process: &ProcessStat) -> String {
+    let (pid, comm, times) = (process.pid, printable(&process.comm), process.refused);
+    format!(
+        "{pid} {comm}: it has more files than this list has room for: {times} left out so far, some perhaps with a weaker \
+         promise"
+    )
 }
 
 fn staged_table(shown: &Shown<'_>) -> Table {

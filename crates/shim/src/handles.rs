@@ -25,6 +25,7 @@ pub(crate) unsafe extern "C" fn dlsym(
     name: *const c_char,
     caller: *const c_void,
 ) -> *mut c_void {
+    real::before_dlerror();
     // SAFETY: libc's function of this name, which takes what the program gave.
     let look_up = unsafe { real::call_real!(table::dlsym, LookUp) };
     // SAFETY: as the program's call.

@@ -21,7 +21,7 @@
 use crate::declared::{Asked, Named};
 use crate::numbers::{self, How};
 use crate::ofd::Ofd;
-use crate::real::call_real;
+use crate::real::{self, call_real};
 use crate::signal::engine::{self, Inside};
 use crate::sys::{self, ProcPath};
 use crate::writer::Writer;
@@ -629,14 +629,17 @@ pub(crate) fn stream_is_libcs(fd: c_int, flags: c_int) {
 /// are served write the entry of a directory with the file that it leads to as long as it is new, ext4
 /// without a journal, too, where the directory alone would lead to nothing; of others nothing is known.
 fn make_new_durable(fd: c_int) -> Result<(), c_int> {
+    // What others change from here on is not known to be durable.
+    let stat = descriptors::stat_of(fd);
     lost(sys::fsync(fd as usize))?;
     if adit_pmem::kind_of_fd(fd) == MediumKind::Other {
         return parent_of(fd).sync(&mut None);
     }
     if let Some(ofd) = fds::promoted(fd)
         && let Some(writer) = ofd.writer()
+        && let Some(stat) = stat
     {
-        writer.has_durable_name();
+        writer.has_durable_name(&stat);
     }
     Ok(())
 }
@@ -855,6 +858,7 @@ fn linking((old, flags): (Name, c_int), new: Name, call: impl FnOnce() -> c_int)
 
 /// Before `dlopen(path, flags)`, which opens and maps the file inside itself. What is found without a path is not looked for.
 pub(crate) extern "C" fn before_library(path: Path) {
+    real::before_dlerror();
     if init::declared().is_empty() || path.is_null() {
         return;
     }

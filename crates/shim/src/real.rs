@@ -4,7 +4,9 @@
 //! by libc's function on first use. Other libraries' constructors run before ours and already do I/O
 //! (libselinux's calls `fopen`), so resolution cannot wait for ours; and a short program uses few of
 //! the names, so resolving all of them at start would be most of what it pays. `dlsym` allocates
-//! nothing when it finds the name, and libc resets the loader's lock in the child of a fork.
+//! nothing when it finds the name, and libc resets the loader's lock in the child of a fork. It does clear what `dlerror`
+//! would tell the program, so a program that looks for libraries itself has them all resolved before it does
+//! ([`before_dlerror`]).
 //!
 //! Some names are not libc's (libaio's, liburing's). Where the program itself has none of these libraries, a plugin that
 //! was loaded for itself alone may: what it would have called without us is found by where it calls from, each time.
@@ -18,7 +20,7 @@
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::handles;
 use crate::signal::engine;
@@ -74,6 +76,20 @@ pub(crate) fn next(name: &CStr) -> *mut c_void {
         unsafe { libc::dlerror() };
     }
     found
+}
+
+/// Before a call that may fail and leave a reason in `dlerror`. The program may make other calls until it asks for that, and
+/// a lookup of ours would clear it.
+pub(crate) fn before_dlerror() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if DONE.load(Ordering::Relaxed) {
+        return;
+    }
+    crate::table::resolve_all();
+    crate::stdio::prepare();
+    // rustix finds the kernel's clock by a lookup, too.
+    let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    DONE.store(true, Ordering::Relaxed);
 }
 
 /// Called by [`resolve_and_jump`] with the slot and the name that the thunk gave: looks the name up

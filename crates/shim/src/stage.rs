@@ -299,14 +299,23 @@ pub(crate) const FORKING: Refusal = -1;
 /// The file has no name by which a recovery would find it. No error of the kernel's.
 pub(crate) const NAMELESS: Refusal = -2;
 
-/// Stages the file of `fd`, if it may be. `named` says that it was durable when it was empty, with its name, `declared` that others
-/// may stage it at the same time.
+/// No time at which a file was changed.
+pub(crate) const UNNAMED: u64 = 0;
+
+/// When a file was changed last, be it its bytes or its name: as a number that is not [`UNNAMED`].
+pub(crate) fn changed(seconds: i64, nanoseconds: i64) -> u64 {
+    let whole = seconds.saturating_mul(1_000_000_000);
+    whole.saturating_add(nanoseconds).unsigned_abs().max(1)
+}
+
+/// Stages the file of `fd`, if it may be. `named` says since which change of it, or [`UNNAMED`], it is durable when it is
+/// empty, with its name, `declared` that others may stage it at the same time.
 pub(crate) fn take(
     ofd: &Ofd,
     fd: i32,
     mode: Mode,
     appends: bool,
-    (named, declared): (bool, bool),
+    (named, declared): (u64, bool),
 ) -> Result<Staged, Refusal> {
     may_stage(fd)?;
     let stat = eligible(fd)?;
@@ -328,9 +337,12 @@ pub(crate) fn take(
         })?;
     // Its name becomes durable before the bytes that come through the pool, and so does what the kernel
     // has written: no `fsync` asks for that any more. Where it cannot be, they are the kernel's to lose.
-    // Others may have written to it until now, when they cannot any more.
-    let is_empty = || rustix::fs::fstat(borrow(fd)).is_ok_and(|stat| stat.st_size == 0);
-    let durable = adit_pmem::kind_of_fd(fd) == MediumKind::Ram || named && is_empty();
+    // Others may have written to it until now, when they cannot any more, and cut it again, or given it another name.
+    let is_as_then = |stat: Stat| {
+        stat.st_size == 0 && changed(stat.st_ctime, stat.st_ctime_nsec as i64) == named
+    };
+    let is_named = || named != UNNAMED && rustix::fs::fstat(borrow(fd)).is_ok_and(is_as_then);
+    let durable = adit_pmem::kind_of_fd(fd) == MediumKind::Ram || is_named();
     if !durable && let Err(errno) = rustix::fs::fsync(borrow(fd)) {
         let _ = staged.give_up(ofd, fd);
         return Err(errno.raw_os_error());

@@ -503,6 +503,13 @@ pub(crate) fn serves() -> bool {
     STATE.load(Ordering::SeqCst) == READY
 }
 
+/// Makes the slots ours before the first stream is opened, where that is wanted.
+pub(crate) fn prepare() {
+    if WANTED.load(Ordering::Relaxed) && !vfork::in_child() {
+        let _ = ready();
+    }
+}
+
 /// Whether the slots are ours. Tries, once.
 fn ready() -> bool {
     for _ in 0..PATIENCE {

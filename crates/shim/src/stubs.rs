@@ -52,6 +52,13 @@ macro_rules! stub {
         const TEXT: &str = concat!(stringify!($name), "\0");
         static NAME: [u8; TEXT.len()] = $crate::real::name(TEXT);
 
+        /// Looks it up before it is called.
+        pub(super) fn resolve_ahead() {
+            if REAL.get() == resolve_me as *const () {
+                REAL.resolve_ahead(core::ffi::CStr::from_bytes_with_nul(&NAME).unwrap_or_default());
+            }
+        }
+
         #[unsafe(naked)]
         unsafe extern "C" fn resolve_me() {
             core::arch::naked_asm!(
@@ -63,6 +70,11 @@ macro_rules! stub {
                 resolve = sym $crate::real::resolve_and_jump,
             )
         }
+    };
+
+    // Behind these names is no function of libc's of their own.
+    (@none) => {
+        pub(super) const fn resolve_ahead() {}
     };
 
     (data $name:ident $hook:path, $amount:literal) => {
@@ -861,10 +873,14 @@ macro_rules! stub {
 
     (replace $name:ident $hook:path) => {
         stub!(@common $name);
-        stub!(alias $name $hook);
+        stub!(@alias $name $hook);
     };
 
     (alias $name:ident $hook:path) => {
+        stub!(@none);
+        stub!(@alias $name $hook);
+    };
+    (@alias $name:ident $hook:path) => {
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name() {
@@ -873,6 +889,7 @@ macro_rules! stub {
     };
 
     (listed $name:ident $hook:path) => {
+        stub!(@none);
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name() {
@@ -902,6 +919,7 @@ macro_rules! stub {
     };
 
     (creates $name:ident $open:path) => {
+        stub!(@none);
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name() {

@@ -23,6 +23,11 @@ macro_rules! interpose {
             }
         )*
 
+        /// Looks up all of libc's functions that were not called yet.
+        pub(crate) fn resolve_all() {
+            $($name::resolve_ahead();)*
+        }
+
         const ALL: &str = concat!($(stringify!($name), "\0"),*);
         /// Every name, one after the other: pointers to them would have to be relocated.
         static NAMES: [u8; ALL.len()] = crate::real::name(ALL);

@@ -41,7 +41,7 @@ use crate::fresh::Fresh;
 use crate::ofd::{Ofd, Offset};
 use crate::signal::engine;
 use crate::stage::{Entry, Staged};
-use crate::{descriptors, init, sys};
+use crate::{descriptors, init, stage, sys};
 use adit_pmem::MediumKind;
 use adit_store::staged::{Error, Mode};
 use core::cell::UnsafeCell;
@@ -66,8 +66,9 @@ pub(crate) struct Writer {
     linkable: bool,
     /// Set when it was found to have no name, and cannot get one any more.
     nameless: AtomicBool,
-    /// Set while the file and its name are known to be durable, if it still is as empty as it was then.
-    named: AtomicBool,
+    /// Set while the file and its name are known to be durable, if it still is as it was then: empty, and changed last at this
+    /// time.
+    named: AtomicU64,
     losses: AtomicU32,
     /// In mode `posix`.
     trial: Option<Trial>,
@@ -177,7 +178,7 @@ impl Writer {
             transacts: AtomicBool::new(false),
             linkable: is_linkable(flags),
             nameless: AtomicBool::new(false),
-            named: AtomicBool::new(false),
+            named: AtomicU64::new(stage::UNNAMED),
             losses: AtomicU32::new(0),
             trial: None,
             blocks: Blocks::none(),
@@ -192,9 +193,10 @@ impl Writer {
         }
     }
 
-    /// The file, which is empty, and its name were made durable: it need not be done before bytes are staged.
-    pub(crate) fn has_durable_name(&self) {
-        self.named.store(true, Ordering::Relaxed);
+    /// The file, which was so, and its name were made durable: if it is empty, it need not be done before bytes are staged.
+    pub(crate) fn has_durable_name(&self, stat: &libc::stat) {
+        let changed = stage::changed(stat.st_ctime, stat.st_ctime_nsec);
+        self.named.store(changed, Ordering::Relaxed);
     }
 
     /// Of a file on this medium.

@@ -9,7 +9,7 @@ use crate::ofd::{Ofd, Offset};
 use crate::signal::engine;
 use crate::stage::Staged;
 use crate::stat::Logical;
-use crate::{copies, data, declared, stack, sys, together};
+use crate::{copies, data, declared, stack, stage, sys, together};
 use adit_store::staged::{AppendsOnly, Error, Place, Where};
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
@@ -298,7 +298,7 @@ impl Writer {
         let start = begin(ofd, at, len, claimed).ok()?;
         let _alone = self.blocks.take(fd, start, len)?;
         // Others may write to it, too, and an `fsync` is about their bytes as well.
-        self.named.store(false, Ordering::Relaxed);
+        self.named.store(stage::UNNAMED, Ordering::Relaxed);
         match from.kernel_write(fd, start as i64, self.durable()) {
             Err(libc::EOPNOTSUPP) => None,
             Ok(written) => Some(Ok(moved(ofd, at, start, written))),

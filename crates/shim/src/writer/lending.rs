@@ -235,7 +235,7 @@ impl Writer {
 
     fn become_the_kernels(&self, ofd: &Ofd, fd: i32, why: Reason) {
         self.try_to_bar(fd);
-        self.named.store(false, Ordering::Relaxed);
+        self.named.store(stage::UNNAMED, Ordering::Relaxed);
         ofd.hand_over_offset(fd);
         self.mapped.store(false, Ordering::Relaxed);
         self.account().because(why);

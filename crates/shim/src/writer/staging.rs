@@ -209,7 +209,7 @@ impl Writer {
     pub(super) fn begin_anew(&self, state: &mut State, ofd: &Ofd, fd: i32) {
         *state = State::Fresh(Fresh::new());
         // Others may write to it now, and an `fsync` is about their bytes as well.
-        self.named.store(false, Ordering::Relaxed);
+        self.named.store(stage::UNNAMED, Ordering::Relaxed);
         if ofd.is_wanted() {
             // By a forked child: the kernel has it until the children have ended.
             self.lend_out(ofd, fd, To::Children, Reason::SharedOffset);

@@ -284,6 +284,37 @@ fn a_file_that_others_had_is_synced_before_it_is_staged_again() {
     }
 }
 
+/// A new file is durable as it was made. What others have changed since, its name too, is so with the first bytes that are
+/// staged of it.
+#[test]
+fn a_new_file_that_others_have_changed_is_synced_before_it_is_staged() {
+    if !has_strace() {
+        return;
+    }
+    let Some(place) = Place::on_disk("changed") else {
+        return;
+    };
+    let program = place.compile("changed");
+    let other = place.file().with_extension("other");
+    let syncs = |mode: &str, how: &str| {
+        let _ = fs::remove_file(place.file());
+        let _ = fs::remove_file(&other);
+        let mut command = place.tracing(&program, mode, "fsync,pwrite64");
+        run(command.arg(place.file()).arg(how).arg(&other));
+        let paths = [place.file(), other.clone()].map(|path| format!("<{}>", path.display()));
+        let trace = place.trace();
+        let of_the_file = |line: &&str| paths.iter().any(|path| line.contains(path));
+        // Publishing writes, and syncs what it wrote.
+        let before = trace.lines().filter(of_the_file);
+        let before = before.take_while(|line| !line.contains("pwrite64("));
+        before.filter(|line| line.contains("fsync(")).count()
+    };
+    for mode in ["sync", "strict"] {
+        let counts = ["left alone", "cut", "renamed"].map(|how| syncs(mode, how));
+        assert_eq!(counts, [1, 2, 2], "mode {mode}");
+    }
+}
+
 /// Threads write, children come and go, and the file with them: each line is there once, and nothing else.
 #[test]
 fn threads_and_children_leave_no_hole() {

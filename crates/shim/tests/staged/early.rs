@@ -90,6 +90,25 @@ fn what_a_handle_of_libc_finds_is_served() {
     }
 }
 
+/// Of a library that is not there the program is told whatever it has called since, and for the first time.
+#[test]
+fn what_a_program_did_not_find_is_told_after_other_calls() {
+    let Some(place) = Place::new("missing") else {
+        return;
+    };
+    let program = place.dir.join("missing");
+    compile("missing", &[], &program, &[]);
+    let said = |mode: Option<&str>| {
+        let mut command = place.command(&program, mode);
+        String::from_utf8(run(command.arg(place.file())).stdout).expect("text")
+    };
+    let plain = said(None);
+    assert_eq!(plain.matches("libmissing").count(), 8, "{plain}");
+    for mode in ALL {
+        assert_eq!(said(Some(mode)), plain, "mode {mode}");
+    }
+}
+
 /// What libc has since 2.43 is called, and is a cancellation point as every open is.
 #[test]
 fn a_thread_is_cancelled_in_openat2() {

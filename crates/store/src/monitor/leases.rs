@@ -294,6 +294,10 @@ impl Leases {
 
     /// How long until the next [`tick`](Self::tick), unless something becomes readable.
     pub(super) fn interval(&self) -> Duration {
+        // A death is noticed after a tick, too.
+        if self.may_recover() {
+            return Duration::ZERO;
+        }
         let nothing = self.held.is_empty() && !self.waits_for_pools();
         let idle = nothing && self.adopts_again.is_none();
         let again = self.held.values().filter_map(|entry| entry.again_at).min();

@@ -507,10 +507,7 @@ impl Monitor {
 
     /// Repairs what a dead process left behind.
     fn clear(&mut self, name: &Name, snapshot: &Snapshot) {
-        for index in (0..snapshot.used()).filter(|index| snapshot.unsettled(*index)) {
-            let settled = times::of_dead(snapshot, index);
-            self.work.settled += u64::from(settled == Settled::Advanced);
-        }
+        self.work.settled += times::of_dead(snapshot);
         self.remove(name, snapshot);
     }
 

@@ -243,6 +243,12 @@ fn helper_program() {
     let file = open_rw(&dir.join("data"));
     let slot = attach(registry, &file);
     slot.stored_now();
+    for other in ["1", "2", "3"] {
+        let other = dir.join(other);
+        if other.exists() {
+            attach(registry, &open_rw(&other)).stored_now();
+        }
+    }
     say("stored");
     loop {
         listen();
@@ -383,6 +389,64 @@ fn a_killed_programs_renamed_file_is_found_and_no_other_touched() {
     run(&runtime_at(&scratch.path("run")), &quick()).expect("run");
     assert!(is_recent(&scratch.path("renamed")));
     assert_eq!(modified(&decoy), old());
+}
+
+/// The monitor answers nobody meanwhile.
+#[test]
+fn a_directory_is_read_once_for_all_that_a_killed_program_had_there() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let names = ["data", "1", "2", "3"];
+    let paths = names.map(|name| scratch.old_file(name));
+    let mut program = program(&scratch);
+    let renamed = names.map(|name| scratch.path(&format!("{name} renamed")));
+    for (path, renamed) in paths.iter().zip(&renamed) {
+        std::fs::rename(path, renamed).expect("rename");
+    }
+    std::fs::remove_file(&renamed[0]).expect("remove");
+    program.kill();
+    eventually("it is dead", || !listing(&scratch).processes[0].alive);
+    let before = super::times::planted::NAMES.get();
+    let outcome = run(&runtime_at(&scratch.path("run")), &quick()).expect("run");
+    let work = Work {
+        settled: 3,
+        cleared: 1,
+    };
+    assert_eq!(outcome, Outcome::Idle(work));
+    assert!(renamed[1..].iter().all(|path| is_recent(path)));
+    let there = std::fs::read_dir(&scratch.0).expect("read").count() + 2;
+    let seen = super::times::planted::NAMES.get() - before;
+    assert!(seen <= there, "{seen} of {there}");
+}
+
+/// It may be noticed after the monitor has done what is due.
+#[test]
+fn a_recovery_that_is_due_ends_a_wait() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime().open_or_create().expect("directory");
+    let runtime = scratch.path("run");
+    let places = Places {
+        list: PoolList::at(&runtime),
+        runtime,
+    };
+    let records = Records::new().expect("records");
+    let (standby, means) = (Standby::new(None), Means::get().expect("means"));
+    let pace = Pace::default();
+    let mut leases = Leases::new(places, records, standby, pace, means, Marks::new(&dir));
+    for _ in 0..2 {
+        assert_eq!(leases.interval(), Duration::ZERO);
+        leases.tick(Instant::now(), &Ready::default());
+        assert!(leases.interval() > Duration::ZERO, "it has begun");
+        eventually("it is over", || {
+            let mut wait = Vec::new();
+            leases.wait_for(&mut wait);
+            let ready = Ready(wait.iter().map(|each| each.as_fd().as_raw_fd()).collect());
+            leases.tick(Instant::now(), &ready);
+            leases.is_empty()
+        });
+        assert!(leases.interval() > Duration::ZERO, "nothing is due");
+        leases.somebody_died();
+    }
 }
 
 #[test]

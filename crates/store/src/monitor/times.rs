@@ -2,6 +2,7 @@
 //! descriptor tables, of dead ones by path.
 
 use core::mem::offset_of;
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use rustix::fd::AsFd as _;
@@ -16,7 +17,7 @@ use crate::registry::sys::{self, Fd};
 use crate::registry::text::Text;
 use crate::registry::{FileId, birth};
 
-/// Names looked at when a dead process's file is no longer where it was.
+/// Names looked at when files of a dead process are no longer where they were.
 const MOST_NAMES: usize = 1 << 16;
 
 /// What became of one slot.
@@ -110,20 +111,35 @@ fn settle_shown(marks: &Marks<'_>, pin: &Fd, begun: Instant) -> Settled {
     }
 }
 
-/// Settles one slot of a dead process.
-pub(super) fn of_dead(snapshot: &Snapshot, index: usize) -> Settled {
-    let Some(slot) = snapshot.slot(index) else {
-        return Settled::Nothing;
-    };
-    let pin = pin_by_path(&slot).or_else(|| pin_by_search(&slot));
+/// Settles what a dead process has left. Returns of how many files the time was advanced.
+pub(super) fn of_dead(snapshot: &Snapshot) -> u64 {
+    let mut advanced = 0;
+    let mut elsewhere: BTreeMap<Vec<u8>, Vec<SlotCopy>> = BTreeMap::new();
+    let unsettled = (0..snapshot.used()).filter(|index| snapshot.unsettled(*index));
+    for slot in unsettled.filter_map(|index| snapshot.slot(index)) {
+        match pin_by_path(&slot) {
+            Some(pin) => advanced += settle_pinned(&pin),
+            None => {
+                if let Some(dir) = slot.path().and_then(directory_of) {
+                    elsewhere.entry(dir.to_vec()).or_default().push(slot);
+                }
+            }
+        }
+    }
+    // Nobody is answered meanwhile: each directory is read once, whatever it has lost, and no more than so many names.
+    let mut names = MOST_NAMES;
+    for (dir, slots) in elsewhere {
+        advanced += settle_in(&dir, slots, &mut names);
+    }
+    advanced
+}
+
+fn settle_pinned(pin: &Fd) -> u64 {
     let now = Timespec {
         tv_sec: 0,
         tv_nsec: UTIME_NOW,
     };
-    match pin.map(|pin| advance(&pin, now)) {
-        Some(Ok(())) => Settled::Advanced,
-        _ => Settled::Nothing,
-    }
+    u64::from(advance(pin, now).is_ok())
 }
 
 /// The two marks of one slot, read and written with calls: a mapping of a file that somebody cuts
@@ -187,29 +203,43 @@ fn pin_by_path(slot: &SlotCopy) -> Option<Fd> {
     is_file(&pin, slot).then_some(pin)
 }
 
-/// Looks for a file under another name in the directory it was in: programs write under a temporary
-/// name and rename.
-fn pin_by_search(slot: &SlotCopy) -> Option<Fd> {
-    let path = slot.path()?;
+fn directory_of(path: &[u8]) -> Option<&[u8]> {
     let end = path.iter().rposition(|byte| *byte == b'/')?;
-    let mut parent = Text::<1024>::new();
-    parent.push(path.get(..end.max(1))?);
-    let dir = sys::open(parent.as_c_str()?, OFlags::RDONLY | OFlags::DIRECTORY).ok()?;
+    path.get(..end.max(1))
+}
+
+/// Settles files that have another name by now in the directory they were in: programs write under a temporary name and
+/// rename. Looks at so many `names` at most.
+fn settle_in(dir: &[u8], mut slots: Vec<SlotCopy>, names: &mut usize) -> u64 {
+    let mut path = Text::<1024>::new();
+    path.push(dir);
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    let Some(Ok(dir)) = path.as_c_str().map(|path| sys::open(path, flags)) else {
+        return 0;
+    };
+    let mut advanced = 0;
     let mut buffer = [core::mem::MaybeUninit::<u8>::uninit(); 8192];
     let mut entries = RawDir::new(dir.as_fd(), &mut buffer);
-    for _ in 0..MOST_NAMES {
-        let entry = entries.next()?.ok()?;
-        if entry.ino() != slot.id().ino {
+    while *names > 0
+        && !slots.is_empty()
+        && let Some(Ok(entry)) = entries.next()
+    {
+        *names -= 1;
+        #[cfg(test)]
+        planted::NAMES.set(planted::NAMES.get() + 1);
+        if slots.iter().all(|slot| slot.id().ino != entry.ino()) {
             continue;
         }
-        let flags = OFlags::PATH;
-        if let Ok(pin) = sys::open_at(&dir, entry.file_name(), flags, Mode::empty())
-            && is_file(&pin, slot)
-        {
-            return Some(pin);
+        let Ok(pin) = sys::open_at(&dir, entry.file_name(), OFlags::PATH, Mode::empty()) else {
+            continue;
+        };
+        let left = slots.len();
+        slots.retain(|slot| !is_file(&pin, slot));
+        if slots.len() < left {
+            advanced += settle_pinned(&pin);
         }
     }
-    None
+    advanced
 }
 
 /// Whether a pin holds the slot's file, and not one that inherited its number.
@@ -254,7 +284,7 @@ fn set_times(pin: &Fd, times: &Timestamps) -> Result<(), Errno> {
 #[cfg(test)]
 pub(super) mod planted {
     use core::sync::atomic::{AtomicU64, Ordering};
-    use std::cell::RefCell;
+    use std::cell::{Cell, RefCell};
 
     /// Where the settlement is.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,6 +303,8 @@ pub(super) mod planted {
 
     std::thread_local! {
         static ACT: RefCell<Option<Act>> = const { RefCell::new(None) };
+        /// Names that monitors of this thread have looked at.
+        pub(in crate::monitor) static NAMES: Cell<usize> = const { Cell::new(0) };
     }
 
     /// How long the monitors of this process take for a settlement.

@@ -440,10 +440,7 @@ mod tests {
         assert!(!scratch.path("home").exists(), "it is not made again");
         std::fs::create_dir(scratch.path("home")).expect("create");
         places.opened(&path).expect("a list that was announced");
-        let line = Listed {
-            uuid,
-            path: path.clone(),
-        };
+        let line = Listed::at(&uuid, &path);
         assert_eq!(other.list.read(), [line]);
         for places in [&places, &other] {
             let found = places.pools().into_iter().next().expect("a pool");

@@ -1,6 +1,6 @@
-//! The list of a user's pools: text, one pool a line, `UUID PATH`; lines that are not understood are passed
-//! over. It is replaced as a whole, under a lock, so no reader sees half of it, and survives reboots with the
-//! user's state directory.
+//! The list of a user's pools: text, one pool a line, `UUID PATH`, or `UUID BOOT-DEVICE PATH` of one that lies in
+//! memory; lines that are not understood are passed over. It is replaced as a whole, under a lock, so no reader sees half
+//! of it, and survives reboots with the user's state directory.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -43,6 +43,16 @@ pub struct Listed {
     pub uuid: [u8; 16],
     /// Where it was seen last.
     pub path: PathBuf,
+    /// Where it lay in memory: which that was.
+    memory: Option<Memory>,
+}
+
+/// A file system in memory. Another mount namespace may have another one of the same name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Memory {
+    /// Of the boot's id: no memory outlasts it, and devices are numbered anew.
+    boot: u64,
+    device: u64,
 }
 
 impl PoolList {
@@ -104,10 +114,7 @@ impl PoolList {
 
     /// Enters a pool.
     pub fn add(&self, uuid: &[u8; 16], path: &Path) -> Result<(), Errno> {
-        let new = Listed {
-            uuid: *uuid,
-            path: path.to_owned(),
-        };
+        let new = Listed::at(uuid, path);
         let name = path.as_os_str().as_bytes();
         if !path.is_absolute() || name.contains(&b'\n') {
             return Err(Errno::INVAL);
@@ -143,10 +150,10 @@ impl PoolList {
     /// Takes out the pools that are gone for good: they are not there, and lay in memory. What is
     /// missing elsewhere may be on a file system that is mounted again.
     pub fn forget_the_gone(&self) -> Result<(), Errno> {
-        if !self.read().iter().any(|known| is_gone(&known.path)) {
+        if !self.read().iter().any(is_gone) {
             return Ok(());
         }
-        self.change(|all| all.retain(|known| !is_gone(&known.path)))
+        self.change(|all| all.retain(|known| !is_gone(known)))
     }
 
     /// Replaces the list. The lock is a file of its own, because the list's own is replaced.
@@ -277,30 +284,75 @@ fn make_durable(dir: &Path) -> Result<(), Errno> {
     rustix::fs::fsync(dir.as_fd())
 }
 
-/// Whether a pool is not there, and the nearest directory that is lies in memory. Mount points may lie there as
-/// well, so this is said of places alone in which nothing is mounted.
-fn is_gone(path: &Path) -> bool {
-    if !["/dev/shm", "/run/user"]
-        .iter()
-        .any(|memory| path.starts_with(memory))
-    {
+/// Where memory is mounted, and nothing else below.
+const IN_MEMORY: [&str; 2] = ["/dev/shm", "/run/user"];
+
+/// Whether a pool is not there, and the nearest directory that is lies in memory, in the pool's if it is known which that
+/// was. Mount points may lie there as well, so this is said of places alone in which nothing is mounted.
+fn is_gone(known: &Listed) -> bool {
+    if !IN_MEMORY.iter().any(|at| known.path.starts_with(at)) {
         return false;
     }
     let kind = |dir: &Path| rustix::fs::statfs(dir.as_os_str().as_bytes());
     let missing = |error| matches!(error, Errno::NOENT | Errno::NOTDIR);
-    let mut above = path.ancestors().map(kind);
-    let not_there = above.next().is_some_and(|seen| seen.is_err_and(missing));
-    let nearest = above.find(|seen| !seen.as_ref().is_err_and(|error| missing(*error)));
-    not_there && matches!(nearest, Some(Ok(fs)) if fs.f_type as u64 == TMPFS)
+    let mut above = known.path.ancestors().map(|dir| (dir, kind(dir)));
+    let not_there = above
+        .next()
+        .is_some_and(|(_, seen)| seen.is_err_and(missing));
+    let nearest = above.find(|(_, seen)| !seen.as_ref().is_err_and(|error| missing(*error)));
+    not_there
+        && nearest.is_some_and(|(dir, seen)| {
+            seen.is_ok_and(|fs| fs.f_type as u64 == TMPFS)
+                && known.memory.is_none_or(|memory| memory.is_seen_in(dir))
+        })
+}
+
+impl Memory {
+    /// What a path lies in.
+    fn of(path: &Path) -> Option<Self> {
+        let adit_pool::BootId(boot) = adit_pool::boot_id().ok()?;
+        let stat = rustix::fs::stat(path.as_os_str().as_bytes()).ok()?;
+        Some(Self {
+            boot: u64::from_be_bytes(*boot.first_chunk()?),
+            device: stat.st_dev,
+        })
+    }
+
+    /// Whether a directory lies in this memory, or this memory is no more.
+    fn is_seen_in(self, dir: &Path) -> bool {
+        Self::of(dir).is_some_and(|here| here == self || here.boot != self.boot)
+    }
+
+    fn parse(text: &[u8]) -> Option<Self> {
+        let (boot, device) = core::str::from_utf8(text).ok()?.split_once('-')?;
+        let number = |digits| u64::from_str_radix(digits, 16).ok();
+        Some(Self {
+            boot: number(boot)?,
+            device: number(device)?,
+        })
+    }
 }
 
 impl Listed {
+    /// A pool that is at this path.
+    pub(super) fn at(uuid: &[u8; 16], path: &Path) -> Self {
+        let in_memory = IN_MEMORY.iter().any(|at| path.starts_with(at));
+        Self {
+            uuid: *uuid,
+            path: path.to_owned(),
+            memory: in_memory.then(|| Memory::of(path)).flatten(),
+        }
+    }
+
     fn line(&self) -> Vec<u8> {
         let mut line: Vec<u8> = self
             .uuid
             .iter()
             .flat_map(|byte| format!("{byte:02x}").into_bytes())
             .collect();
+        if let Some(Memory { boot, device }) = self.memory {
+            line.extend(format!(" {boot:x}-{device:x}").into_bytes());
+        }
         line.push(b' ');
         line.extend_from_slice(self.path.as_os_str().as_bytes());
         line.push(b'\n');
@@ -309,10 +361,14 @@ impl Listed {
 }
 
 fn parse(line: &[u8]) -> Option<Listed> {
-    let (digits, path) = line.split_at_checked(32)?;
-    let path = path
-        .strip_prefix(b" ")
-        .filter(|path| path.first() == Some(&b'/'))?;
+    let (digits, rest) = line.split_at_checked(32)?;
+    let rest = rest.strip_prefix(b" ")?;
+    let slash = rest.iter().position(|byte| *byte == b'/')?;
+    let (memory, path) = rest.split_at(slash);
+    let memory = match memory.strip_suffix(b" ") {
+        None if memory.is_empty() => None,
+        memory => Some(Memory::parse(memory?)?),
+    };
     let mut uuid = [0; 16];
     for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
         let digit = |index: usize| char::from(*pair.get(index)?).to_digit(16);
@@ -321,6 +377,7 @@ fn parse(line: &[u8]) -> Option<Listed> {
     Some(Listed {
         uuid,
         path: Path::new(OsStr::from_bytes(path)).to_owned(),
+        memory,
     })
 }
 
@@ -375,16 +432,51 @@ mod tests {
         assert!(paths(&list).contains(&scratch.path("there")));
     }
 
+    /// A container may have the home directory of the host and a `/dev/shm` of its own.
+    #[test]
+    fn a_pool_in_memory_that_is_not_seen_here_is_kept() {
+        let scratch = Scratch::new();
+        let list = PoolList::at(&scratch.0);
+        let shm = Path::new("/dev/shm");
+        let here = Memory::of(shm).expect("memory");
+        let named = |name: &str, memory| Listed {
+            uuid: [name.len() as u8; 16],
+            path: shm.join("no such directory").join(name),
+            memory: Some(memory),
+        };
+        let device = here.device ^ 1;
+        let of_another = named("of another", Memory { device, ..here });
+        let boot = here.boot ^ 1;
+        let gone = [
+            named("removed", here),
+            named("of the boot before", Memory { boot, device }),
+        ];
+        let all = [&gone[..], core::slice::from_ref(&of_another)].concat();
+        let lines: Vec<u8> = all.iter().flat_map(Listed::line).collect();
+        std::fs::write(scratch.path("pools"), lines).expect("write");
+        assert_eq!(list.read(), all);
+        list.forget_the_gone().expect("forget");
+        assert_eq!(list.read(), [of_another]);
+    }
+
+    /// What is entered says where it lies.
+    #[test]
+    fn a_pool_in_memory_is_entered_with_its_memory() {
+        let list_in = Scratch::new();
+        let list = PoolList::at(&list_in.0);
+        list.add(&[1; 16], Path::new("/dev/shm")).expect("add");
+        assert_eq!(list.read()[0].memory, Memory::of(Path::new("/dev/shm")));
+        list.add(&[2; 16], Path::new("/")).expect("add");
+        assert_eq!(list.read()[1].memory, None);
+    }
+
     /// Whoever has entered a pool may be about to sync that, or was killed before: then a loss of power takes it back, and
     /// nobody finds what is staged in the pool.
     #[test]
     fn what_somebody_else_has_just_entered_is_made_durable() {
         let scratch = Scratch::new();
         let list = PoolList::at(&scratch.0);
-        let pool = Listed {
-            uuid: [1; 16],
-            path: scratch.path("pool"),
-        };
+        let pool = Listed::at(&[1; 16], &scratch.path("pool"));
         let entered_by_another = || {
             let new = scratch.path("pools.new");
             std::fs::write(&new, pool.line()).expect("write");
@@ -456,6 +548,7 @@ mod tests {
         let good = Listed {
             uuid: *b"0123456789abcdef",
             path: "/a pool".into(),
+            memory: None,
         };
         let mut text = b"\n\xff\xfe /x\n0123 /short\n".to_vec();
         text.extend([b'z'; 32]);

@@ -201,7 +201,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         self.take_away_as(Scope::Alone, before_forgetting)
     }
 
-    /// The same of a file that needs no publishing: [`Error::Unpublished`], and nothing else happens, where it does.
+    /// The same of a file that needs no publishing: [`Error::Unpublished`], and nothing else happens, where it does. Waits
+    /// for no other publisher: [`Error::Publishing`].
     pub fn take_away_published(&self, before_forgetting: impl FnOnce()) -> Result<()> {
         self.take_away_as(Scope::Nothing, before_forgetting)
             .map(drop)
@@ -230,7 +231,11 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let mut before_forgetting = Some(before_forgetting);
         let mut forgetting = || before_forgetting.take().map_or((), |before| before());
         let mut end = || {
-            let (guard, mut claim) = self.claim_patiently()?;
+            let (guard, mut claim) = match scope {
+                // There is always a later time for that, and who publishes may have been stopped.
+                Scope::Nothing => self.claim_at_once()?,
+                _ => self.claim_patiently()?,
+            };
             // The guard goes before the claim, which takes the lock again.
             self.publish_rest(guard, &mut claim, (scope, &mut forgetting), &mut done)
         };
@@ -295,6 +300,16 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             }
             adit_pmem::rest(PAUSE);
         }
+    }
+
+    /// The same, unless somebody has the file in hand: [`Error::Contended`], or [`Error::Publishing`].
+    fn claim_at_once(&self) -> Result<(FileGuard<'_, M>, Claim<'_, M>)> {
+        let attachment = self.stage.attachment();
+        let mut guard = attachment
+            .try_lock_file(self.file)?
+            .ok_or(Error::Contended)?;
+        let claim = self.claim(&mut guard)?;
+        Ok((guard, claim))
     }
 
     /// Claims the file. A relink that failed is over before: whoever ends it says that nobody publishes.

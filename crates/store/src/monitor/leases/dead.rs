@@ -21,14 +21,10 @@ impl Leases {
         if self.recovering {
             return;
         }
-        let dead_in = |pool: Option<&Arc<OpenPool>>| {
-            let here = |entry: &Entry| pool.is_none_or(|pool| Arc::ptr_eq(&entry.held.pool, pool));
-            let mut held = self.held.values();
-            held.any(|entry| entry.dead_since.is_some() && here(entry))
-        };
         // What stays, for whatever reason, is tried again at the next death, or start;
         // `adit pool recover` says why.
-        if let Some(at) = self.bereft.iter().position(|pool| !dead_in(Some(pool))) {
+        let is_clear = |pool| !self.holds_of_the_dead(Some(pool));
+        if let Some(at) = self.bereft.iter().position(is_clear) {
             let pool = self.bereft.swap_remove(at);
             self.recovering = true;
             let within = self.places.file_system_of(&pool.path);
@@ -36,7 +32,7 @@ impl Leases {
                 let _ = recovery::recover_once_with(pool.stage().attachment(), within.as_ref());
                 Report::Recovered
             });
-        } else if self.recovery_due && !dead_in(None) {
+        } else if self.may_recover() {
             self.recovery_due = false;
             let places = self.places.clone();
             self.recovering = true;
@@ -45,6 +41,18 @@ impl Leases {
                 Report::Recovered
             });
         }
+    }
+
+    /// Whether the recovery that is due can begin.
+    pub(super) fn may_recover(&self) -> bool {
+        self.recovery_due && !self.recovering && !self.holds_of_the_dead(None)
+    }
+
+    /// Whether files of dead programs are held, in this pool or in any.
+    fn holds_of_the_dead(&self, pool: Option<&Arc<OpenPool>>) -> bool {
+        let here = |entry: &Entry| pool.is_none_or(|pool| Arc::ptr_eq(&entry.held.pool, pool));
+        let mut held = self.held.values();
+        held.any(|entry| entry.dead_since.is_some() && here(entry))
     }
 
     /// Notices programs that have ended.

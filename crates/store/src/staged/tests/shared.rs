@@ -381,6 +381,31 @@ fn what_is_published_may_be_taken_away_and_nothing_else() {
     assert_eq!(contents(&crowd.file).expect("read"), model);
 }
 
+/// Who publishes may have been stopped, and the monitor has only so many threads: it comes back to the file later.
+#[test]
+fn nobody_waits_for_a_publisher_to_give_a_file_back() {
+    let world = World::new(tiny_size(24));
+    let crowd = Crowd::of(&world, boot(1), &[Mode::Strict, Mode::Strict], &[]);
+    let name = name_of(&crowd.file);
+    let file = StagedFile::open(&crowd.stages[0], &name, crowd.file.clone(), Mode::Strict);
+    let file = file.expect("stage");
+    let other = crowd.stages[1].attachment();
+    let guard = other.lock_file(file.file()).expect("lock");
+    let claim = Claim::take(other, &guard).expect("claim");
+    drop(guard);
+    let (done, said) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| done.send(file.take_away_published(|| {})));
+        let refused = said.recv_timeout(crate::testing::scratch::limit(10));
+        drop(claim);
+        assert!(
+            matches!(refused, Ok(Err(Error::Publishing { slot })) if slot == other.slot()),
+            "{refused:?}"
+        );
+    });
+    file.take_away_published(|| {}).expect("nobody publishes");
+}
+
 /// A claim stands, and is given up, when somebody shares the file meanwhile.
 #[test]
 fn a_file_is_shared_in_the_middle_of_a_publication() {
