@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use adit_pool::PoolFile;
 use adit_store::pools::PoolList;
-use common::dead::{expected, new_pool, on, stage, stage_and_die};
+use common::dead::{expected, name_of, new_pool, on, stage, stage_and_die, stage_more};
 use common::{Scratch, adit, finish, json, staged_of};
 
 #[test]
@@ -261,6 +261,73 @@ fn a_line_that_was_cut_off_is_told_from_a_damaged_one() {
         done.out.contains("1 log lines were not believed"),
         "{done:?}"
     );
+}
+
+/// What nothing counts in is freed by who attaches first. What was not believed there was acknowledged all the same, and no
+/// later look at the pool finds it: the recovery says so.
+#[test]
+fn damage_that_leaves_nothing_to_recover_is_told() {
+    let scratch = Scratch::new();
+    let pool = new_pool(&scratch);
+    let [file, other] = ["file", "other"].map(|name| scratch.file(name, b"base file", 0o600));
+    let attachment = stage(&pool, &file);
+    let dump = json(&on(["pool", "dump", "--json"], &pool));
+    // Behind them lies what does not count any more: they were not cut off.
+    stage_more(&attachment, &other);
+    let forgotten = attachment.enter_file(&name_of(&other)).unwrap();
+    attachment.forget_file(forgotten).unwrap();
+    drop(attachment);
+    let options = OpenOptions::new().read(true).write(true).open(&pool);
+    let bytes = options.unwrap();
+    let lines = dump["records"].as_array().unwrap();
+    assert_eq!(lines.len(), 3);
+    for line in lines {
+        let at = line["at"].as_u64().unwrap();
+        let mut line = [0; 64];
+        bytes.read_exact_at(&mut line, at).unwrap();
+        (line[20], line[40]) = (!line[20], !line[40]);
+        bytes.write_all_at(&line, at).unwrap();
+    }
+    assert_eq!(on(["pool", "check"], &pool).code(), Some(1));
+    let done = on(["pool", "recover"], &pool);
+    assert_eq!(done.code(), Some(1), "{done:?}");
+    for said in [
+        "rejected at",
+        "log lines were not believed",
+        "1 attachments of dead programs cleared",
+    ] {
+        assert!(done.out.contains(said), "{said}: {done:?}");
+    }
+    let done = on(["pool", "recover", "--json"], &pool);
+    assert_eq!(
+        (done.code(), &json(&done)["rejected"]),
+        (Some(0), &0.into())
+    );
+}
+
+/// Who only looks at a pool sees as well who lives.
+#[test]
+fn the_living_are_told_from_the_dead() {
+    let scratch = Scratch::new();
+    let pool = new_pool(&scratch);
+    let file = scratch.file("file", b"base file", 0o600);
+    let told = || {
+        let dump = json(&on(["pool", "dump", "--json"], &pool));
+        (
+            on(["pool", "info"], &pool).out,
+            dump["slots"][0]["alive"].as_bool(),
+        )
+    };
+    let attachment = stage(&pool, &file);
+    let (info, alive) = told();
+    assert!(info.contains("in use; 1 attached"), "{info}");
+    assert_eq!(alive, Some(true));
+    assert!(!on(["pool", "check"], &pool).out.contains("died attached"));
+    drop(attachment);
+    let (info, alive) = told();
+    assert!(info.contains("not closed cleanly"), "{info}");
+    assert_eq!(alive, Some(false));
+    assert!(on(["pool", "check"], &pool).out.contains("died attached"));
 }
 
 #[test]

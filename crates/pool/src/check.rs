@@ -341,7 +341,7 @@ impl<M: Medium> Pool<M> {
     /// again for the same file, after later records covered what it held.
     fn check_overlaps(&self, found: &Recovery, report: &mut CheckReport) -> Result<()> {
         let mut extents = Vec::new();
-        for place in found.live_places() {
+        for (place, _) in found.live_places() {
             if let Some(record) = self.read_record(place)?
                 && RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent)
             {
@@ -419,7 +419,7 @@ pub struct Info {
     pub chunks: BTreeMap<ChunkKind, u32>,
     /// Chunks of dead attachments.
     pub orphans: u32,
-    /// Attachment slots that are taken.
+    /// Attachments that live.
     pub attached: u32,
     /// Files in the file table.
     pub files: u64,
@@ -487,7 +487,7 @@ pub struct RecordDump {
     pub pool_offset: u64,
     /// How many.
     pub len: u32,
-    /// Whether it counts after a crash of the system by itself.
+    /// Whether it counts after a crash of the system.
     pub committed: bool,
 }
 
@@ -535,7 +535,7 @@ impl<M: Medium> Pool<M> {
             chunk_size: self.geometry().chunk_size(),
             chunks,
             orphans,
-            attached: self.slots()?.len() as u32,
+            attached: self.slots()?.iter().filter(|slot| slot.alive).count() as u32,
             files: self.files()?.len() as u64,
         })
     }
@@ -606,7 +606,7 @@ impl<M: Medium> Pool<M> {
     pub fn dump(&self) -> Result<Dump> {
         let found = self.scan()?;
         let mut records = Vec::new();
-        for place in found.live_places() {
+        for (place, committed) in found.live_places() {
             if let Some(record) = self.read_record(place)?
                 && let Some(kind) = RecordKind::from_byte(record.kind)
             {
@@ -618,7 +618,7 @@ impl<M: Medium> Pool<M> {
                     file_offset: record.file_offset,
                     pool_offset: record.pool_offset,
                     len: record.len,
-                    committed: record.flags & crate::layout::Record::COMMITTED != 0,
+                    committed,
                 });
             }
         }

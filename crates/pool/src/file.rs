@@ -23,9 +23,8 @@ use rustix::io::Errno;
 use crate::error::{Error, Result, kernel};
 use crate::layout::{Geometry, PAGE, Superblock};
 use crate::mirror::{self, Belongs, Mirror, write_all};
-use crate::ofd::{FileLocks, LockFile, identity, is_any_slot_locked};
+use crate::ofd::{FileLocks, LockFile, SeenLocks, identity, is_any_slot_locked};
 use crate::pool::{Attachment, BootId, CreateOptions, Pool};
-use crate::slots::LocalLocks;
 
 /// Zeros written at once when blocks are made ready.
 const PREPARED_AT_ONCE: usize = 1 << 20;
@@ -535,7 +534,7 @@ impl PoolFile {
 /// Opens what lies in the file, to look at it.
 fn look(fd: &OwnedFd, boot: BootId) -> Result<Arc<Pool<ReadOnlyMedium>>> {
     loop {
-        let opened = Pool::open(read_only(fd)?, Box::new(LocalLocks::default()), boot);
+        let opened = Pool::open(read_only(fd)?, Box::new(SeenLocks::of(fd)?), boot);
         if !is_growing(&opened, whole_pages(fd)?) {
             return opened;
         }
@@ -556,7 +555,7 @@ fn look_by(
             let found = mirror::find(&mirror::path_of(fd)?, &belongs).unwrap_or(None);
             medium.mirror = found.map(|mirror| (mirror, belongs.tables));
         }
-        let opened = Pool::open(medium, Box::new(LocalLocks::default()), own.boot());
+        let opened = Pool::open(medium, Box::new(SeenLocks::of(fd)?), own.boot());
         if !is_growing(&opened, whole_pages(fd)?) {
             return opened;
         }

@@ -162,6 +162,34 @@ impl FileLocks {
     }
 }
 
+/// The locks of a pool file that is only looked at: who has them is seen, and none can be had.
+pub(crate) struct SeenLocks(OwnedFd);
+
+impl SeenLocks {
+    pub(crate) fn of(fd: &OwnedFd) -> Result<Self> {
+        let own = rustix::io::fcntl_dupfd_cloexec(fd, 0);
+        own.map(Self).map_err(kernel("fcntl"))
+    }
+}
+
+impl SlotLocks for SeenLocks {
+    fn claim(&self, _slot: u32) -> Result<Option<Box<dyn Hold>>> {
+        Err(Error::Invalid("the pool is only looked at"))
+    }
+
+    fn is_alive(&self, slot: u32) -> bool {
+        range_lock::is_locked(&self.0, BASE + i64::from(slot), 1).unwrap_or(true)
+    }
+
+    fn is_any_alive(&self, slots: u32) -> bool {
+        is_any_slot_locked(&self.0, slots).unwrap_or(true)
+    }
+
+    fn gate(&self) -> Result<Box<dyn Hold>> {
+        Err(Error::Invalid("the pool is only looked at"))
+    }
+}
+
 pub(crate) fn identity(fd: impl AsFd) -> Result<(u64, u64)> {
     let stat = rustix::fs::fstat(fd).map_err(kernel("fstat"))?;
     Ok((stat.st_dev, stat.st_ino))

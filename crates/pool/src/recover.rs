@@ -385,9 +385,11 @@ impl Recovery {
         }
     }
 
-    /// Places of all records that count.
-    pub(crate) fn live_places(&self) -> Vec<Place> {
-        self.live().map(|item| item.place).collect()
+    /// Places of all records that count, and whether a crash of the system leaves them.
+    pub(crate) fn live_places(&self) -> Vec<(Place, bool)> {
+        self.live()
+            .map(|item| (item.place, item.committed))
+            .collect()
     }
 
     /// The records of a file that count, in order. Each is read, and validated, again.

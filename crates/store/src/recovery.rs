@@ -63,7 +63,18 @@ pub fn recover_with<M: Medium>(
     given_up: &[PathBuf],
 ) -> staged::Result<Recovered> {
     let once = || recover_giving_up(attachment, within, given_up).map(Some);
-    Ok(patiently(once)?.unwrap_or_default())
+    let mut done = patiently(once)?.unwrap_or_default();
+    with_rebuilt(attachment, &mut done);
+    Ok(done)
+}
+
+/// Who attaches first frees what nothing counts in, and clears the dead: what was not believed there nobody finds later.
+fn with_rebuilt<M: Medium>(attachment: &Attachment<M>, done: &mut Recovered) {
+    if let Some(rebuilt) = attachment.recovery() {
+        done.has_seen(&rebuilt.counts, &rebuilt.rejected);
+        done.released.slots += rebuilt.released.slots;
+        done.released.chunks += rebuilt.released.chunks;
+    }
 }
 
 /// The same without waiting. Files are told by the paths under which they were found.
@@ -109,14 +120,10 @@ fn patiently(
     loop {
         let Some(mut done) = recover()? else {
             before.kept.clear();
-            return Ok((!before.published.is_empty()).then_some(before));
+            let has_told = !before.published.is_empty() || before.rejected > 0;
+            return Ok(has_told.then_some(before));
         };
-        before.published.append(&mut done.published);
-        done.published = before.published;
-        done.rejected = done.rejected.max(before.rejected);
-        done.torn = done.torn.max(before.torn);
-        done.released.slots += before.released.slots;
-        done.released.chunks += before.released.chunks;
+        done.follows(before);
         let worth = done.kept.iter().filter_map(Kept::patience).max();
         if worth.is_none_or(|patience| started.elapsed() > patience) {
             return Ok(Some(done));
@@ -153,7 +160,10 @@ fn recover_once(found: &Found) -> staged::Result<Option<Recovered>> {
     }
     file.pool().walk_with(walkers());
     let attachment = file.attach()?;
-    let recovered = recover_once_with(&attachment, found.within.as_ref());
+    let mut recovered = recover_once_with(&attachment, found.within.as_ref());
+    if let Ok(done) = &mut recovered {
+        with_rebuilt(&attachment, done);
+    }
     file.detach(attachment)?;
     recovered.map(Some)
 }

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use adit_pool::{FileName, PoolFile, Released};
+use adit_pool::{FileName, PoolFile, Rejected, Released};
 use adit_store::recovery::{recover_with, walkers};
 use adit_store::staged::{Error, Recovered};
 use serde::Serialize;
@@ -37,6 +37,8 @@ struct Report {
     files: Vec<Published>,
     /// Log lines that were not believed.
     rejected: u64,
+    /// The first of them.
+    lines: Vec<Rejected>,
     /// Log lines that were cut off while they were written, as a power cut leaves them.
     torn: u64,
     released: Released,
@@ -141,6 +143,7 @@ fn report(recovered: Recovered) -> Report {
     Report {
         files: published.chain(kept).chain(living).collect(),
         rejected: recovered.rejected,
+        lines: recovered.lines,
         torn: recovered.torn,
         released: recovered.released,
     }
@@ -184,9 +187,10 @@ fn print(path: &Path, report: &Report) {
             report.torn
         );
     }
+    show::rejected(&report.lines);
     if report.rejected > 0 {
         println!(
-            "{} log lines were not believed: adit pool dump lists them",
+            "{} log lines were not believed: what they staged was acknowledged, and is lost",
             report.rejected
         );
     }

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use adit_pool::{CheckReport, Dump, FileName, Info};
+use adit_pool::layout::RecordKind;
+use adit_pool::{CheckReport, Dump, FileName, Info, Rejected};
 
 use crate::output::{Table, bytes};
 
@@ -110,10 +111,10 @@ pub(super) fn dump(file: &Path, dump: &Dump) {
             record.file_offset.to_string(),
             record.len.to_string(),
             record.pool_offset.to_string(),
-            if record.committed {
-                "committed"
-            } else {
-                "in this boot"
+            match record.kind {
+                RecordKind::Commit => "commits",
+                _ if record.committed => "committed",
+                _ => "in this boot",
             }
             .to_owned(),
         ]);
@@ -129,12 +130,13 @@ pub(super) fn dump(file: &Path, dump: &Dump) {
             table.print();
         }
     }
-    for rejected in &dump.rejected {
-        println!(
-            "rejected at {}: {}",
-            rejected.offset,
-            plain(&rejected.reason)
-        );
+    rejected(&dump.rejected);
+}
+
+/// Log lines that were not believed.
+pub(super) fn rejected(lines: &[Rejected]) {
+    for line in lines {
+        println!("rejected at {}: {}", line.offset, plain(&line.reason));
     }
 }
 

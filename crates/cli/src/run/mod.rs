@@ -78,13 +78,18 @@ fn recover(args: &RunArgs) -> Result<(), Failure> {
                     format!("{path}: {} files recovered", done.published.len())
                 });
                 let waits = |kept: &&recovery::Kept| !kept.needs_nobody();
-                match done.kept.iter().find(waits) {
-                    Some(kept) => (
+                match (done.kept.iter().find(waits), done.rejected) {
+                    (Some(kept), _) => (
                         "staged bytes are still in the pool",
                         kept.reason.to_string(),
                         "recover",
                     ),
-                    None => continue,
+                    (None, 0) => continue,
+                    (None, lines) => (
+                        "what dead programs wrote is not all recovered",
+                        format!("{lines} log lines are damaged"),
+                        "dump",
+                    ),
                 }
             }
         };

@@ -23,7 +23,7 @@ pub fn new_pool(scratch: &Scratch) -> PathBuf {
 }
 
 /// What the kernel knows the file by.
-fn name_of(path: &Path) -> FileName {
+pub fn name_of(path: &Path) -> FileName {
     let file = rustix::fs::open(
         path.as_os_str().as_bytes(),
         rustix::fs::OFlags::RDONLY,
@@ -48,6 +48,12 @@ pub fn stage_and_die(pool: &Path, file: &Path) {
 pub fn stage(pool: &Path, file: &Path) -> Attachment<FileMedium> {
     let pool = PoolFile::open(pool).unwrap();
     let attachment = pool.attach().unwrap();
+    stage_more(&attachment, file);
+    attachment
+}
+
+/// Stages the same for another file.
+pub fn stage_more(attachment: &Attachment<FileMedium>, file: &Path) {
     let entry = attachment.enter_file(&name_of(file)).unwrap();
     for (file_offset, bytes) in [(4u64, vec![b'S'; 9000]), (9000, vec![b'T'; 100])] {
         let extent = attachment.alloc(bytes.len() as u32).unwrap();
@@ -70,7 +76,6 @@ pub fn stage(pool: &Path, file: &Path) -> Attachment<FileMedium> {
         .unwrap()
         .append(&cut, When::Now)
         .unwrap();
-    attachment
 }
 
 /// What is in the file then, if it began with `base`.

@@ -24,6 +24,8 @@ pub struct Rebuilt {
     pub counts: Counts,
     /// Lines that were not believed, or not as they are, the first thousand.
     pub rejected: Vec<Rejected>,
+    /// What of the dead was given back: all that nothing which counts needs.
+    pub released: Released,
 }
 
 impl<M: Medium> Pool<M> {
@@ -41,8 +43,11 @@ impl<M: Medium> Pool<M> {
             SHARED + at!(Shared.chunk_count),
             u64::from(superblock.chunk_count),
         )?;
+        let mut released = Released::default();
         for slot in 0..self.geometry().slot_count {
-            self.store(self.geometry().slot(slot) + at!(Slot.state), Slot::FREE)?;
+            let state = self.geometry().slot(slot) + at!(Slot.state);
+            released.slots += u32::from(self.load(state)? != Slot::FREE);
+            self.store(state, Slot::FREE)?;
         }
         // What processes of this boot left visible is not all durable, and what we decide from it has
         // to stay true: the tables first, then every record that counts.
@@ -55,7 +60,7 @@ impl<M: Medium> Pool<M> {
         self.erase_broken(&broken.collect::<Vec<_>>())?;
         // What somebody dead has erased is gone durably, too, before any of its files is.
         self.make_erased_durable(&found.erased)?;
-        self.rebuild_chunks(&found)?;
+        released.chunks = self.rebuild_chunks(&found)?;
         self.rebuild_files(&found)?;
         self.recount_files()?;
         self.medium().flush(SHARED, Shared::SIZE as u64)?;
@@ -65,6 +70,7 @@ impl<M: Medium> Pool<M> {
             files: found.files,
             counts: found.counts,
             rejected: found.rejected,
+            released,
         })
     }
 
@@ -84,8 +90,10 @@ impl<M: Medium> Pool<M> {
         done.into_iter().collect()
     }
 
-    fn rebuild_chunks(&self, found: &Recovery) -> Result<()> {
+    /// Says how many chunks are free by that which were not.
+    fn rebuild_chunks(&self, found: &Recovery) -> Result<u32> {
         let geometry = *self.geometry();
+        let mut freed = 0;
         let needed = self.needed_chunks(found)?;
         for chunk in 0..self.chunk_count()? {
             let offset = geometry.chunk_word(chunk);
@@ -120,11 +128,14 @@ impl<M: Medium> Pool<M> {
                 }
             };
             if old != Some(new) {
+                let was_free = old.is_some_and(|old| old.kind == ChunkKind::Free);
+                freed += u32::from(new.kind == ChunkKind::Free && !was_free);
                 self.store(offset, new.encode())?;
                 self.medium().flush(offset, 8)?;
             }
         }
-        self.fence()
+        self.fence()?;
+        Ok(freed)
     }
 
     /// Chunks that these records lie in, or name, as far as they are kept.

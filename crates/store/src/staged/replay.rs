@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use adit_pmem::{BaseFile, Medium};
 use adit_pool::{
-    Attachment, FileGuard, FileName, Pool, RecoveredFile, Recovery, Rejection, Released, SHARED,
+    Attachment, Counts, FileGuard, FileName, Pool, RecoveredFile, Recovery, Rejected, Rejection,
+    Released, SHARED,
 };
 
 use super::claim::{Claim, bury_claims, is_relinking};
@@ -65,8 +66,10 @@ pub struct Recovered {
     pub living: Vec<(Option<FileName>, u64)>,
     /// What publishing amounted to.
     pub done: Published,
-    /// Log lines that were not believed, now, but for those that were cut off.
+    /// Log lines that were not believed, but for those that were cut off.
     pub rejected: u64,
+    /// The first of them. They may be gone by now with what had to be freed.
+    pub lines: Vec<Rejected>,
     /// Last lines of a log that were cut off while they were written, before anybody was told of them.
     pub torn: u64,
     /// What of the dead was given back.
@@ -74,6 +77,33 @@ pub struct Recovered {
 }
 
 impl Recovered {
+    /// A walk over the logs has seen these lines. One that comes later sees no more of them: some may be gone by then.
+    pub(crate) fn has_seen(&mut self, counts: &Counts, rejected: &[Rejected]) {
+        use Rejection::{BitFlip, Torn, TornData};
+        let is_cut_off = |line: &&Rejected| matches!(line.reason, Torn | TornData);
+        let torn = rejected.iter().filter(is_cut_off).count() as u64;
+        self.torn = self.torn.max(torn);
+        let damaged = counts.rejected - torn;
+        if damaged > self.rejected {
+            let is_lost =
+                |line: &&Rejected| !matches!(line.reason, Torn | TornData | BitFlip { .. });
+            self.rejected = damaged;
+            self.lines = rejected.iter().filter(is_lost).cloned().collect();
+        }
+    }
+
+    /// All that another recovery before this one has told.
+    pub(crate) fn follows(&mut self, before: Self) {
+        let published = std::mem::replace(&mut self.published, before.published);
+        self.published.extend(published);
+        self.torn = self.torn.max(before.torn);
+        if before.rejected > self.rejected {
+            (self.rejected, self.lines) = (before.rejected, before.lines);
+        }
+        self.released.slots += before.released.slots;
+        self.released.chunks += before.released.chunks;
+    }
+
     fn keep(&mut self, file: &RecoveredFile, reason: Error) {
         self.kept.push(Kept {
             file_id: file.file_id,
@@ -105,12 +135,7 @@ pub fn recover<M: Medium, B: BaseFile>(
             Err(Error::Pool(error)) if is_pressure(&error) => {}
             result => result?,
         }
-        let torn = found
-            .rejected
-            .iter()
-            .filter(|line| matches!(line.reason, Rejection::Torn | Rejection::TornData));
-        report.torn = torn.count() as u64;
-        report.rejected = found.counts.rejected - report.torn;
+        report.has_seen(&found.counts, &found.rejected);
         let living = found.files.iter().filter(|file| !file.orphaned);
         report.living = living
             .map(|file| (file.name.clone(), file.records))
