@@ -100,12 +100,21 @@ impl Blocks {
 
     /// Whether `len` bytes at `start` are such a write, which keeps others out until it is done.
     pub(crate) fn take(&self, fd: i32, start: u64, len: u64) -> Option<Alone<'_>> {
+        self.take_if(|| self.is_block(fd, start, len))
+    }
+
+    /// The same of a write of which only the kernel knows where it begins.
+    pub(crate) fn take_anywhere(&self) -> Option<Alone<'_>> {
+        self.take_if(|| false)
+    }
+
+    fn take_if(&self, is_block: impl FnOnce() -> bool) -> Option<Alone<'_>> {
         if self.busy.swap(true, Ordering::Acquire) {
             return None;
         }
         let alone = Alone(&self.busy);
         let left = self.left.load(Ordering::Relaxed);
-        let taken = left > 0 && (self.which == Which::All || self.is_block(fd, start, len));
+        let taken = left > 0 && (self.which == Which::All || is_block());
         // One that is none ends it: what follows would be none either, or leave the first ones behind.
         self.left
             .store(if taken { left - 1 } else { 0 }, Ordering::Relaxed);

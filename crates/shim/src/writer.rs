@@ -48,6 +48,9 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+/// No place to which a file has grown.
+const UNWRITTEN: u64 = u64::MAX;
+
 /// See the module.
 pub(crate) struct Writer {
     state: UnsafeCell<RwLock<State>>,
@@ -60,8 +63,11 @@ pub(crate) struct Writer {
     entry: OnceLock<Option<Box<Entry>>>,
     /// Whether the program opened it with `O_APPEND`.
     appends: bool,
-    /// Set once the program has synced or cut the file through it: what it writes between two syncs may belong together.
+    /// Set once the program has synced or cut the file through it, or written elsewhere than at its end: what it writes
+    /// between two syncs may belong together.
     transacts: AtomicBool,
+    /// Where the last write through it ended, in mode `atomic` and without `O_APPEND`; or [`UNWRITTEN`].
+    grown: AtomicU64,
     /// Whether the file can get a name when it has none.
     linkable: bool,
     /// Set when it was found to have no name, and cannot get one any more.
@@ -176,6 +182,7 @@ impl Writer {
             entry: OnceLock::new(),
             appends: flags & libc::O_APPEND != 0,
             transacts: AtomicBool::new(false),
+            grown: AtomicU64::new(UNWRITTEN),
             linkable: is_linkable(flags),
             nameless: AtomicBool::new(false),
             named: AtomicU64::new(stage::UNNAMED),

@@ -3,14 +3,14 @@
 
 use super::buffers::{FARTHEST, read_into, with_parts, write_from};
 use super::staging::Unstaged;
-use super::{Answer, Buffers, Doubt, State, Writer};
+use super::{Answer, Buffers, Doubt, State, UNWRITTEN, Writer};
 use crate::appends::Trial;
 use crate::ofd::{Ofd, Offset};
 use crate::signal::engine;
 use crate::stage::Staged;
 use crate::stat::Logical;
 use crate::{copies, data, declared, stack, stage, sys, together};
-use adit_store::staged::{AppendsOnly, Error, Place, Where};
+use adit_store::staged::{AppendsOnly, Error, Mode, Place, Where};
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
 
@@ -291,19 +291,35 @@ impl Writer {
             return None;
         };
         let is_shared = self.loan.is_out() || ofd.is_wanted() || fresh.file().is_some();
-        if self.appends || is_shared || self.must_stage() {
+        if is_shared || self.must_stage() {
             return None;
         }
         let len = one.iov_len as u64;
-        let start = begin(ofd, at, len, claimed).ok()?;
-        let _alone = self.blocks.take(fd, start, len)?;
-        // Others may write to it, too, and an `fsync` is about their bytes as well.
-        self.named.store(stage::UNNAMED, Ordering::Relaxed);
-        match from.kernel_write(fd, start as i64, self.durable()) {
-            Err(libc::EOPNOTSUPP) => None,
-            Ok(written) => Some(Ok(moved(ofd, at, start, written))),
-            failed => Some(failed),
+        let write = |start: i64| {
+            // Others may write to it, too, and an `fsync` is about their bytes as well.
+            self.named.store(stage::UNNAMED, Ordering::Relaxed);
+            match from.kernel_write(fd, start, self.durable()) {
+                Err(libc::EOPNOTSUPP) => None,
+                done => Some(done),
+            }
+        };
+        if !self.appends {
+            let start = begin(ofd, at, len, claimed).ok()?;
+            let _alone = self.blocks.take(fd, start, len)?;
+            return Some(write(start as i64)?.map(|written| moved(ofd, at, start, written)));
         }
+        let Offset::At(here) = ofd.offset() else {
+            return None;
+        };
+        // Where the end is the kernel finds out, as others may write there just now: and moves its offset there.
+        let _alone = self.blocks.take_anywhere()?;
+        let written = write(at.unwrap_or(-1))?;
+        if let (Ok(_), None) = (written, at)
+            && let Ok(end) = sys::lseek(fd as usize, 0, libc::SEEK_CUR as usize)
+        {
+            ofd.follow(here, end as u64);
+        }
+        Some(written)
     }
 
     /// The kernel's write, with what the mode adds to its promise; at its own offset where `at` is -1.
@@ -348,6 +364,7 @@ impl Writer {
                 return Ok(len);
             }
             let start = begin(ofd, at, len as u64, claimed)?;
+            self.looks_for_a_log(staged, start);
             let written = match staged
                 .only()
                 .map(|only| (only, only.place(start, len as u64)))
@@ -359,8 +376,26 @@ impl Writer {
                     len
                 }
             };
+            if self.mode == Mode::Atomic {
+                self.grown.store(start + written as u64, Ordering::Relaxed);
+            }
             Ok(moved(ofd, at, start, written))
         })
+    }
+
+    /// Before a write: of a program that only appends, with `O_APPEND` or without, any part that is in order is as good as
+    /// all of it, as long as it syncs nothing.
+    fn looks_for_a_log(&self, staged: &Staged, start: u64) {
+        if self.mode != Mode::Atomic || self.transacts.load(Ordering::Relaxed) {
+            return;
+        }
+        let is_the_end = match self.grown.load(Ordering::Relaxed) {
+            UNWRITTEN => staged.file().size().is_ok_and(|size| size == start),
+            grown => grown == start,
+        };
+        if !is_the_end {
+            self.transacts.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The size, if the kernel does not know it. Who could not ask for that does not know it either.

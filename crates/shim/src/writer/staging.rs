@@ -170,7 +170,7 @@ impl Writer {
     /// log, whose lines one by one are as good as all of them. Another thread may just have done so; but where that made no
     /// room either, as on a file system that is full, it is not to be hoped for again.
     pub(super) fn commit_a_log(&self, first: bool) -> bool {
-        let is_log = self.appends && !self.transacts.load(Ordering::Relaxed);
+        let is_log = !self.transacts.load(Ordering::Relaxed);
         let alone = !self.declared && !init::together() && !init::required();
         let commits =
             |staged: &Staged| (first || staged.file().has_uncommitted()) && staged.fsync().is_ok();

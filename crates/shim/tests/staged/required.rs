@@ -329,6 +329,44 @@ fn the_first_blocks_are_the_kernels() {
     }
 }
 
+/// Where none has to be whole they may be appends with `O_APPEND` as well, and come behind what others have written.
+#[test]
+fn the_first_blocks_may_be_at_whatever_end_there_is() {
+    let Some(place) = Place::new("ends") else {
+        return;
+    };
+    place.compile("required");
+    let file = place.file();
+    for (mode, few) in [
+        ("sync", true),
+        ("atomic", scratch::is_tmpfs()),
+        ("strict", false),
+    ] {
+        let _ = fs::remove_file(&file);
+        let words = format!("{mode} ADIT_KERNEL_BLOCKS=2");
+        let mut program = Told::willing(&place, &words, &file);
+        program.answers(&[("o0 a", "done"), ("w0 one", "done")]);
+        assert_eq!(place.is_leased(), !few, "{mode}");
+        if few {
+            let mut other = fs::OpenOptions::new().append(true).open(&file).expect("it");
+            other.write_all(b"other\n").expect("an append");
+            drop(other);
+            program.answers(&[("w0 two", "done")]);
+            assert!(!place.is_leased(), "{mode}: the second");
+            assert_eq!(place.content(), "one\nother\ntwo\n", "{mode}");
+            program.answers(&[("w0 six", "done")]);
+            assert!(place.is_leased(), "{mode}: the third");
+        }
+        program.answers(&[("c0", "done")]);
+        let written = if few {
+            "one\nother\ntwo\nsix\n"
+        } else {
+            "one\n"
+        };
+        assert_eq!(place.content(), written, "{mode}");
+    }
+}
+
 /// There are as many as docs/posix.md says, whatever is asked for.
 #[test]
 fn so_many_first_blocks_are_the_kernels() {

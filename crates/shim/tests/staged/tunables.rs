@@ -57,8 +57,8 @@ fn a_program_logs_as_much_as_it_may() {
     assert!((1..=3).contains(&little), "{little} chunks");
 }
 
-/// In mode `atomic` a log that is never synced is committed when there is no room for more of it, as no transaction is. Where
-/// the user wants an error it is one.
+/// In mode `atomic` a log that is never synced is committed when there is no room for more of it, as no transaction is,
+/// whether it is opened with `O_APPEND` or only written at its end. Where the user wants an error it is one.
 #[test]
 fn a_log_that_nobody_syncs_is_no_transaction() {
     if !scratch::is_memory() {
@@ -72,6 +72,8 @@ fn a_log_that_nobody_syncs_is_no_transaction() {
     for (words, kind, ended, written) in [
         ("atomic", "log", 0, WRITES),
         ("atomic", "synced", 28, 0),
+        ("atomic", "grown", 0, WRITES),
+        ("atomic", "changed", 28, 0),
         ("atomic ADIT_REQUIRE=1", "log", 28, 0),
         ("strict", "synced", 0, WRITES),
     ] {

@@ -1,5 +1,7 @@
 // Makes a file of so many writes of so many bytes; exits with 28 when there is no space.
-//   writes FILE COUNT LEN [log | synced]   log: appends; synced: and has synced it before
+//   writes FILE COUNT LEN [log | synced | grown | changed]
+// log: appends; synced: and has synced it before; grown: at its end, though not with O_APPEND; changed: the same, after the
+// first one at its beginning once more
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -8,15 +10,20 @@
 
 int main(int count, char **words)
 {
-    int fd = open(words[1], O_RDWR | O_CREAT | O_TRUNC | (count > 4 ? O_APPEND : 0), 0644);
+    const char *kind = count > 4 ? words[4] : "";
+    int appends = !strcmp(kind, "log") || !strcmp(kind, "synced");
+    int fd = open(words[1], O_RDWR | O_CREAT | O_TRUNC | (appends ? O_APPEND : 0), 0644);
     long writes = atol(words[2]);
     size_t len = atol(words[3]);
     char *bytes = malloc(len);
     memset(bytes, 'w', len);
-    if (count > 4 && !strcmp(words[4], "synced") && fsync(fd))
+    if (!strcmp(kind, "synced") && fsync(fd))
         return 1;
-    for (long i = 0; i < writes; i++)
+    for (long i = 0; i < writes; i++) {
+        if (i == 1 && !strcmp(kind, "changed") && lseek(fd, 0, SEEK_SET))
+            return 1;
         if (write(fd, bytes, len) != (ssize_t)len)
             return errno == ENOSPC ? 28 : 1;
+    }
     return close(fd) != 0;
 }
