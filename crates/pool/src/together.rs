@@ -321,11 +321,12 @@ impl<M: Medium> Pool<M> {
             if let Some(verdict) = known.get(&at) {
                 return Ok((walked, *verdict));
             }
-            let Some(link) = rings.get(&at) else {
+            // One that lacks what it commits itself stays: the chain of a later commit ends there.
+            let Some(link) = rings.get(&at).filter(|link| link.sound) else {
                 return Ok((walked, false));
             };
-            // A ring that does not come back to its start is none.
-            if !walked.insert(at) || !link.sound {
+            if !walked.insert(at) {
+                // A ring that does not come back to its start is none.
                 return Ok((walked, false));
             }
             if link.next == start {

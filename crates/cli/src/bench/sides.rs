@@ -76,6 +76,12 @@ impl Adit {
         expect(n, from.len());
     }
 
+    /// Cuts a file that is empty: from then on it is staged, where first writes to a short one may be the kernel's.
+    pub(crate) fn cut(&self) {
+        // SAFETY: takes no memory.
+        expect(unsafe { libc::ftruncate(self.0, 0) } as isize, 0);
+    }
+
     /// Back to the beginning.
     pub(crate) fn rewind(&self) {
         // SAFETY: takes no memory.

@@ -40,8 +40,8 @@ pub(super) fn check(stage: &Stage) -> Result<(), String> {
 
 /// Whether a new file of this name is staged when it is written.
 pub(super) fn stages(path: &Path) -> Result<bool, String> {
-    // Of another description the first writes are the kernel's, where that keeps the promise.
-    let file = Adit::open(path, CREATE | libc::O_APPEND)?;
+    let file = Adit::open(path, CREATE)?;
+    file.cut();
     file.write(&page());
     // What the kernel, asked past the library, knows of a staged file is what it was before.
     let known = rustix::fs::stat(path.as_os_str().as_bytes()).map_err(crate::failure::words);
@@ -113,6 +113,9 @@ fn writes(stage: &Stage, wait: bool) -> Result<Vec<Case<'_>>, String> {
             name: format!("{what} {unit}{place}"),
             adit: Box::new(move || {
                 let file = Adit::open(&pa, flags)?;
+                if append {
+                    file.cut();
+                }
                 Ok(per_operation(count, |i| match append {
                     true => file.write(&a),
                     false => file.write_at(&a, ap[i]),

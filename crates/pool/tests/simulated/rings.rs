@@ -823,48 +823,6 @@ fn a_file_that_goes_on_beside_a_repair_is_no_missing_part() {
     assert_eq!(parts_of_rings(next.pool()).len(), MANY - 1);
 }
 
-/// A part whose own file lacks what it commits is no more of a ring than the others, and goes with them.
-#[test]
-fn a_part_that_commits_what_is_lost_is_erased_with_the_others() {
-    let world = World::new(size());
-    let create = CreateOptions {
-        boot: boot(1),
-        ..options(GEOMETRY)
-    };
-    Pool::create(&world.medium(), &create).expect("create");
-    let pool = open(world.medium(), &LocalLocks::default(), boot(1)).expect("open");
-    let a = pool.attach().expect("attach");
-    let mut files: Vec<FileRef> = (0..3)
-        .map(|nth| a.enter_file(&name(nth)).expect("enter"))
-        .collect();
-    files.sort_unstable();
-    for file in &files {
-        let mut guard = a.lock_file(*file).expect("lock");
-        let op = Op::Truncate { size: 1 };
-        guard.append(&op, When::WithCommit).expect("write");
-    }
-    let found = pool.scan().expect("scan");
-    let first = records(&pool, &found, files[0]).expect("records")[0].at;
-    commit(&a, &files);
-    assert_eq!(parts_of_rings(&pool).len(), 3);
-    // It was durable: others come behind it.
-    let other = a.enter_file(&name(9)).expect("enter");
-    for size in 1..=80 {
-        let mut guard = a.lock_file(other).expect("lock");
-        let op = Op::Truncate { size };
-        guard.append(&op, When::Now).expect("write");
-    }
-    let erased = pool.medium().write_streaming(first, &[0; Record::SIZE]);
-    erased.expect("erase");
-    pool.settle().expect("settle");
-    drop((a, pool));
-    let next = open(world.medium(), &LocalLocks::default(), boot(2)).expect("open");
-    let b = next.attach().expect("attach");
-    assert_eq!(parts_of_rings(&next), []);
-    let left = b.recovery().expect("the first").files.len();
-    assert_eq!(left, 1, "the other file");
-}
-
 /// What a damaged entry says of where its file's part lies leads nowhere, or to a line that is no such part: no other line
 /// is erased for it, and the file can be locked.
 #[test]
