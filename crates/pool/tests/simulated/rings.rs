@@ -228,10 +228,11 @@ fn survives(case: Case) {
         let name = format!("ring-{case:?}-{instant}");
         let config = Config {
             exhaustive: 4,
-            samples: 2,
+            // Where a fence is missing few of many states show it: the parts and the entry have to be torn apart.
+            samples: 32,
             torn: 1,
             nested_points: 0,
-            max_states: 400,
+            max_states: 2000,
             threads: 2,
             ..Config::new(&name, size())
         };
