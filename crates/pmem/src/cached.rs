@@ -1,13 +1,15 @@
 //! A file behind the page cache that keeps the crash model of persistent memory.
 //!
 //! There a store is durable only after a kernel sync, and what a sync costs depends on how the bytes
-//! got into the file: one page dirtied through a mapping makes it twice as long
-//! (`docs/performance.md`). So nothing here is dirtied through a mapping:
+//! got into the file: one page dirtied through a mapping makes it longer, twice as long where all of a large folio has to
+//! be written for it (`docs/performance.md`). So nothing that is synced by itself is dirtied through a mapping:
 //!
 //! - **Chunks** (records, staged bytes, names) are written with `pwrite`, through a descriptor that is
 //!   opened for it and closed at once, and read through the mapping. Both are the same pages. Opening
 //!   costs as much as writing does, so the bytes of a short write wait for its record, and share its
 //!   descriptor.
+//! - **Short writes that nobody syncs**, from the third on, are stored through the mapping, where their pages are in memory:
+//!   what that adds to the one sync of them all is less than their descriptors would take.
 //! - **Tables** (everything before the first chunk: locks, words, entries) are worked on in a mirror, a
 //!   second file that all processes map. It plays the processor's cache: stores are visible there and
 //!   nowhere else, and a flush is what writes them to the file. Words that are never flushed, such as
@@ -30,6 +32,7 @@
 
 use crate::brief::{self, Brief};
 use crate::copy::LINE;
+use crate::fault;
 use crate::limit;
 use crate::map::{MapError, PAGE};
 use crate::mapped::{MappedMedium, MediumError};
@@ -81,6 +84,20 @@ pub fn mirror_tail(doubt: bool) -> [u8; MIRROR_TAIL as usize] {
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_micros(250);
 
+/// Behind so many writes that nobody has synced others are stored through the mapping, unless they are longer: each page
+/// that is stored to for the first time since a sync takes a fault, and a descriptor takes as long as some of them.
+const MANY: u64 = 2;
+const AT_MOST: usize = 16 << 10;
+
+/// Pages that are remembered to have been in memory, and those that the kernel is asked about at once: what is staged lies
+/// one behind the other.
+const KNOWN: usize = 64;
+const LOOKED_AT: usize = 16;
+
+/// Bytes of the file that are written at once. The kernel may keep them in one folio from then on, and a store to a page of
+/// it through the mapping has all of it written: with a megabyte each sync took twice as long.
+pub const FOLIO: usize = 16 << 10;
+
 /// Bytes of tables handled at once.
 const BLOCK: usize = 4096;
 
@@ -100,8 +117,16 @@ pub struct CachedMedium {
     opener: Box<dyn Reopen>,
     /// How many syncs had failed when the file was mapped, or before the last one of this process that did not.
     asked: AtomicU64,
+    /// Pages that were seen in memory, each where its number says. (The first one is no chunk's.)
+    in_memory: Box<[AtomicU64; KNOWN]>,
     /// A sync failed here: what the file holds is not known any more, and never will be by this process.
     failed: AtomicBool,
+}
+
+/// The pages of a range.
+fn pages(offset: u64, len: usize) -> impl Iterator<Item = u64> {
+    let end = offset + len as u64;
+    offset / PAGE as u64..end.div_ceil(PAGE as u64)
 }
 
 impl core::fmt::Debug for CachedMedium {
@@ -131,6 +156,7 @@ impl CachedMedium {
             tables,
             opener,
             asked,
+            in_memory: Box::new([const { AtomicU64::new(0) }; KNOWN]),
             failed: AtomicBool::new(false),
         })
     }
@@ -204,7 +230,8 @@ impl CachedMedium {
     fn put(&self, fd: &OwnedFd, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {
         let mut done = 0;
         while done < from.len() {
-            match rustix::io::pwrite(fd, &from[done..], offset + done as u64) {
+            let part = from.len().min(done + FOLIO);
+            match rustix::io::pwrite(fd, &from[done..part], offset + done as u64) {
                 Ok(0) => return Err(self.lost(offset, from.len() as u64, Errno::NOSPC)),
                 Ok(more) => done += more,
                 Err(Errno::INTR) => {}
@@ -214,24 +241,73 @@ impl CachedMedium {
         Ok(())
     }
 
-    /// Writes to chunks, all through one descriptor.
+    /// Writes to chunks: behind others that nobody has synced where they are mapped, or else all through one descriptor.
     fn write_chunks(&self, writes: &[(u64, &[u8])]) -> Result<(), OutOfRange> {
-        let mut end = 0;
+        let (mut end, mut len) = (0, 0);
         for (offset, from) in writes {
             self.file.address(*offset, from.len() as u64)?;
             end = end.max(offset + from.len() as u64);
+            len += from.len();
         }
-        let (_brief, fd) = self.descriptor(end)?;
         // Before it has ended: who sees that it has sees this.
         if self.count(REACH)? < end {
             self.raise(REACH, |reach| reach.max(end))?;
         }
-        self.counted(|| {
-            writes.iter().try_for_each(|&(offset, from)| match &fd {
-                Ok(fd) => self.put(fd, offset, from),
-                Err(_) => self.file.write_streaming(offset, from),
-            })
+        if len <= AT_MOST && self.is_one_of_many()? && self.are_stored(writes)? {
+            return Ok(());
+        }
+        let (_brief, fd) = self.descriptor(end)?;
+        self.counted(|| match &fd {
+            Ok(fd) => writes
+                .iter()
+                .try_for_each(|&(offset, from)| self.put(fd, offset, from)),
+            Err(_) => self.store_chunks(writes),
         })
+    }
+
+    fn store_chunks(&self, writes: &[(u64, &[u8])]) -> Result<(), OutOfRange> {
+        writes
+            .iter()
+            .try_for_each(|&(offset, from)| self.file.write_streaming(offset, from))
+    }
+
+    /// Whether several writes wait for a sync. Who has each of them synced never sees that.
+    fn is_one_of_many(&self) -> Result<bool, OutOfRange> {
+        let synced = self.count(SYNCED)?;
+        Ok(self.count(ENDED)?.saturating_sub(synced) >= MANY)
+    }
+
+    /// Whether these could be stored where they are mapped. They cannot when nobody survives a fault here, when a page would
+    /// have to be read first, or is gone, or a file system that moves what changes (btrfs) finds no space for it. Then some of them may have been, and a
+    /// descriptor tells what is wrong.
+    fn are_stored(&self, writes: &[(u64, &[u8])]) -> Result<bool, OutOfRange> {
+        let mut pages = writes
+            .iter()
+            .flat_map(|&(offset, from)| pages(offset, from.len()));
+        if !fault::are_handled() || !pages.all(|page| self.is_in_memory(page)) {
+            return Ok(false);
+        }
+        let mut all = false;
+        self.counted(|| {
+            all = self.store_chunks(writes).is_ok();
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    /// Whether a store to a page need not wait for it to be read, as far as is known: the kernel may have taken it since.
+    fn is_in_memory(&self, page: u64) -> bool {
+        let known = |page: u64| &self.in_memory[page as usize % KNOWN];
+        if known(page).load(Ordering::Relaxed) == page {
+            return true;
+        }
+        let mut there = [0; LOOKED_AT];
+        let count = self.file.in_memory(page, &mut there);
+        let there = there[..count].iter().map(|answer| answer & 1 == 1);
+        for (page, _) in (page..).zip(there.clone()).filter(|(_, there)| *there) {
+            known(page).store(page, Ordering::Relaxed);
+        }
+        there.take(1).any(|there| there)
     }
 
     /// Writes table words to the file, if they differ there.

@@ -12,6 +12,11 @@
 //! where continuing at the fixup is an early return (see `arch::x86_64`).
 #![allow(unsafe_code)]
 
+use core::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether this process survives a fault of a guarded routine.
+static HANDLED: AtomicBool = AtomicBool::new(false);
+
 /// The address to continue at if the instruction at `ip` faulted inside a guarded routine; `None` if
 /// the fault is not ours. Pure and async-signal-safe.
 #[inline]
@@ -39,12 +44,23 @@ pub struct InstallError(pub i32);
 pub fn install() -> Result<(), InstallError> {
     #[cfg(target_arch = "x86_64")]
     {
-        handlers::install()
+        handlers::install().inspect(|()| say_handled(true))
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
         Ok(())
     }
+}
+
+/// For who has handlers of its own that ask [`handle`], or has them no more.
+pub fn say_handled(are: bool) {
+    HANDLED.store(are, Ordering::Release);
+}
+
+/// Whether somebody said so. Without handlers a store to a page that its file system finds no space for would end the process.
+#[must_use]
+pub fn are_handled() -> bool {
+    HANDLED.load(Ordering::Acquire)
 }
 
 /// Before `exec`, which gives every handler up: what was ignored when ours were installed is ignored again, for the

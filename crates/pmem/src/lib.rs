@@ -26,7 +26,7 @@ pub mod word;
 mod words;
 
 pub use base::BaseFile;
-pub use cached::{CachedMedium, MIRROR_TAIL, Reopen, mirror_tail};
+pub use cached::{CachedMedium, FOLIO, MIRROR_TAIL, Reopen, mirror_tail};
 pub use copy::{Fault, GUARDED};
 pub use detect::{
     MediumKind, is_directory_in_memory, is_disk_fd, is_marked_dax, is_synthetic_fd, kind_of_fd,

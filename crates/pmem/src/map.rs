@@ -18,6 +18,7 @@
 #![allow(unsafe_code)]
 
 use crate::in_words;
+use crate::syscall;
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use rustix::fd::{AsFd, BorrowedFd};
@@ -415,6 +416,19 @@ impl Window {
             unsafe { msync(at.cast(), len, MsyncFlags::ASYNC) }.is_ok()
         });
         len == 0 || looked
+    }
+
+    /// Asks which pages are in memory, mapped or not, from the one at `offset` on, which all are mapped parts: the lowest bit
+    /// of each answer. Who may not write the file is told so of any page.
+    pub fn in_memory(&self, offset: usize, answers: &mut [u8]) -> Result<(), MapError> {
+        let len = answers.len() * PAGE;
+        let at = part(self.base, self.len, offset, len)?;
+        let args = [at as usize, len, answers.as_mut_ptr() as usize, 0, 0, 0];
+        // SAFETY: the kernel writes one byte for each page, and there are as many.
+        let asked = unsafe { syscall::call(libc::SYS_mincore, args) };
+        asked
+            .map(drop)
+            .map_err(|code| Errno::from_raw_os_error(code).into())
     }
 
     /// Gives the addresses back and says whether the kernel took them. Nobody may be copying to or

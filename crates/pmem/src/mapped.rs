@@ -279,6 +279,17 @@ impl MappedMedium {
         Ok(self.window.sync(offset as usize, len as usize)?)
     }
 
+    /// Asks the kernel which pages it has in memory, from `first` on: how many it answers for. It may take them away at any
+    /// time.
+    pub(crate) fn in_memory(&self, first: u64, answers: &mut [u8]) -> usize {
+        let mapped = (self.size() / PAGE as u64).saturating_sub(first);
+        let count = answers.len().min(mapped as usize);
+        let asked = self
+            .window
+            .in_memory(first as usize * PAGE, &mut answers[..count]);
+        if asked.is_ok() { count } else { 0 }
+    }
+
     /// Whether everything is still mapped that was.
     pub(crate) fn is_whole(&self) -> bool {
         let size = self.size.load(Ordering::Acquire) as usize;

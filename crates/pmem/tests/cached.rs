@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use adit_pmem::{CachedMedium, MIRROR_TAIL, MappedMedium, Medium, Persistence, Reopen, range_lock};
+use adit_pmem::{
+    CachedMedium, MIRROR_TAIL, MappedMedium, Medium, Persistence, Reopen, fault, range_lock,
+};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -363,6 +365,107 @@ fn two_writes_at_once_share_a_descriptor() {
                 .is_err()
         );
     }
+}
+
+/// How often the file was opened for what `work` does.
+fn opens(place: &Place, work: impl FnOnce()) -> u64 {
+    let before = place.1.load(Ordering::Relaxed);
+    work();
+    place.1.load(Ordering::Relaxed) - before
+}
+
+#[test]
+fn writes_that_nobody_syncs_are_stored_where_they_are_mapped() {
+    fault::install().expect("handlers");
+    let place = Place::new("many");
+    let medium = place.medium(true);
+    let other = place.medium(true);
+    medium.begin_anew().unwrap();
+    medium.fence();
+    let write = |at: u64, bytes: &[u8]| {
+        let times = opens(&place, || {
+            let (record, bytes) = ((TABLES + at, &bytes[..64]), (TABLES + at + 4000, bytes));
+            medium.write_both(record, bytes).unwrap();
+        });
+        let found = place.bytes();
+        let at = (TABLES + at) as usize;
+        assert!(found[at..][..64] == bytes[..64]);
+        assert!(found[at + 4000..][..bytes.len()] == *bytes);
+        times
+    };
+    let counts = || {
+        let mirror = place.map("mirror", Persistence::Ram);
+        [0, 64, 128].map(|at| mirror.load(TABLES + at).unwrap())
+    };
+    assert_eq!(
+        [1, 2, 3, 4].map(|nth| write(64 * nth, &[nth as u8; 200])),
+        [1, 1, 0, 0]
+    );
+    assert_eq!(counts(), [5, 5, 1], "begun, ended, covered");
+    other.fence();
+    assert_eq!(counts(), [5, 5, 5]);
+    // What each was synced for takes no fault besides.
+    for nth in 5..9 {
+        assert_eq!(write(64 * nth, &[nth as u8; 200]), 1);
+        medium.fence();
+    }
+    assert_eq!(
+        [9, 10, 11].map(|nth| write(64 * nth, &[nth as u8; 200])),
+        [1, 1, 0]
+    );
+    // Long ones repay their descriptor, and pages of two stretches may be remembered.
+    assert_eq!(write(0, &[12; 17 << 10]), 1);
+    assert_eq!(write(0, &[13; 15 << 10]), 0);
+    assert_eq!(write(TABLES, &[14; 15 << 10]), 0);
+    assert_eq!(medium.sound(), Ok(()));
+}
+
+/// A store to a page that the kernel would have to read first waits for that, where a write of the whole page does not.
+#[test]
+fn what_is_not_in_memory_is_not_stored_where_it_is_mapped() {
+    fault::install().expect("handlers");
+    let place = Place::new("not-there");
+    // Nothing was ever written there, so no page holds it.
+    let file = std::fs::File::create(place.0.join("new")).unwrap();
+    file.set_len(SIZE).unwrap();
+    std::fs::rename(place.0.join("new"), place.0.join("file")).unwrap();
+    // Nothing is read through this one, or the kernel would have read around that.
+    let medium = place.medium(true);
+    let write = |at: u64| {
+        opens(&place, || {
+            medium.write_streaming(TABLES + at, &[7; 4096]).unwrap();
+        })
+    };
+    assert_eq!([write(0), write(4096)], [1, 1]);
+    assert_eq!([write(8192), write(4096), write(6000)], [1, 0, 0]);
+    assert_eq!([write(10_000), write(10_000)], [1, 0], "one of two pages");
+    let last = SIZE - TABLES - 4096;
+    assert_eq!([write(last), write(last)], [1, 0]);
+}
+
+/// Where a store finds no page any more a descriptor tells why, and makes the file no longer.
+#[test]
+fn what_cannot_be_stored_is_written_and_refused() {
+    fault::install().expect("handlers");
+    let place = Place::new("cut-in-a-row");
+    let medium = place.medium(true);
+    medium.begin_anew().unwrap();
+    for _ in 0..3 {
+        medium.write_streaming(TABLES + 8192, &[1; 100]).unwrap();
+    }
+    let file = std::fs::File::options()
+        .write(true)
+        .open(place.0.join("file"));
+    let file = file.unwrap();
+    file.set_len(TABLES + 4096).unwrap();
+    let refused = medium.write_streaming(TABLES + 8192, &[2; 100]);
+    assert_eq!(refused.unwrap_err().errno, Some(Errno::IO));
+    assert_eq!(place.bytes().len() as u64, TABLES + 4096);
+    file.set_len(SIZE).unwrap();
+    let again = || medium.write_streaming(TABLES + 8192, &[3; 100]);
+    assert_eq!(opens(&place, || again().unwrap()), 0, "it is there again");
+    medium.fence();
+    assert_eq!(medium.sound(), Ok(()));
 }
 
 /// The kernel takes the pages of a sync that failed for written, and tells those who had the file mapped. So each of them

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use adit_pmem::detect::{Reason, medium_of};
 use adit_pmem::{
-    CachedMedium, MappedMedium, Medium, MediumError, MediumKind, OutOfRange, Persistence, Reopen,
-    TransferError, Words, brief,
+    CachedMedium, FOLIO, MappedMedium, Medium, MediumError, MediumKind, OutOfRange, Persistence,
+    Reopen, TransferError, Words, brief,
 };
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags};
@@ -26,8 +26,8 @@ use crate::mirror::{self, Belongs, Mirror, write_all};
 use crate::ofd::{FileLocks, LockFile, SeenLocks, identity, is_any_slot_locked};
 use crate::pool::{Attachment, BootId, CreateOptions, Pool};
 
-/// Zeros written at once when blocks are made ready.
-const PREPARED_AT_ONCE: usize = 1 << 20;
+/// Bytes reserved at once where a signal cuts short what is asked for.
+const RESERVED_AT_ONCE: u64 = 1 << 20;
 
 /// A mapped pool file; clones share the mapping.
 #[derive(Debug, Clone)]
@@ -665,7 +665,7 @@ fn prepare(fd: &OwnedFd, kind: MediumKind, from: u64, to: u64) -> Result<()> {
     }
     reserve(fd, from, to).map_err(kernel("fallocate"))?;
     if kind == MediumKind::Cached {
-        let zeros = vec![0; PREPARED_AT_ONCE];
+        let zeros = vec![0; FOLIO];
         let mut at = from;
         while at < to {
             let part = (to - at).min(zeros.len() as u64) as usize;
@@ -684,7 +684,7 @@ fn reserve(fd: &OwnedFd, from: u64, to: u64) -> Result<(), Errno> {
     while at < to {
         match rustix::fs::fallocate(fd, FallocateFlags::empty(), at, part.min(to - at)) {
             Ok(()) => at += part,
-            Err(Errno::INTR) => part = (part / 2).max(PREPARED_AT_ONCE as u64),
+            Err(Errno::INTR) => part = (part / 2).max(RESERVED_AT_ONCE),
             Err(errno) => return Err(errno),
         }
     }
