@@ -292,55 +292,61 @@ fn ring_of<M: Medium>(guards: &[FileGuard<'_, M>], places: &[Place]) -> Result<V
     Ok(ring)
 }
 
+/// What becomes of a part of a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It lies on a ring of which nothing is missing.
+    Whole,
+    /// It leads to one that was retired, so nothing was missing.
+    Retired,
+    /// It leads to one that is missing, or into a ring on which it does not lie itself.
+    Broken,
+}
+
+/// What becomes of each part, where `is_retired` says it of one that is not there. Those that lack what they commit stay
+/// whatever becomes of the others: the chain of a later commit ends there.
+fn fates(
+    rings: &Rings,
+    is_retired: impl Fn(&Link) -> Result<bool>,
+) -> Result<BTreeMap<(u64, u64), Fate>> {
+    let mut fates = BTreeMap::new();
+    for start in rings.keys() {
+        let mut walked = Vec::new();
+        let mut places = BTreeMap::new();
+        let mut at = *start;
+        // What becomes of those from which one does not come back.
+        let fate = loop {
+            match fates.get(&at) {
+                Some(Fate::Whole) => break Fate::Broken,
+                Some(fate) => break *fate,
+                None => {}
+            }
+            if let Some(place) = places.get(&at) {
+                fates.extend(walked.drain(place..).map(|key| (key, Fate::Whole)));
+                break Fate::Broken;
+            }
+            let Some(link) = rings.get(&at).filter(|link| link.sound) else {
+                break Fate::Broken;
+            };
+            places.insert(at, walked.len());
+            walked.push(at);
+            match rings.get(&link.next) {
+                Some(next) if next.boot == link.boot => at = link.next,
+                None if is_retired(link)? => break Fate::Retired,
+                _ => break Fate::Broken,
+            }
+        };
+        fates.extend(walked.into_iter().map(|key| (key, fate)));
+    }
+    Ok(fates)
+}
+
 impl<M: Medium> Pool<M> {
     /// Which records of which rings commit nothing, because another one is missing.
     pub(crate) fn broken(&self, rings: &Rings) -> Result<Vec<(u64, u64)>> {
-        let mut whole = BTreeMap::new();
-        for start in rings.keys() {
-            if whole.contains_key(start) {
-                continue;
-            }
-            let (walked, verdict) = self.walk_ring(*start, rings, &whole)?;
-            whole.extend(walked.into_iter().map(|key| (key, verdict)));
-        }
-        let broken = whole.into_iter().filter(|(_, whole)| !whole);
+        let fates = fates(rings, |link| self.is_retired(link.next.0, link.next_covers))?;
+        let broken = fates.into_iter().filter(|(_, fate)| *fate == Fate::Broken);
         Ok(broken.map(|(key, _)| key).collect())
-    }
-
-    /// Goes from link to link until back at the start, to one that was retired or is `known`, or to one
-    /// that is missing; where it came by, and whether nothing is missing.
-    fn walk_ring(
-        &self,
-        start: (u64, u64),
-        rings: &Rings,
-        known: &BTreeMap<(u64, u64), bool>,
-    ) -> Result<(BTreeSet<(u64, u64)>, bool)> {
-        let mut walked = BTreeSet::new();
-        let mut at = start;
-        loop {
-            if let Some(verdict) = known.get(&at) {
-                return Ok((walked, *verdict));
-            }
-            // One that lacks what it commits itself stays: the chain of a later commit ends there.
-            let Some(link) = rings.get(&at).filter(|link| link.sound) else {
-                return Ok((walked, false));
-            };
-            if !walked.insert(at) {
-                // A ring that does not come back to its start is none.
-                return Ok((walked, false));
-            }
-            if link.next == start {
-                return Ok((walked, true));
-            }
-            match rings.get(&link.next) {
-                Some(next) if next.boot == link.boot => at = link.next,
-                Some(_) => return Ok((walked, false)),
-                None => {
-                    let gone = self.is_retired(link.next.0, link.next_covers)?;
-                    return Ok((walked, gone));
-                }
-            }
-        }
     }
 
     fn is_retired(&self, file_id: u64, seq: u64) -> Result<bool> {
@@ -383,3 +389,6 @@ impl<M: Medium> Pool<M> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
