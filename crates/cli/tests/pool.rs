@@ -289,6 +289,29 @@ fn damage_that_leaves_nothing_to_recover_is_told() {
         bytes.write_all_at(&line, at).unwrap();
     }
     assert_eq!(on(["pool", "check"], &pool).code(), Some(1));
+
+    // The next program says so as well, of a pool that is listed.
+    let copy = scratch.0.join("copy");
+    fs::copy(&pool, &copy).unwrap();
+    let list = PoolList::at(&scratch.0.join("state/adit"));
+    fs::create_dir_all(scratch.0.join("state/adit")).unwrap();
+    list.add(PoolFile::open(&pool).unwrap().pool().uuid(), &pool)
+        .unwrap();
+    let mut command = adit(["run", "--verbose", "true"]);
+    command.env("XDG_STATE_HOME", scratch.0.join("state"));
+    command.env("ADIT_RUNTIME_DIR", scratch.0.join("run"));
+    let done = finish(&mut command);
+    assert_eq!(done.code(), Some(0), "{done:?}");
+    let first = lines.iter().map(|line| line["at"].as_u64().unwrap()).min();
+    for said in [
+        "what dead programs wrote is not all recovered: 3 log lines are damaged, the first at byte ",
+        &format!(" {}: ", first.unwrap()),
+        "next: look through the files",
+    ] {
+        assert!(done.err.contains(said), "{said}: {done:?}");
+    }
+    fs::rename(&copy, &pool).unwrap();
+
     let done = on(["pool", "recover"], &pool);
     assert_eq!(done.code(), Some(1), "{done:?}");
     for said in [

@@ -23,7 +23,7 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-use adit_pool::PoolFile;
+use adit_pool::{PoolFile, Rejected};
 use adit_store::{recovery, staged};
 
 use crate::args::{Appends, Mode, PaceArgs, RunArgs};
@@ -71,7 +71,7 @@ fn recover(args: &RunArgs) -> Result<(), Failure> {
             Err(error) => (
                 "nothing is recovered from this pool, or staged beside it",
                 error.to_string(),
-                "check",
+                format!("adit pool check {path}"),
             ),
             Ok(done) => {
                 say(args, || {
@@ -82,13 +82,14 @@ fn recover(args: &RunArgs) -> Result<(), Failure> {
                     (Some(kept), _) => (
                         "staged bytes are still in the pool",
                         kept.reason.to_string(),
-                        "recover",
+                        format!("adit pool recover {path}"),
                     ),
                     (None, 0) => continue,
+                    // What was freed with them no later look at the pool finds.
                     (None, lines) => (
                         "what dead programs wrote is not all recovered",
-                        format!("{lines} log lines are damaged"),
-                        "dump",
+                        damage(lines, done.lines.first()),
+                        "look through the files that they wrote last".to_owned(),
                     ),
                 }
             }
@@ -102,10 +103,16 @@ fn recover(args: &RunArgs) -> Result<(), Failure> {
         }
         // Not into an output that something else may read: it is no fault of this program's.
         if args.verbose || std::io::stderr().is_terminal() {
-            eprintln!("adit: {path}: {what}: {why}\n  next: adit pool {next} {path}");
+            eprintln!("adit: {path}: {what}: {why}\n  next: {next}");
         }
     }
     Ok(())
+}
+
+/// So many lines were not believed; of the first it is known where, and why.
+fn damage(lines: u64, first: Option<&Rejected>) -> String {
+    let first = first.map(|line| format!(", the first at byte {}: {}", line.offset, line.reason));
+    format!("{lines} log lines are damaged{}", first.unwrap_or_default())
 }
 
 /// Whether a limit of this process may be why not all of a pool was recovered.
