@@ -277,9 +277,9 @@ impl CachedMedium {
         Ok(self.count(ENDED)?.saturating_sub(synced) >= MANY)
     }
 
-    /// Whether these could be stored where they are mapped. They cannot when nobody survives a fault here, when a page would
-    /// have to be read first, or is gone, or a file system that moves what changes (btrfs) finds no space for it. Then some of them may have been, and a
-    /// descriptor tells what is wrong.
+    /// Whether these could be stored where they are mapped. They are not where nobody survives a fault, or a page would have
+    /// to be read first; and cannot be when one is gone, or a file system that moves what changes (btrfs) finds no space for
+    /// it. Then some of them may have been, and a descriptor tells what is wrong.
     fn are_stored(&self, writes: &[(u64, &[u8])]) -> Result<bool, OutOfRange> {
         let mut pages = writes
             .iter()

@@ -418,8 +418,8 @@ impl Window {
         len == 0 || looked
     }
 
-    /// Asks which pages are in memory, mapped or not, from the one at `offset` on, which all are mapped parts: the lowest bit
-    /// of each answer. Who may not write the file is told so of any page.
+    /// Asks which pages are in memory, mapped or not, from the one at `offset` on, all of which are mapped: the lowest bit of
+    /// each answer. Whoever may not write the file is told of each page that it is.
     pub fn in_memory(&self, offset: usize, answers: &mut [u8]) -> Result<(), MapError> {
         let len = answers.len() * PAGE;
         let at = part(self.base, self.len, offset, len)?;
