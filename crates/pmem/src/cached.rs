@@ -284,7 +284,7 @@ impl CachedMedium {
         let mut pages = writes
             .iter()
             .flat_map(|&(offset, from)| pages(offset, from.len()));
-        if !fault::are_handled() || !pages.all(|page| self.is_in_memory(page)) {
+        if !fault::is_survived() || !pages.all(|page| self.is_in_memory(page)) {
             return Ok(false);
         }
         let mut all = false;

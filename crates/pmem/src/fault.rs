@@ -9,13 +9,15 @@
 //! The unsafe code of [`install`] talks to the kernel about signal actions by raw system calls (the
 //! library that we preload interposes libc's `sigaction`), and its handler edits the interrupted
 //! context. It changes the context only when the interrupted instruction lies in a guarded range,
-//! where continuing at the fixup is an early return (see `arch::x86_64`).
+//! where continuing at the fixup is an early return (see `arch::x86_64`). A function is kept as an address, and called as
+//! what it was.
 #![allow(unsafe_code)]
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// Whether this process survives a fault of a guarded routine.
-static HANDLED: AtomicBool = AtomicBool::new(false);
+/// What says whether the calling thread survives a fault of a guarded routine, or null.
+static ASKED: AtomicPtr<()> = AtomicPtr::new(null_mut());
 
 /// The address to continue at if the instruction at `ip` faulted inside a guarded routine; `None` if
 /// the fault is not ours. Pure and async-signal-safe.
@@ -44,7 +46,7 @@ pub struct InstallError(pub i32);
 pub fn install() -> Result<(), InstallError> {
     #[cfg(target_arch = "x86_64")]
     {
-        handlers::install().inspect(|()| say_handled(true))
+        handlers::install().inspect(|()| is_survived_if(|| true))
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
@@ -52,15 +54,23 @@ pub fn install() -> Result<(), InstallError> {
     }
 }
 
-/// For who has handlers of its own that ask [`handle`], or has them no more.
-pub fn say_handled(are: bool) {
-    HANDLED.store(are, Ordering::Release);
+/// For who has handlers of its own that ask [`handle`]: how it is found out whether they are there, and the signals open in
+/// the calling thread. May be called in a handler of a signal, and so may `ask`.
+pub fn is_survived_if(ask: fn() -> bool) {
+    ASKED.store(ask as *mut (), Ordering::Release);
 }
 
-/// Whether somebody said so. Without handlers a store to a page that its file system finds no space for would end the process.
+/// Whether the calling thread survives a fault of a guarded routine, as far as is known. One that does not would be the end
+/// of its process when it stores to a page for which a file system finds no space.
 #[must_use]
-pub fn are_handled() -> bool {
-    HANDLED.load(Ordering::Acquire)
+pub fn is_survived() -> bool {
+    let asked = ASKED.load(Ordering::Acquire);
+    if asked.is_null() {
+        return false;
+    }
+    // SAFETY: nothing but `is_survived_if` stores there, and that such a function.
+    let ask: fn() -> bool = unsafe { core::mem::transmute(asked) };
+    ask()
 }
 
 /// Before `exec`, which gives every handler up: what was ignored when ours were installed is ignored again, for the

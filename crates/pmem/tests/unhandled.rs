@@ -1,4 +1,4 @@
-//! A process in which nobody handles faults: alone, as handlers are all of a process's.
+//! A process in which nobody handles faults, or not in each thread: alone, as handlers are all of a process's.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
 
 #[path = "../../../tests/scratch.rs"]
@@ -6,8 +6,9 @@ mod scratch;
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
 
 use adit_pmem::{CachedMedium, MIRROR_TAIL, MappedMedium, Medium, Persistence, Reopen, fault};
 use rustix::fd::OwnedFd;
@@ -16,6 +17,9 @@ use rustix::io::Errno;
 
 const TABLES: u64 = 4096;
 const SIZE: u64 = 64 << 10;
+
+/// The thread that survives no fault.
+static THREAD: OnceLock<ThreadId> = OnceLock::new();
 
 /// Opens the file, and counts.
 struct Opener(PathBuf, Arc<AtomicU64>);
@@ -54,11 +58,16 @@ fn where_no_fault_is_survived_all_is_written() {
         }
         opened.load(Ordering::Relaxed) - before
     };
-    assert!(!fault::are_handled());
+    assert!(!fault::is_survived());
     assert_eq!(written(), 5);
     fault::install().expect("handlers");
     assert_eq!(written(), 0, "so many are waiting for a sync by now");
-    fault::say_handled(false);
+    // As of a thread that has the signals blocked.
+    let me = std::thread::current().id();
+    THREAD.set(me).expect("once");
+    fault::is_survived_if(|| THREAD.get() != Some(&std::thread::current().id()));
     assert_eq!(written(), 5);
+    let other = std::thread::scope(|scope| scope.spawn(written).join());
+    assert_eq!(other.expect("thread"), 0);
     std::fs::remove_dir_all(&dir).expect("gone");
 }

@@ -210,7 +210,7 @@ pub(crate) fn ready() -> bool {
         return false;
     }
     READY.store(true, Ordering::SeqCst);
-    adit_pmem::fault::say_handled(true);
+    adit_pmem::fault::is_survived_if(|| READY.load(Ordering::SeqCst) && mask::faults_open());
     // Whoever changed an action without seeing READY checks it again afterwards and comes here.
     actions::strip_known_masks();
     true
@@ -259,7 +259,6 @@ pub(crate) fn before_program() {
     if !vfork::in_child() {
         descriptors::release_all();
         READY.store(false, Ordering::SeqCst);
-        adit_pmem::fault::say_handled(false);
     }
     for signal in SIGNALS {
         if let (Some(word), Some(kernel)) = (wish_of(signal), exchange(signal, None)) {
