@@ -383,21 +383,23 @@ fn a_program_begins_where_the_monitor_has_no_room_to_stay_for_it() {
         .expect("it starts");
     let dir = RuntimeDir::at(runtime.as_os_str().as_encoded_bytes()).unwrap();
     let begun = Instant::now();
-    // Some of its descriptors are connections, whose end it may not have noticed yet.
-    let mut refused = 0;
-    while refused < 20 {
-        let is_full = join(&dir, std::process::id()) == Err(Refused::TooMany);
-        refused = if is_full { refused + 1 } else { 0 };
-        std::thread::sleep(Duration::from_millis(5));
-        assert!(begun.elapsed() < common::limit());
-    }
-    let mut run = adit(["run", "--mode", "strict", "--require", "echo", "ran"]);
-    let done = finish(
-        run.env_remove("ADIT_NO_MONITOR")
-            .env("XDG_STATE_HOME", &scratch.0)
-            .env("ADIT_RUNTIME_DIR", &runtime),
-    );
-    assert_eq!((done.code(), done.out.as_str()), (Some(0), "ran\n"));
+    let done = loop {
+        while join(&dir, std::process::id()) != Err(Refused::TooMany) {
+            assert!(begun.elapsed() < common::limit());
+        }
+        let mut run = adit(["run", "--mode", "strict", "--require", "echo", "ran"]);
+        let done = finish(
+            run.env_remove("ADIT_NO_MONITOR")
+                .env("XDG_STATE_HOME", &scratch.0)
+                .env("ADIT_RUNTIME_DIR", &runtime),
+        );
+        assert_eq!((done.code(), done.out.as_str()), (Some(0), "ran\n"));
+        // Some of its descriptors were others for a while: connections, pools that it looked into. Then it had room.
+        if !done.err.is_empty() {
+            break done;
+        }
+        assert!(begun.elapsed() < common::limit(), "it always had room");
+    };
     assert!(done.err.contains("as many programs as it can"), "{done:?}");
     monitor.kill().unwrap();
     monitor.wait().unwrap();
