@@ -98,6 +98,9 @@ const LOOKED_AT: usize = 16;
 /// it through the mapping has all of it written: with a megabyte each sync took twice as long.
 pub const FOLIO: usize = 16 << 10;
 
+/// Bytes of the file that are read into memory at once: as many as the kernel does for one request, where it has less to do.
+const AHEAD: usize = 128 << 10;
+
 /// Bytes of tables handled at once.
 const BLOCK: usize = 4096;
 
@@ -150,6 +153,8 @@ impl CachedMedium {
         mirror.address(0, tables + MIRROR_TAIL)?;
         file.address(0, tables)?;
         let asked = AtomicU64::new(mirror.load(tables + FAILED)?);
+        // What the kernel reads ahead lies in large folios, as what is written at once does ([`FOLIO`]).
+        file.read_singly();
         Ok(CachedMedium {
             file,
             mirror,
@@ -293,6 +298,18 @@ impl CachedMedium {
             Ok(())
         })?;
         Ok(all)
+    }
+
+    /// Has what is read at once read by the kernel at once, and not page by page, in as many small folios all the same.
+    fn bring_in(&self, offset: u64, len: usize) -> Result<(), OutOfRange> {
+        self.file.address(offset, len as u64)?;
+        if len > FOLIO {
+            for at in (0..len).step_by(AHEAD) {
+                let part = AHEAD.min(len - at) as u64;
+                self.file.read_soon(offset + at as u64, part);
+            }
+        }
+        Ok(())
     }
 
     /// Whether a store to a page need not wait for it to be read, as far as is known: the kernel may have taken it since.
@@ -534,10 +551,10 @@ impl Medium for CachedMedium {
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
         if self.in_tables(offset) {
-            self.mirror.read(offset, into)
-        } else {
-            self.file.read(offset, into)
+            return self.mirror.read(offset, into);
         }
+        self.bring_in(offset, into.len())?;
+        self.file.read(offset, into)
     }
 
     fn write_streaming(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRange> {

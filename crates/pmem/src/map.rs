@@ -27,6 +27,7 @@ use rustix::mm::{
     Advice, MapFlags, MremapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap,
     mremap_fixed, msync, munmap,
 };
+use rustix::thread::{SecureComputingMode, secure_computing_mode};
 
 /// Size of a page of memory. The only one of x86-64; elsewhere the kernel refuses finer ranges.
 pub const PAGE: usize = 4096;
@@ -393,6 +394,22 @@ impl Window {
         Ok(())
     }
 
+    /// Has what is not in memory read page by page where a mapped part is accessed, and nothing around it. Best effort.
+    pub fn read_singly(&self, offset: usize, len: usize) -> Result<(), MapError> {
+        let at = part(self.base, self.len, offset, len)?;
+        // SAFETY: advice on our own range; it changes no contents.
+        let _ = unsafe { madvise(at.cast(), len, Advice::Random) };
+        Ok(())
+    }
+
+    /// Has a mapped part read into memory, all at once, and waits for nothing. Best effort.
+    pub fn read_soon(&self, offset: usize, len: usize) -> Result<(), MapError> {
+        let at = part(self.base, self.len, offset, len)?;
+        // SAFETY: advice on our own range; it changes no contents.
+        let _ = unsafe { madvise(at.cast(), len, Advice::WillNeed) };
+        Ok(())
+    }
+
     /// Keeps a mapped part out of forked children, where its addresses then belong to nobody.
     pub fn keep_from_children(&self, offset: usize, len: usize) -> Result<(), MapError> {
         let at = part(self.base, self.len, offset, len)?;
@@ -419,10 +436,18 @@ impl Window {
     }
 
     /// Asks which pages are in memory, mapped or not, from the one at `offset` on, all of which are mapped: the lowest bit of
-    /// each answer. Whoever may not write the file is told of each page that it is.
+    /// each answer. Whoever may not write the file is told of each page that it is. Under a filter of calls nothing is asked:
+    /// services are usually given one by which who makes this call is ended (systemd's `@system-service`).
     pub fn in_memory(&self, offset: usize, answers: &mut [u8]) -> Result<(), MapError> {
         let len = answers.len() * PAGE;
         let at = part(self.base, self.len, offset, len)?;
+        // Kernels without filters do not know what is asked.
+        if !matches!(
+            secure_computing_mode(),
+            Ok(SecureComputingMode::Disabled) | Err(Errno::INVAL)
+        ) {
+            return Err(Errno::PERM.into());
+        }
         let args = [at as usize, len, answers.as_mut_ptr() as usize, 0, 0, 0];
         // SAFETY: the kernel writes one byte for each page, and there are as many.
         let asked = unsafe { syscall::call(libc::SYS_mincore, args) };

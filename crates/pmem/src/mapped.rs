@@ -187,16 +187,19 @@ impl MappedMedium {
                 actual,
             });
         }
-        // Two threads that grow at once map the same pages at the same place: harmless.
-        let (at, len) = (present as usize, (size - present) as usize);
+        // As the rest is mapped: for the kernel it is one mapping then, which it syncs once, and tells once of a sync that failed.
+        if present != 0 {
+            self.extend(size)?;
+            return Ok(self.size());
+        }
         let synchronous = self.synchronous;
         let how = self
             .window
-            .map(at, fd, present, len, Access::ReadWrite, synchronous)?;
+            .map(0, fd, 0, size as usize, Access::ReadWrite, synchronous)?;
         if synchronous && how == Synchronous::No {
             return Err(MediumError::NotSynchronous);
         }
-        self.keep(at, len)?;
+        self.keep(0, size as usize)?;
         Ok(self.size.fetch_max(size, Ordering::AcqRel).max(size))
     }
 
@@ -224,7 +227,7 @@ impl MappedMedium {
         if size <= present {
             return Ok(());
         }
-        // As when growing, two threads at once do the same.
+        // Two threads at once map the same pages at the same place: harmless.
         let (at, len) = (present as usize, (size - present) as usize);
         self.window.extend(at, len)?;
         self.keep(at, len)?;
@@ -277,6 +280,22 @@ impl MappedMedium {
     /// The same of a part, that begins with a page.
     pub(crate) fn sync_part(&self, offset: u64, len: u64) -> Result<(), MediumError> {
         Ok(self.window.sync(offset as usize, len as usize)?)
+    }
+
+    /// Has what is not in memory read page by page where it is accessed, also of what this grows by.
+    pub(crate) fn read_singly(&self) {
+        let _ = self.window.read_singly(0, self.size() as usize);
+    }
+
+    /// Has the pages of a range read into memory, all at once, and waits for nothing.
+    pub(crate) fn read_soon(&self, offset: u64, len: u64) {
+        let at = offset / PAGE as u64 * PAGE as u64;
+        let end = (offset + len)
+            .next_multiple_of(PAGE as u64)
+            .min(self.size());
+        let _ = self
+            .window
+            .read_soon(at as usize, end.saturating_sub(at) as usize);
     }
 
     /// Asks the kernel which pages it has in memory, from `first` on: how many it answers for. It may take them away at any

@@ -35,7 +35,7 @@ impl Place {
 
     fn map(&self, name: &str, persistence: Persistence) -> MappedMedium {
         let fd = open(&self.0.join(name), OFlags::RDWR).expect("open");
-        MappedMedium::new(&fd, persistence, 1 << 20).expect("map")
+        MappedMedium::new(&fd, persistence, 64 << 20).expect("map")
     }
 
     /// One process's view, which has descriptors or not.
@@ -563,4 +563,129 @@ fn a_new_mirror_may_be_in_doubt() {
         let words = [0, 64, 128, 192, 256, 264].map(word);
         assert_eq!(words, [1, 1, 0, 0, u64::from(doubt), 0]);
     }
+}
+
+/// Services are usually started under a filter that ends who asks which pages are in memory. It is each thread's own.
+#[test]
+fn under_a_filter_of_calls_nothing_is_asked_that_it_may_not_know() {
+    fault::install().expect("handlers");
+    let place = Place::new("filtered");
+    let medium = place.medium(true);
+    let written = |at: u64| {
+        opens(&place, || {
+            for _ in 0..5 {
+                medium.write_streaming(TABLES + at, &[1; 64]).unwrap();
+            }
+        })
+    };
+    // Of others than the first sixteen pages from there on nothing is known then.
+    assert_eq!(written(SIZE - TABLES - 4096), 2, "the third is stored");
+    std::thread::scope(|scope| {
+        let filtered = scope.spawn(|| {
+            end_who_calls(libc::SYS_mincore as u32);
+            (written(SIZE - TABLES - 4096), written(0))
+        });
+        assert_eq!(filtered.join().expect("thread"), (0, 5));
+    });
+    assert_eq!(written(0), 0);
+}
+
+/// Has the kernel end the process when this thread makes a call, as `SystemCallFilter=` does.
+#[allow(unsafe_code, reason = "a filter of calls")]
+fn end_who_calls(number: u32) {
+    let op = |code: u32, jumps: (u8, u8), k: u32| libc::sock_filter {
+        code: code as u16,
+        jt: jumps.0,
+        jf: jumps.1,
+        k,
+    };
+    let (load, is, answer) = (
+        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+        libc::BPF_RET | libc::BPF_K,
+    );
+    let mut filter = [
+        op(load, (0, 0), 0),
+        op(is, (0, 1), number),
+        op(answer, (0, 0), libc::SECCOMP_RET_KILL_PROCESS),
+        op(answer, (0, 0), libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    // SAFETY: the program and its length belong together, and the kernel copies it.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let mode = libc::SECCOMP_MODE_FILTER;
+        let filtered = libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program);
+        assert_eq!(filtered, 0, "{}", std::io::Error::last_os_error());
+    }
+}
+
+/// What is read ahead the kernel keeps in large folios, and one store through the mapping has all of such a one written.
+#[test]
+fn what_is_read_is_not_written_when_a_byte_of_it_is_stored() {
+    fault::install().expect("handlers");
+    let place = Place::new("read-before");
+    // The longer somebody reads on, the larger they get.
+    let (half, all) = (12 << 20, 24 << 20);
+    std::fs::write(place.0.join("file"), vec![1; all as usize]).unwrap();
+    let file = open(&place.0.join("file"), OFlags::RDWR).unwrap();
+    rustix::fs::fsync(&file).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let medium = place.medium(true);
+    let read = |from: u64, end: u64, len: usize| {
+        let mut into = vec![0; len];
+        for at in (from..end).step_by(len) {
+            medium.read(at, &mut into).unwrap();
+            assert!(into.iter().all(|byte| *byte == 1));
+        }
+    };
+    read(TABLES, half, 64 << 10);
+    read(half, all, 4 << 10);
+    let dirtied = |at: u64| {
+        let before = written_by_this_thread();
+        medium.write_streaming(at, &[2; 100]).unwrap();
+        written_by_this_thread() - before
+    };
+    for _ in 0..3 {
+        dirtied(TABLES);
+    }
+    let pages = [TABLES + 40_960, 9 << 20, 18 << 20, all - 8192];
+    let opened = opens(&place, || {
+        for page in pages {
+            let bytes = dirtied(page);
+            assert!(bytes <= 16 << 10, "{bytes} bytes");
+        }
+    });
+    assert_eq!(opened, 0, "they were in memory");
+}
+
+/// Bytes of pages that this thread has made dirty, as the kernel accounts for them.
+fn written_by_this_thread() -> u64 {
+    let said = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+    let line = |line: &str| line.strip_prefix("write_bytes: ")?.parse().ok();
+    said.lines().find_map(line).unwrap()
+}
+
+/// A sync syncs each mapping, and waits for the device each time.
+#[test]
+fn a_file_that_grows_is_one_mapping() {
+    let place = Place::new("grows");
+    let medium = place.map("file", Persistence::Cached);
+    medium.keep_from_children().unwrap();
+    let file = open(&place.0.join("file"), OFlags::RDWR).unwrap();
+    for size in [2, 3, 7].map(|times| times * SIZE) {
+        rustix::fs::ftruncate(&file, size).unwrap();
+        assert_eq!(medium.grow(&file, size).unwrap(), size);
+    }
+    medium.store(7 * SIZE - 8, 7).unwrap();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let name = place.0.join("file");
+    let mappings = maps
+        .lines()
+        .filter(|line| line.ends_with(name.to_str().unwrap()));
+    assert_eq!(mappings.count(), 1, "{maps}");
+    assert_eq!(place.bytes()[7 * SIZE as usize - 8], 7);
 }

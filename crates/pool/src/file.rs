@@ -569,6 +569,9 @@ fn is_growing<M: Medium>(opened: &Result<Arc<Pool<M>>>, now: u64) -> bool {
 }
 
 fn read_only(fd: &OwnedFd) -> Result<ReadOnlyMedium> {
+    // What the kernel reads ahead would stay in memory in a way in which each later store to it costs more
+    // (`cached.rs` in crates/pmem).
+    let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::Random);
     Ok(ReadOnlyMedium {
         fd: rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(kernel("fcntl"))?,
         size: AtomicU64::new(whole_pages(fd)?),
