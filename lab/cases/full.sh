@@ -89,6 +89,26 @@ left() {
     rm "$name.said"
 }
 
+# held: fills the disk with one transaction, which is then durable and in the file although nobody makes room.
+held() {
+    python3 - mounted/file held.said <<'END'
+import os, sys
+block, written = bytes(i * 7 & 255 for i in range(1 << 16)), 0
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+try:
+    while True:
+        written += os.write(fd, block)
+except OSError as error:
+    print(os.strerror(error.errno), written > 64 << 20)
+os.fsync(fd)
+os.close(fd)
+with open(sys.argv[2], "w") as out:
+    out.write(str(written))
+END
+    outside python3 whole.py mounted/file held.said && echo held
+    rm mounted/file held.said
+}
+
 # What an administrator removes.
 ballast() {
     outside head -c 40M /dev/zero >mounted/ballast
@@ -112,6 +132,13 @@ for kind in ext4 btrfs; do
     wait_until 30 umount mounted
     rm disk
 done
+
+truncate -s 300M disk
+mkfs.ext4 -q disk
+mount -o loop disk mounted
+held
+wait_until 30 umount mounted
+rm disk
 
 truncate -s 200M disk
 mkfs.btrfs -q disk >/dev/null

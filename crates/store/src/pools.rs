@@ -242,6 +242,10 @@ impl Places {
             error,
         };
         let size = asked.map_or_else(|| first_size(path, kind), |size| size.max(SMALLEST));
+        if asked.is_none() && !leaves_room(size, free_beside(path)) {
+            let (path, errno) = (path.to_owned(), Errno::NOSPC);
+            return Err(NoPool::NoRoom { path, errno });
+        }
         match PoolFile::create(path, size, geometry(size)) {
             Ok(_) => {}
             // Somebody else was faster.
@@ -337,7 +341,12 @@ fn largest(kind: MediumKind) -> u64 {
 pub fn has_room(directory: &Path) -> bool {
     let there = directory.ancestors().find(|above| above.is_dir());
     let room = there.map_or(0, |there| free_beside(&there.join(POOL)));
-    directory.join(POOL).exists() || room >= SMALLEST
+    directory.join(POOL).exists() || leaves_room(SMALLEST, room)
+}
+
+/// Whether so much free space is not mostly taken by a pool: what it holds has its place in the files, too.
+fn leaves_room(size: u64, free: u64) -> bool {
+    free / 3 >= size
 }
 
 fn first_size(path: &Path, kind: MediumKind) -> u64 {
@@ -364,9 +373,7 @@ const AHEAD: u64 = 4;
 
 /// Makes a full pool larger; whether it did.
 ///
-/// When that is needed, because what fills it cannot be published yet, to twice its size, or by a quarter of what is
-/// free when that is less. What is staged needs its place in the base file as well, so a file system that fills up this
-/// way holds the largest transaction that it can.
+/// When that is needed, because what fills it cannot be published yet, to twice its size, or by less where little is free.
 ///
 /// Ahead of that only where new space costs nothing until it is used, and not where little is free: on a disk its blocks
 /// would be written first, which takes longer than to publish.
@@ -377,24 +384,28 @@ pub fn grow(pool: &PoolFile, attachment: &Attachment<FileMedium>, growth: Growth
     let geometry = pool.pool().geometry();
     let size = geometry.chunk(chunks);
     let free = free_beside(pool.path());
+    let bearable = bearable(size, free);
     let more = match growth {
-        Growth::Needed => larger_by(size, free / 4, geometry.chunk_size()),
+        Growth::Needed => size.min(bearable),
         Growth::Ahead if pool.pool().medium().fence_is_slow() => 0,
         Growth::Ahead => {
             let most = geometry
                 .chunk(superblock.first_chunks)
                 .saturating_mul(AHEAD);
             let more = size.min(most.saturating_sub(size));
-            larger_by(more, free / 16, geometry.chunk_size())
+            more.min(free / 16).min(bearable)
         }
+        // Where there is no block left it is refused.
+        Growth::ToPublish => geometry.chunk_size(),
     };
+    let more = more - more % geometry.chunk_size();
     more > 0 && matches!(pool.grow(attachment, size + more), Ok(now) if now > chunks)
 }
 
-/// The lesser of the two, in whole chunks.
-fn larger_by(more: u64, most: u64, chunk: u64) -> u64 {
-    let more = more.min(most);
-    more - more % chunk
+/// By how much a pool may grow beside so much free space. All that it can hold then has its place in the files, too: it was
+/// accepted while there was room for it (`room.rs`), and would never get there if the pool took that.
+fn bearable(size: u64, free: u64) -> u64 {
+    free.saturating_sub(size) / 2
 }
 
 /// Bytes that are free where a pool lies.
@@ -437,18 +448,26 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_grows_as_long_as_anything_is_free() {
+    fn a_pool_grows_to_half_of_what_is_free() {
         const CHUNK: u64 = 2 << 20;
-        let (mut pool, mut free) = (64 << 20, 1 << 30);
-        for _ in 0..100 {
-            let more = larger_by(pool, free, CHUNK);
-            assert!(more <= pool && more.is_multiple_of(CHUNK));
-            pool += more;
-            free -= more;
+        for start in [40 << 20, 300 << 20, 1 << 30, 1_u64 << 40] {
+            let (mut pool, mut free) = (16 << 20, start);
+            loop {
+                let more = pool.min(bearable(pool, free)) / CHUNK * CHUNK;
+                if more == 0 {
+                    break;
+                }
+                pool += more;
+                free -= more;
+                assert!(free >= pool, "{pool} bytes may have no place in {free}");
+            }
+            assert!(
+                free < pool + 2 * CHUNK,
+                "{free} bytes are left beside {pool}"
+            );
         }
-        assert!(free < 4 * CHUNK, "{free} bytes are left");
-        assert_eq!(larger_by(64 << 20, u64::MAX, CHUNK), 64 << 20);
-        assert_eq!(larger_by(64 << 20, 0, CHUNK), 0);
+        assert_eq!(bearable(64 << 20, 60 << 20), 0);
+        assert!(!leaves_room(SMALLEST, 40 << 20) && leaves_room(SMALLEST, 48 << 20));
     }
 
     #[test]

@@ -151,7 +151,9 @@ fn without_room(
         return None;
     }
     because(
-        format!("there is no room for a pool, which takes 16 MB at least, in {named}"),
+        format!(
+            "there is no room for a pool, which takes 16 MB at least and a third of what is free at most, in {named}"
+        ),
         "make room on the file system",
     )
 }

@@ -103,6 +103,8 @@ pub enum Growth {
     Ahead,
     /// Nothing that can be published makes room.
     Needed,
+    /// Nothing can be published before there is room to say so.
+    ToPublish,
 }
 
 /// How a full pool is made larger; whether it was.
@@ -282,7 +284,9 @@ pub struct StagedFile<M: Medium, B: BaseFile> {
     pub(super) tail: Mutex<Tail>,
     /// Says in [`Stage::open`] that the file is.
     _open: Arc<()>,
-    pub(super) publishing: Mutex<()>,
+    /// Held by who publishes here: the last record that the base file shows those who do not look at the pool, as far as this
+    /// process knows.
+    pub(super) publishing: Mutex<u64>,
     pub(super) room: Room,
 }
 
@@ -469,7 +473,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             followed_mark: AtomicU64::new(0),
             tail: Mutex::default(),
             _open: this,
-            publishing: Mutex::new(()),
+            publishing: Mutex::new(0),
             room: Room::default(),
         })
     }

@@ -33,9 +33,6 @@ const ROUNDS: usize = 4;
 /// Pause between two looks whether another publisher has ended.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// Records that are written to the base file again and again ([`StagedFile::show_committed`]) before they are published.
-const SHOWN: usize = 64;
-
 /// How much is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
@@ -162,29 +159,45 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     }
 
     /// Writes what is committed to the base file, where who does not look at the pool sees it, and waits for no device:
-    /// it is durable where it is staged, and stays so until it is published. Where much of it has come together, publishes it.
+    /// it is durable where it is staged, and stays so until it is published.
+    ///
+    /// What was written so before is left out. It is there still: nobody else writes to the file while it is staged, and who
+    /// publishes meanwhile writes what came later as well.
     pub fn show_committed(&self) -> Result<()> {
         self.stage.attachment().ensure_current()?;
-        {
-            let _one = lock(&self.publishing);
-            let mut guard = self.stage.attachment().lock_file(self.file)?;
-            let begun = self.begin(&mut guard, Scope::Committed);
-            // Before the claim may be given up, which takes the lock again.
-            drop(guard);
-            let Some(begun) = begun? else {
-                return Ok(());
-            };
-            let Some(target) = begun.target? else {
-                return Ok(());
-            };
-            let records = self.look().ops_up_to(target.last);
-            if records <= SHOWN {
-                // The claim goes when all is written: nobody may write what was there before over it.
-                self.fold_as(&target, None, &mut Published::default(), false)?;
-                return Ok(());
-            }
-        }
-        self.publish(Scope::Committed).map(drop)
+        let mut shown = lock(&self.publishing);
+        let mut guard = self.stage.attachment().lock_file(self.file)?;
+        let begun = self.begin(&mut guard, Scope::Committed);
+        // Before the claim may be given up, which takes the lock again.
+        drop(guard);
+        let Some(begun) = begun? else {
+            return Ok(());
+        };
+        let Some(target) = begun.target? else {
+            return Ok(());
+        };
+        // The claim goes when all is written: nobody may write what was there before over it.
+        self.bring_out(&target, *shown)?;
+        *shown = target.last;
+        Ok(())
+    }
+
+    /// Writes what the records behind `shown` amount to, up to the target's last.
+    fn bring_out(&self, target: &Target, shown: u64) -> Result<()> {
+        let plan = self.plan(shown, target.last)?;
+        let pool = self.stage.attachment().pool();
+        let mut fold = Fold::new(pool, &self.base, Published::default());
+        fold.syncs = false;
+        fold.run(&plan, target.modified, None).map(drop)
+    }
+
+    /// What the records behind `first` amount to, up to `last`, over the base file as it is.
+    fn plan(&self, first: u64, last: u64) -> Result<Overlay> {
+        let base_size = self.base.size()?;
+        let view = self.look();
+        let ops = view.ops.iter().take(view.ops_up_to(last));
+        let ops = ops.skip(view.ops_up_to(first));
+        Ok(Overlay::of(base_size, ops.map(|(_, op)| *op)))
     }
 
     /// Publishes everything and ends the staging: afterwards the base file is the file, in all
@@ -248,7 +261,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             ended = end();
         }
         // Nobody else can commit what its program has not, and whoever opens the file waits.
-        if finds_no_room(&ended) && self.stage.grow(Growth::Needed) {
+        if finds_no_room(&ended) && self.stage.grow(Growth::ToPublish) {
             ended = end();
         }
         ended?;
@@ -474,25 +487,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         relink: Option<&Relink<B>>,
         done: &mut Published,
     ) -> Result<Option<Linking<B>>> {
-        self.fold_as(target, relink, done, true)
-    }
-
-    fn fold_as(
-        &self,
-        target: &Target,
-        relink: Option<&Relink<B>>,
-        done: &mut Published,
-        syncs: bool,
-    ) -> Result<Option<Linking<B>>> {
-        let base_size = self.base.size()?;
-        let plan = {
-            let view = self.look();
-            let ops = view.ops.iter().take_while(|(seq, _)| *seq <= target.last);
-            Overlay::of(base_size, ops.map(|(_, op)| *op))
-        };
-        let pool = self.stage.attachment().pool();
-        let mut fold = Fold::new(pool, &self.base, *done);
-        fold.syncs = syncs;
+        let plan = self.plan(0, target.last)?;
+        let mut fold = Fold::new(self.stage.attachment().pool(), &self.base, *done);
         let folded = fold.run(&plan, target.modified, relink);
         *done = fold.done;
         folded

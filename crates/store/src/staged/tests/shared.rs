@@ -269,6 +269,81 @@ fn what_counts_is_shown_behind_what_does_not() {
     }
 }
 
+/// A base file whose disk is full for a while.
+struct Refusing(SimFile, Arc<AtomicBool>);
+
+impl BaseFile for Refusing {
+    base_of!(0: size read_at sync);
+
+    fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), Errno> {
+        match self.1.load(Ordering::Relaxed) {
+            true => Err(Errno::NOSPC),
+            false => self.0.write_at(offset, from),
+        }
+    }
+}
+
+/// A database that syncs each transaction would have all of its log written with each of them, up to the next publication.
+#[test]
+fn what_was_shown_is_not_written_again() {
+    let world = World::new(tiny_size(24));
+    let crowd = Crowd::of(&world, boot(1), &[Mode::Strict; 2], &[0; 4 * PAGE]);
+    let is_full = Arc::new(AtomicBool::new(false));
+    let open = |stage| {
+        let base = Refusing(crowd.file.clone(), Arc::clone(&is_full));
+        let staged = StagedFile::open(stage, &name_of(&crowd.file), base, Mode::Strict);
+        let staged = staged.expect("stage");
+        staged.share().expect("share");
+        staged
+    };
+    let files: Vec<_> = crowd.stages.iter().map(open).collect();
+    let write = |nth: usize, page: usize, byte: u8| {
+        let written = files[nth].write_at((page * PAGE) as u64, &[byte; PAGE]);
+        written.expect("write");
+    };
+    // Whoever writes a page again is found out.
+    let mark = |page: usize| {
+        let marked = crowd.file.write_at((page * PAGE) as u64, &[9; PAGE]);
+        marked.expect("mark");
+    };
+    let pages = || {
+        let seen = contents(&crowd.file).expect("read");
+        let whole = |page: &[u8]| page.iter().all(|byte| *byte == page[0]).then_some(page[0]);
+        seen.chunks(PAGE).map(whole).collect::<Option<Vec<u8>>>()
+    };
+    write(0, 0, 1);
+    files[0].show_committed().expect("show");
+    assert_eq!(pages(), Some(vec![1, 0, 0, 0]));
+    mark(0);
+    write(0, 1, 2);
+    write(1, 2, 3);
+    files[0].show_committed().expect("show");
+    assert_eq!(pages(), Some(vec![9, 2, 3, 0]));
+    files[0].show_committed().expect("nothing is new");
+    files[1].show_committed().expect("the first time");
+    assert_eq!(pages(), Some(vec![1, 2, 3, 0]));
+    // What was refused has not been shown.
+    write(0, 3, 4);
+    is_full.store(true, Ordering::Relaxed);
+    files[0].show_committed().expect_err("no space");
+    is_full.store(false, Ordering::Relaxed);
+    files[0].show_committed().expect("show");
+    assert_eq!(pages(), Some(vec![1, 2, 3, 4]));
+    // A cut that was shown is not made again over what came behind it.
+    files[0].truncate(PAGE as u64).expect("truncate");
+    files[0].show_committed().expect("show");
+    assert_eq!(pages(), Some(vec![1]));
+    write(0, 2, 5);
+    files[0].show_committed().expect("show");
+    assert_eq!(pages(), Some(vec![1, 0, 5]));
+    mark(0);
+    files[1].publish(Scope::Everything).expect("publish");
+    assert_eq!(pages(), Some(vec![1, 0, 5]));
+    write(0, 1, 6);
+    files[0].show_committed().expect("show");
+    assert_eq!(pages(), Some(vec![1, 6, 5]));
+}
+
 /// What others log is found at the ends of the logs: nobody walks over all of them.
 #[test]
 fn following_takes_no_walk() {
