@@ -30,6 +30,7 @@
 //! The unsafe code passes a program's buffer on to the mapping of the file, under the caller's promise.
 #![allow(unsafe_code)]
 
+use crate::ahead::{self, Ahead};
 use crate::brief::{self, Brief};
 use crate::copy::LINE;
 use crate::fault;
@@ -98,9 +99,6 @@ const LOOKED_AT: usize = 16;
 /// it through the mapping has all of it written: with a megabyte each sync took twice as long.
 pub const FOLIO: usize = 16 << 10;
 
-/// Bytes of the file that are read into memory at once: as many as the kernel does for one request, where it has less to do.
-const AHEAD: usize = 128 << 10;
-
 /// Bytes of tables handled at once.
 const BLOCK: usize = 4096;
 
@@ -122,6 +120,7 @@ pub struct CachedMedium {
     asked: AtomicU64,
     /// Pages that were seen in memory, each where its number says. (The first one is no chunk's.)
     in_memory: Box<[AtomicU64; KNOWN]>,
+    ahead: Ahead,
     /// A sync failed here: what the file holds is not known any more, and never will be by this process.
     failed: AtomicBool,
 }
@@ -153,7 +152,7 @@ impl CachedMedium {
         mirror.address(0, tables + MIRROR_TAIL)?;
         file.address(0, tables)?;
         let asked = AtomicU64::new(mirror.load(tables + FAILED)?);
-        // What the kernel reads ahead lies in large folios, as what is written at once does ([`FOLIO`]).
+        // What the kernel reads ahead lies in large folios, as what is written at once does ([`FOLIO`]): [`Ahead`].
         file.read_singly();
         Ok(CachedMedium {
             file,
@@ -162,6 +161,7 @@ impl CachedMedium {
             opener,
             asked,
             in_memory: Box::new([const { AtomicU64::new(0) }; KNOWN]),
+            ahead: Ahead::default(),
             failed: AtomicBool::new(false),
         })
     }
@@ -300,16 +300,11 @@ impl CachedMedium {
         Ok(all)
     }
 
-    /// Has what is read at once read by the kernel at once, and not page by page, in as many small folios all the same.
-    fn bring_in(&self, offset: u64, len: usize) -> Result<(), OutOfRange> {
-        self.file.address(offset, len as u64)?;
-        if len > FOLIO {
-            for at in (0..len).step_by(AHEAD) {
-                let part = AHEAD.min(len - at) as u64;
-                self.file.read_soon(offset + at as u64, part);
-            }
+    /// Has the kernel read what is about to be read, and what lies behind it.
+    fn bring_in(&self, offset: u64, len: u64) {
+        for at in self.ahead.blocks(offset, len) {
+            self.file.read_soon(at, ahead::BLOCK);
         }
-        Ok(())
     }
 
     /// Whether a store to a page need not wait for it to be read, as far as is known: the kernel may have taken it since.
@@ -485,6 +480,7 @@ impl CachedMedium {
         let size = self.file.size().min(reach);
         for part in (0..size).step_by(AT_ONCE as usize) {
             let end = size.min(part + AT_ONCE);
+            self.bring_in(part, end - part);
             for at in (part..end).step_by(PAGE) {
                 let word = self.file.load(at)?;
                 // If it is another one by now, its page is dirty.
@@ -553,7 +549,8 @@ impl Medium for CachedMedium {
         if self.in_tables(offset) {
             return self.mirror.read(offset, into);
         }
-        self.bring_in(offset, into.len())?;
+        self.file.address(offset, into.len() as u64)?;
+        self.bring_in(offset, into.len() as u64);
         self.file.read(offset, into)
     }
 
@@ -624,6 +621,7 @@ impl Medium for CachedMedium {
     fn begin_anew(&self) -> Result<(), OutOfRange> {
         let mut block = [0; BLOCK];
         let mut at = 0;
+        self.bring_in(0, self.tables);
         while at < self.tables {
             let part = (self.tables - at).min(BLOCK as u64) as usize;
             self.file.read(at, &mut block[..part])?;

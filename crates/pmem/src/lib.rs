@@ -6,6 +6,7 @@
 //! [`detect::medium_of`]) neither
 //! allocates nor locks nor uses thread-local storage.
 
+pub mod ahead;
 mod arch;
 mod base;
 pub mod brief;

@@ -6,18 +6,20 @@
 #![allow(unsafe_code)]
 
 use std::ffi::OsStr;
+use std::num::NonZeroU64;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use adit_pmem::ahead::{self, Ahead};
 use adit_pmem::detect::{Reason, medium_of};
 use adit_pmem::{
     CachedMedium, FOLIO, MappedMedium, Medium, MediumError, MediumKind, OutOfRange, Persistence,
     Reopen, TransferError, Words, brief,
 };
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags};
+use rustix::fs::{Advice, AtFlags, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result, kernel};
@@ -182,6 +184,7 @@ pub struct ReadOnlyMedium {
     mirror: Option<(OwnedFd, u64)>,
     /// What [`Medium::fence_is_slow`] says of the medium that the pool lies on.
     slow: bool,
+    ahead: Ahead,
 }
 
 impl ReadOnlyMedium {
@@ -225,7 +228,13 @@ impl Medium for ReadOnlyMedium {
         let outside = OutOfRange::outside(offset, into.len() as u64, self.size());
         let fd = match &self.mirror {
             Some((mirror, tables)) if offset < *tables => mirror,
-            _ => &self.fd,
+            _ => {
+                for at in self.ahead.blocks(offset, into.len() as u64) {
+                    let block = NonZeroU64::new(ahead::BLOCK);
+                    let _ = rustix::fs::fadvise(&self.fd, at, block, Advice::WillNeed);
+                }
+                &self.fd
+            }
         };
         let mut done = 0;
         while done < into.len() {
@@ -569,14 +578,14 @@ fn is_growing<M: Medium>(opened: &Result<Arc<Pool<M>>>, now: u64) -> bool {
 }
 
 fn read_only(fd: &OwnedFd) -> Result<ReadOnlyMedium> {
-    // What the kernel reads ahead would stay in memory in a way in which each later store to it costs more
-    // (`cached.rs` in crates/pmem).
-    let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::Random);
+    // See `Ahead`.
+    let _ = rustix::fs::fadvise(fd, 0, None, Advice::Random);
     Ok(ReadOnlyMedium {
         fd: rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(kernel("fcntl"))?,
         size: AtomicU64::new(whole_pages(fd)?),
         mirror: None,
         slow: false,
+        ahead: Ahead::default(),
     })
 }
 
