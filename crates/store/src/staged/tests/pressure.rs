@@ -282,9 +282,9 @@ fn a_pool_grows_for_who_takes_an_uncommitted_file_away() {
     append_all(&staged, &mut model, [100]);
     assert_eq!(pool.free_chunks().expect("chunks"), 0);
     let grow = |attachment: &Attachment<SimMedium>, growth| {
-        growth == Growth::Needed && {
+        growth == Growth::ToPublish && {
             let pool = attachment.pool();
-            let chunks = pool.chunk_count().expect("chunks") + 2;
+            let chunks = pool.chunk_count().expect("chunks") + 1;
             pool.medium().grow(pool.geometry().chunk(chunks));
             matches!(attachment.grow_to(chunks), Ok(now) if now == chunks)
         }
