@@ -104,7 +104,11 @@ impl Recovered {
         self.released.chunks += before.released.chunks;
     }
 
+    /// Notes why a file could not be published, unless somebody else has brought all of it there meanwhile.
     fn keep(&mut self, file: &RecoveredFile, reason: Error) {
+        if matches!(reason, Error::Taken) {
+            return;
+        }
         self.kept.push(Kept {
             file_id: file.file_id,
             name: file.name.clone(),

@@ -418,6 +418,18 @@ fn a_recovery_does_not_repeat_what_was_published_meanwhile() {
     assert_eq!(contents(&file).expect("read"), [7; 100]);
 }
 
+/// Or takes it away: then nothing of it is left in the pool.
+#[test]
+fn a_recovery_keeps_nothing_that_was_taken_away_meanwhile() {
+    let (file, alive, recoverer) = left_behind();
+    let report = recover_beside(&recoverer, &file, || {
+        alive.take_away(|| ()).expect("take away");
+    });
+    assert!(report.kept.is_empty(), "{report:?}");
+    assert!(report.published.is_empty(), "{report:?}");
+    assert!(contents(&file).expect("read") == bytes_of(0, 100));
+}
+
 /// Between the walk and the lock of the file somebody writes: that is not retired with what was found.
 #[test]
 fn a_recovery_does_not_retire_what_it_has_not_found() {
