@@ -133,6 +133,7 @@ lab-programs: release
 	$(call limit,540) lab/run --eager --media ram,btrfs --total 500
 	$(call limit,300) lab/run --eager --media xfs --total 260 $(STAGED)
 	ADIT_KERNEL_BLOCKS=16 $(call limit,420) lab/run --mode strict --media ram,ext4 --total 380 $(STAGED)
+	$(call limit,140) lab/run --mode atomic --media ext4 --total 120 full
 
 # What waits for loop devices for half of its time, beside each other.
 .PHONY: lab-disks
