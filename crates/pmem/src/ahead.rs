@@ -27,7 +27,7 @@ impl Ahead {
     pub fn blocks(&self, offset: u64, len: u64) -> impl Iterator<Item = u64> {
         let blocks = offset / BLOCK..offset.saturating_add(len).div_ceil(BLOCK);
         let is_new = |block: &u64| {
-            let known = &self.0[*block as usize % KNOWN];
+            let known = &self.0[place(*block)];
             known.load(Ordering::Relaxed) != *block && {
                 known.store(*block, Ordering::Relaxed);
                 true
@@ -35,6 +35,13 @@ impl Ahead {
         };
         blocks.filter(is_new).map(|block| block * BLOCK)
     }
+}
+
+/// Where a block is remembered. Those that are read again and again are the first ones of their chunks, a power of two from
+/// each other: by their numbers alone they would drive each other out.
+fn place(block: u64) -> usize {
+    const SPREAD: u64 = 0xd6e8_feb8_6659_fd93;
+    (block.wrapping_mul(SPREAD) >> (u64::BITS - KNOWN.ilog2())) as usize
 }
 
 #[cfg(test)]
@@ -52,9 +59,17 @@ mod tests {
         assert_eq!(asked(&ahead, 100, BLOCK), [BLOCK]);
         assert_eq!(asked(&ahead, 0, 2 * BLOCK), []);
         assert_eq!(asked(&ahead, BLOCK, 0), []);
-        let again = KNOWN as u64 * BLOCK;
-        assert_eq!(asked(&ahead, again, 1), [again]);
+        let other = (1..).find(|block| place(*block) == place(0)).unwrap() * BLOCK;
+        assert_eq!(asked(&ahead, other, 1), [other]);
         assert_eq!(asked(&ahead, 0, BLOCK + 1), [0]);
+        // The logs of sixteen programs.
+        let logs = |ahead: &Ahead| {
+            (1..=16)
+                .flat_map(|chunk| asked(ahead, chunk << 21, 64))
+                .count()
+        };
+        assert!(logs(&ahead) > 8);
+        assert!(logs(&ahead) < 8, "they are not remembered side by side");
         // Whoever is told of such a place is refused elsewhere.
         assert_eq!(asked(&ahead, u64::MAX - 1, 8).len(), 1);
     }

@@ -21,11 +21,22 @@ pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
     pub(crate) fn new() -> Self {
+        Self::in_place(&scratch::place())
+    }
+
+    fn in_place(place: &Path) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = scratch::place().join(format!("adit-test-{}-{next}", std::process::id()));
+        let path = place.join(format!("adit-test-{}-{next}", std::process::id()));
         std::fs::create_dir_all(&path).expect("scratch directory");
         Self(path)
+    }
+
+    /// One behind a page cache, if there is such a place.
+    pub(crate) fn on_a_disk() -> Option<Self> {
+        let program = std::env::current_exe().expect("the path of the tests");
+        let disk = scratch::disk(program.parent()?.to_str()?)?;
+        Some(Self::in_place(&disk))
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {

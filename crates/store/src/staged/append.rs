@@ -144,6 +144,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             };
         }
         let chunk = self.stage.attachment().pool().geometry().chunk_size() as usize;
+        self.follow_before_writing()?;
         self.with_room(|| {
             let mut from = Cursor::new(from);
             if len <= chunk {

@@ -106,6 +106,16 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         Ok(())
     }
 
+    /// Follows what others have logged, before any byte is written. Behind a page cache that waits until all which they have
+    /// written is durable, and mostly it is; what is on its way to the pool by then would have to be, too.
+    pub(super) fn follow_before_writing(&self) -> Result<()> {
+        let is_slow = self.stage.attachment().pool().medium().fence_is_slow();
+        if is_slow && self.is_shared()? {
+            self.catch_up()?;
+        }
+        Ok(())
+    }
+
     /// The publishing word, with an overlay that lacks nothing which whoever published up to then may have done; but for
     /// what this process waits with ([`View::claimed_waiting`]). Where it was behind, with the lock, to be held until the
     /// overlay was looked at: where others write without a pause, it would be behind again.

@@ -1035,3 +1035,42 @@ fn a_buried_claim_stays_buried_when_the_file_is_shared() {
     let word = pool.version(staged.file()).expect("word");
     assert_eq!(word & (PUBLISHER | SHARED), SHARED);
 }
+
+/// Programs that write to one log in turns, as those of a database do, wait for the disk once for each sync of theirs: not
+/// for what the others have logged, once more, with bytes of their own on the way.
+#[test]
+fn what_is_written_in_turns_waits_for_the_disk_once() {
+    let Some(scratch) = Scratch::on_a_disk() else {
+        return;
+    };
+    let path = scratch.path("file");
+    kernel_file(&path).write_at(0, &[1; PAGE]).expect("write");
+    let ours = PoolFile::create(&scratch.path("pool"), 4 << 20, geometry()).expect("pool");
+    let theirs = PoolFile::open(&scratch.path("pool")).expect("open");
+    let files = [&ours, &theirs].map(|pool| {
+        let stage = Stage::new(pool.attach().expect("attach"));
+        let base = kernel_file(&path);
+        let staged = StagedFile::open(&stage, &name_at(&path), base, Mode::Atomic);
+        let staged = staged.expect("stage");
+        staged.share().expect("share");
+        staged
+    });
+    // The word of the mirror that counts the syncs which the kernel was asked for.
+    let asked = || {
+        let tables = std::fs::read(scratch.path("pool.tables")).expect("tables");
+        let at = tables.len() - adit_pmem::MIRROR_TAIL as usize + 4 * 64 + 16;
+        u64::from_le_bytes(tables[at..][..8].try_into().expect("a word"))
+    };
+    let turn = |turn: usize| {
+        let before = asked();
+        let file = &files[turn % 2];
+        file.write_at((turn * PAGE) as u64, &vec![turn as u8; 6 * PAGE])
+            .expect("write");
+        file.fsync().expect("fsync");
+        asked() - before
+    };
+    turn(0);
+    turn(1);
+    let turns: Vec<u64> = (2..8).map(turn).collect();
+    assert_eq!(turns, [1; 6]);
+}
