@@ -23,7 +23,8 @@
 //! - **An order** costs nothing: whoever relies on it has a CRC to tell what came too late.
 //!
 //! When no descriptor can be had (the program has used them up, or may write no file that long), chunks
-//! are written through the mapping after all: slower, and never refused.
+//! are written through the mapping after all: slower, and never refused. So is everything of a file that has been removed or
+//! has another name by now.
 //!
 //! # Safety
 //!
@@ -389,6 +390,23 @@ impl CachedMedium {
         self.counted(|| self.put(fd, at, block))
     }
 
+    /// Stores table words where the file is mapped. Its path leads to nothing by now, or to another file: nobody gets at it
+    /// any more to lock them. Whoever stores an older value than another looks once more, and stores the newer one.
+    fn store_words(&self, at: u64, len: u64) -> Result<(), OutOfRange> {
+        let store = |at| {
+            let mut there = self.file.load(at)?;
+            loop {
+                let word = self.mirror.load(at)?;
+                if word == there {
+                    return Ok(());
+                }
+                let stored = self.file.compare_exchange(at, there, word)?;
+                there = stored.map_or_else(|other| other, |_| word);
+            }
+        };
+        self.counted(|| (at..at + len).step_by(8).try_for_each(store))
+    }
+
     fn write_back_alone(
         &self,
         at: u64,
@@ -397,7 +415,11 @@ impl CachedMedium {
     ) -> Result<(), OutOfRange> {
         let len = block.len() as u64;
         let (_brief, fd) = self.descriptor(at + len)?;
-        let fd = fd.map_err(|errno| self.lost(at, len, errno))?;
+        let fd = match fd {
+            Ok(fd) => fd,
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::STALE) => return self.store_words(at, len),
+            Err(errno) => return Err(self.lost(at, len, errno)),
+        };
         let mut pauses = Pauses::new(PAUSE, PATIENCE);
         loop {
             match range_lock::try_lock(&fd, at as i64, len as i64) {
@@ -438,10 +460,7 @@ impl CachedMedium {
         }
         // What is synced is what is mapped, which is at least this much.
         let all = reach <= self.file.size();
-        self.raise(ASKED, |count| count + 1)?;
-        let synced = self.ask(!healed);
-        self.raise(TOLD, |count| count + 1)?;
-        synced?;
+        self.asking(|| self.ask(!healed))??;
         if self.count(FAILED)? != failed {
             return Ok(false);
         }
@@ -451,6 +470,29 @@ impl CachedMedium {
             self.raise(SYNCED, |count| count.max(ended))?;
         }
         Ok(true)
+    }
+
+    /// A sync of the file through a description that is newer than what is mapped. Where pages could not be written the kernel
+    /// may tell whoever asks by it, and then nobody who opens the file later.
+    pub fn synced_by<E>(
+        &self,
+        sync: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Result<(), E>, OutOfRange> {
+        self.asking(|| {
+            let synced = sync();
+            if synced.is_err() {
+                self.raise(FAILED, |count| count + 1)?;
+            }
+            Ok(synced)
+        })?
+    }
+
+    /// Others learn of a sync that does not come back.
+    fn asking<T>(&self, sync: impl FnOnce() -> T) -> Result<T, OutOfRange> {
+        self.raise(ASKED, |count| count + 1)?;
+        let synced = sync();
+        self.raise(TOLD, |count| count + 1)?;
+        Ok(synced)
     }
 
     fn ask(&self, all_again: bool) -> Result<(), OutOfRange> {

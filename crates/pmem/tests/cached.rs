@@ -130,6 +130,43 @@ fn flushed_after(medium: &CachedMedium, place: &Place, other: &OwnedFd) -> Vec<u
     })
 }
 
+/// Somebody has moved the file away, or removed it: what is flushed is still in it, for who finds it where it is now.
+#[test]
+fn table_words_reach_a_file_that_has_another_name() {
+    let place = Place::new("moved");
+    let (one, other) = (place.medium(true), place.medium(true));
+    one.store(64, 1).expect("store");
+    one.flush(64, 8).expect("flush");
+    let (file, moved) = (place.0.join("file"), place.0.join("moved"));
+    std::fs::rename(&file, &moved).expect("rename");
+    let word = || std::fs::read(&moved).expect("read")[64..72].to_vec();
+    for value in 2..200_u64 {
+        let medium = if value % 2 == 0 { &one } else { &other };
+        medium.store(64, value).expect("store");
+        medium.flush(64, 8).expect("flush");
+        assert_eq!(word(), value.to_le_bytes());
+        medium.fence();
+        medium.sound().expect("sound");
+    }
+    // Several at a time: the newest is the last.
+    std::thread::scope(|scope| {
+        for medium in [&one, &other, &one] {
+            scope.spawn(move || {
+                for _ in 0..2000 {
+                    let mut seen = medium.load(64).expect("load");
+                    while let Err(now) = medium.compare_exchange(64, seen, seen + 1).expect("word")
+                    {
+                        seen = now;
+                    }
+                    medium.flush(64, 8).expect("flush");
+                }
+            });
+        }
+    });
+    assert_eq!(word(), (199 + 6000_u64).to_le_bytes());
+    assert!(!file.exists());
+}
+
 #[test]
 fn words_are_found_in_tables_and_in_chunks() {
     let place = Place::new("found");

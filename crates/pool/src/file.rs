@@ -63,6 +63,15 @@ impl FileMedium {
         }
     }
 
+    /// Syncs the file by a descriptor that was opened later than what is mapped.
+    fn sync_by(&self, fd: &OwnedFd) -> Result<()> {
+        let sync = || rustix::fs::fsync(fd).map_err(kernel("fsync"));
+        match &*self.0 {
+            Inner::Direct(_) => sync(),
+            Inner::Cached(cached, _) => cached.synced_by(sync).map_err(Error::from)?,
+        }
+    }
+
     /// Fails when what others share with each other is no longer shared with us.
     pub(crate) fn ensure_current(&self) -> Result<()> {
         match &*self.0 {
@@ -310,6 +319,7 @@ impl PoolFile {
         let size = size - size % geometry.chunk_size().max(1);
         let kind = kind_of(&fd)?;
         prepare(&fd, kind, 0, size)?;
+        rustix::fs::fsync(&fd).map_err(kernel("fsync"))?;
         let medium = map(&fd, kind, geometry)?;
         let mut uuid = [0; 16];
         rustix::rand::getrandom(&mut uuid, rustix::rand::GetRandomFlags::empty())
@@ -492,10 +502,14 @@ impl PoolFile {
         // This very file: another one may have its name by now, and is not ours to make longer, or shorter.
         let (fd, size) = self.locks.reopen().map_err(kernel("open"))?;
         let len = geometry.chunk(chunks);
-        // Also where the file is long enough: whoever made it so may have died before its sync.
-        let prepared = prepare(&fd, self.kind, size, len);
-        let mapped = || self.pool.medium().mapped().grow(&fd, len);
-        let grown = prepared.and_then(|()| mapped().map_err(medium_error));
+        let medium = self.pool.medium();
+        let prepared = prepare(&fd, self.kind, size, len)
+            // Also where the file is long enough: whoever made it so may have died before its sync. A superblock that counts
+            // chunks may reach a DAX medium at once, the journal's entry of the size seconds later, and a pool that ends
+            // before its last chunk is refused.
+            .and_then(|()| medium.sync_by(&fd));
+        let mapped = || medium.mapped().grow(&fd, len).map_err(medium_error);
+        let grown = prepared.and_then(|()| mapped());
         grown.inspect_err(|_| {
             // What a quota or the disk had left, publishing needs as well. Nobody knows of these blocks yet.
             if let Ok(superblock) = self.pool.superblock() {
@@ -662,10 +676,6 @@ fn kind_of(fd: impl AsFd) -> Result<MediumKind> {
 /// the disk full, and on `cached` media written, too. A sync of bytes in reserved blocks that were never
 /// written has to note in the journal that they are, which doubles its time.
 ///
-/// The file's size is durable when this returns, on every medium: a superblock that counts chunks may reach
-/// a DAX medium at once, the journal's entry of the size seconds later, and a pool that ends before its
-/// last chunk is refused.
-///
 /// What cannot be had is not begun: some file systems take all that is left before they say so, and
 /// others would find the disk full meanwhile.
 fn prepare(fd: &OwnedFd, kind: MediumKind, from: u64, to: u64) -> Result<()> {
@@ -685,7 +695,7 @@ fn prepare(fd: &OwnedFd, kind: MediumKind, from: u64, to: u64) -> Result<()> {
             at += part as u64;
         }
     }
-    rustix::fs::fsync(fd).map_err(kernel("fsync"))
+    Ok(())
 }
 
 /// Reserves the blocks from `from` on. On older kernels a tmpfs takes back what it has done when a signal waits: then less

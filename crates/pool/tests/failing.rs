@@ -170,6 +170,30 @@ fn what_a_failed_sync_left_is_written_again_before_it_is_believed() {
     assert_eq!(disk.records_after_a_cut(), 0, "they would be replayed");
 }
 
+/// The kernel tells who grows the pool that what another has written could not be, and it tells nobody who opens the pool
+/// later: such a sync would succeed, and spare the other his own, which would not.
+#[test]
+fn what_a_growing_process_is_told_all_are() {
+    let Some(disk) = Disk::new() else { return };
+    let (first, staged) = disk.with_a_record();
+    let longer = File::options().write(true).open(disk.pool()).unwrap();
+    longer.set_len(12 << 20).unwrap();
+    disk.settle();
+
+    stage(&first, staged, 100, &[2; 100], When::WithCommit).unwrap();
+    let file = PoolFile::open(&disk.pool()).unwrap();
+    let grower = file.attach().unwrap();
+    disk.limit(1 << 20);
+    let grown = file.grow(&grower, 10 << 20);
+    disk.limit(0);
+    assert!(grown.is_err(), "the disk has not failed");
+    let later = PoolFile::open(&disk.pool()).unwrap().attach().unwrap();
+    later.pool().settle().unwrap();
+    if first.pool().settle().is_ok() {
+        assert_eq!(disk.records_after_a_cut(), 2, "it was taken for durable");
+    }
+}
+
 /// A record is written, and the sync of that fails. Who comes when all have gone, and what they knew of the failure with
 /// them, finds it, and acknowledges what builds on it.
 #[test]

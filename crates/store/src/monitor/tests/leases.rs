@@ -1610,12 +1610,6 @@ fn a_lease_of_a_dead_program_whose_pool_was_removed_is_given_up() {
 /// Whoever recovers would not find what is staged in a pool that has no name, so nothing stays there.
 #[test]
 fn a_pool_that_is_removed_gives_its_files_back() {
-    if !testing::scratch::is_memory() {
-        println!(
-            "skipped: it concerns memory; on a disk a pool without a name cannot be made durable"
-        );
-        return;
-    }
     for mode in ["sync", "atomic"] {
         let scratch = Scratch::new();
         scratch.runtime();
