@@ -655,15 +655,20 @@ impl Drop for Held {
     }
 }
 
-/// Ends the staging of a file of which this monitor knows nothing: another one did, and was killed.
-pub(super) fn end_unknown(pool: &OpenPool, fd: BorrowedFd<'_>) -> Result<()> {
+/// What a pool finds a file by.
+pub(super) fn name_by_handle(fd: BorrowedFd<'_>) -> Result<FileName> {
     let (handle_type, handle) = handle_of(fd)?;
-    let name = FileName {
+    Ok(FileName {
         handle_type,
         handle,
         path: Vec::new(),
         device: fs::fstat(fd)?.st_dev,
-    };
+    })
+}
+
+/// Ends the staging of a file of which this monitor knows nothing: another one did, and was killed.
+pub(super) fn end_unknown(pool: &OpenPool, fd: BorrowedFd<'_>) -> Result<()> {
+    let name = name_by_handle(fd)?;
     let table = pool.file.pool();
     // Another file system's files may have the same handles.
     let is_it = |file: &FileRef| {

@@ -231,7 +231,7 @@ struct Beginning {
     listener: Fd,
     records: Rc<Records>,
     found: Option<Vec<(Listed, Record)>>,
-    /// Another one was here, and was killed.
+    /// Another one was here, and was killed, and what it held is not in its records.
     after_another: bool,
     /// There may be barred files that nobody has told us of.
     unsure: bool,
@@ -268,7 +268,7 @@ fn inherit(number: i32) -> Result<Beginning, MonitorError> {
         listener: inherited(heritage.base.listener)?,
         records: heritage.records,
         found: Some(heritage.found),
-        after_another: true,
+        after_another: heritage.unknown,
         unsure: heritage.unsure,
     })
 }
@@ -369,7 +369,7 @@ impl Monitor {
         let mut server = Server::new(&dir, begin.listener, begin.records, leases);
         let barred = &mut server.leases.barred;
         if begin.after_another {
-            barred.come_after_another();
+            barred.know_not_all();
         }
         if begin.unsure {
             barred.be_unsure();

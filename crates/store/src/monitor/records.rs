@@ -20,7 +20,7 @@ use crate::registry::sys::{self, Fd, insist};
 use crate::registry::wire::LONGEST;
 
 /// First word of the memory. A successor of another build starts with nothing.
-const MAGIC: u64 = u64::from_le_bytes(*b"ADITMON\x04");
+const MAGIC: u64 = u64::from_le_bytes(*b"ADITMON\x05");
 
 /// Bytes of a record, and of the head.
 const RECORD: usize = 64;
@@ -41,6 +41,9 @@ const BARRED: u32 = 3;
 
 /// Where the head says that there may be barred files of which there is no record.
 const UNSURE: u64 = 16;
+
+/// Where it says that there may be leases and seats of which there is none.
+const UNKNOWN: u64 = 20;
 
 /// A leased file, as its program described it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,6 +111,8 @@ pub(super) struct Heritage {
     pub(super) found: Vec<(Listed, Record)>,
     /// There may be barred files of which there is no record.
     pub(super) unsure: bool,
+    /// There may be leases and seats of which there is no record.
+    pub(super) unknown: bool,
 }
 
 /// A record that is taken back when this is dropped.
@@ -197,6 +202,18 @@ impl Records {
         let _ = write(&self.fd, UNSURE, &1u32.to_ne_bytes());
     }
 
+    /// Nor are all leases and seats.
+    pub(super) fn be_unknown(&self) {
+        let _ = write(&self.fd, UNKNOWN, &1u32.to_ne_bytes());
+    }
+
+    /// What cannot be read may say anything.
+    fn says(&self, word: u64) -> bool {
+        let mut bytes = [0; 4];
+        let read = sys::read_full(&self.fd, &mut bytes, word);
+        read != Ok(bytes.len()) || bytes != [0; 4]
+    }
+
     /// The memory's descriptor.
     pub(super) fn fd(&self) -> &Fd {
         &self.fd
@@ -222,14 +239,13 @@ impl Records {
             (listed, record)
         };
         let found = found.into_iter().map(listed).collect();
-        let mut unsure = [0; 4];
-        let read = sys::read_full(&records.fd, &mut unsure, UNSURE);
-        let unsure = read != Ok(unsure.len()) || unsure != [0; 4];
+        let (unsure, unknown) = (records.says(UNSURE), records.says(UNKNOWN));
         Ok(Some(Heritage {
             records,
             base,
             found,
             unsure,
+            unknown,
         }))
     }
 
@@ -589,6 +605,24 @@ mod tests {
         drop((life, barred));
         drop(listed);
         assert_eq!(again(&records).1, []);
+    }
+
+    /// A successor is told what is not written down.
+    #[test]
+    fn what_is_not_listed_is_known_not_to_be() {
+        let said = |say: fn(&Records)| {
+            let records = Records::new().expect("memory");
+            let base = Base {
+                lock: 3,
+                listener: 4,
+            };
+            records.begin(base).expect("begin");
+            say(&records);
+            (records.says(UNSURE), records.says(UNKNOWN))
+        };
+        assert_eq!(said(|_| ()), (false, false));
+        assert_eq!(said(Records::be_unsure), (true, false));
+        assert_eq!(said(Records::be_unknown), (false, true));
     }
 
     /// A monitor may see many of them come and go, on file systems that are mounted for a while say.

@@ -25,8 +25,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use adit_pool::{FileName, PoolFile, SHARED};
+use adit_pool::{FileName, Pool, PoolFile, ReadOnlyMedium, SHARED};
 use rustix::fd::AsFd as _;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -39,10 +40,14 @@ use super::workers::Haste;
 use crate::pools::{Found, Places};
 use crate::registry::sys::{self, Fd};
 use crate::registry::wire::{self, Answer};
-use crate::staged;
+use crate::staged::{self, Error};
 
 /// Files that are remembered as barred. Beyond, all are that nobody has staged.
 const MOST: usize = 1 << 15;
+
+/// How long after it has begun to wait for somebody's lock a worker does so once more, which takes it seconds: whoever bars
+/// a file waits for the answer somewhat longer.
+const PATIENCE: Duration = Duration::from_secs(6);
 
 /// Where a monitor that ends leaves what is barred.
 const LEFT: &core::ffi::CStr = c"barred";
@@ -92,9 +97,10 @@ impl Barred {
         self.records.be_unsure();
     }
 
-    /// Somebody before us may have held files that we know nothing of.
-    pub(super) fn come_after_another(&mut self) {
+    /// There may be files that a program has staged and of which neither we know nor will who takes over from us.
+    pub(super) fn know_not_all(&mut self) {
         self.unknown = true;
+        self.records.be_unknown();
     }
 
     /// Whether all that programs have staged is known.
@@ -193,16 +199,39 @@ impl Barred {
     }
 }
 
-/// Ends what programs have staged whose monitor was killed with its standby: nobody has told us of them.
+/// Ends what programs have staged whose monitor was killed with its standby: nobody has told us of them. Only the pool that
+/// has it is attached to: others may lie on disks that do not answer, and have nothing to do with the file.
 fn end_unknown(places: &Places, fd: &Fd) -> staged::Result<()> {
+    let name = held::name_by_handle(fd.as_fd())?;
     for pool in places.pools() {
-        if let Ok(pool) = OpenPool::open(&pool.path) {
+        if may_have(&pool, &name)
+            && let Ok(pool) = OpenPool::open(&pool.path)
+        {
             let ended = held::end_unknown(&pool, fd.as_fd());
             pool.close();
             ended?;
         }
     }
     Ok(())
+}
+
+/// Whoever has the file's lock may have been stopped, or not have got the processor.
+fn take_away_patiently(held: &Held) -> staged::Result<()> {
+    let begun = Instant::now();
+    loop {
+        match held.take_away() {
+            Err(Error::Pool(adit_pool::Error::Busy { .. })) if begun.elapsed() < PATIENCE => {}
+            ended => return ended,
+        }
+    }
+}
+
+/// Whether a pool has a file staged, as far as can be seen from outside.
+fn may_have(found: &Found, name: &FileName) -> bool {
+    let is_without = |pool: Arc<Pool<ReadOnlyMedium>>| {
+        !pool.anything_staged() || matches!(pool.find_file(name), Ok(None))
+    };
+    found.may_stage(name) && !PoolFile::open_read_only(&found.path).is_ok_and(is_without)
 }
 
 /// A file that programs share which no monitor knows, by a descriptor that opens it for nothing.
@@ -340,7 +369,7 @@ impl Leases {
             return;
         }
         self.workers.start(Haste::Awaited, move || {
-            let mut ended = files.iter().try_for_each(|held| held.take_away());
+            let mut ended = files.iter().try_for_each(|held| take_away_patiently(held));
             drop(files);
             if let Some(places) = unknown.filter(|_| ended.is_ok()) {
                 ended = end_unknown(&places, &fd);

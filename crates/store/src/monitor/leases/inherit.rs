@@ -85,6 +85,7 @@ impl Leases {
                 (fd, _) => {
                     drop(listed);
                     drop(fd);
+                    self.barred.know_not_all();
                 }
             }
         }
@@ -250,6 +251,9 @@ impl Leases {
             self.standby.ensure(&self.records);
             // Its program stages it already, whether or not it can be written down.
             let (number, listed) = self.list(&held, &owner);
+            if !listed.is_known() {
+                self.barred.know_not_all();
+            }
             self.insert(number, listed, held, owner);
             self.bury_one(number);
         }
@@ -285,7 +289,11 @@ impl Leases {
             declared: record.declared,
             owner: Arc::clone(&owner),
         };
-        if let Ok(held) = Held::take_over(fd, pool, terms, id, self.signals.owner()) {
+        let held = Held::take_over(fd, pool, terms, id, self.signals.owner());
+        if held.is_err() {
+            self.barred.know_not_all();
+        }
+        if let Ok(held) = held {
             // While it waited its program may have died, and been forgotten.
             if !self.owners.iter().any(|known| Arc::ptr_eq(known, &owner)) {
                 self.owners.push(Arc::clone(&owner));

@@ -446,6 +446,73 @@ fn a_standby_goes_on_with_shared_files() {
     assert_eq!(std::fs::read(&other_path).expect("read"), b"staged");
 }
 
+/// A program may be stopped with the file's lock in its hand, and go on some seconds later. Who bars the file waits, as the
+/// library does everywhere: its call would fail otherwise.
+#[test]
+fn who_bars_a_file_waits_for_who_has_its_lock() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    let path = empty(&scratch, "data");
+    let _monitor = monitor(&scratch);
+    let sharer = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a lease");
+    sharer.staged().append(b"one").expect("append");
+    let stopped = Program::new(&scratch, &sharer.file);
+    let entry = stopped.enter(&sharer.file);
+    let guard = stopped.stage.attachment().lock_file(entry);
+    let guard = guard.expect("the lock");
+    std::thread::scope(|scope| {
+        let bar = scope.spawn(|| client::bar(&dir, borrowed(&sharer.file)));
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        drop(guard);
+        bar.join().expect("a thread").expect("bar");
+    });
+    assert_eq!(std::fs::read(&path).expect("read"), b"one");
+    sharer.program.release(&sharer.lease);
+}
+
+/// Who bars a file waits for no pool that has nothing to do with it, whoever was killed before: it may lie on a disk that
+/// does not answer. A monitor that takes over knows all, and one that comes after a kill of both looks before it attaches.
+#[test]
+fn who_bars_a_file_waits_for_no_other_pool() {
+    for both in [false, true] {
+        let scratch = Scratch::new();
+        let dir = scratch.runtime();
+        let path = empty(&scratch, "data");
+        let other = open_rw(&empty(&scratch, "other"));
+        let standby = [("T_STANDBY", Path::new("1"))];
+        let first = monitor_with(&scratch, if both { &[] } else { &standby });
+        let sharer = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a lease");
+        sharer.staged().append(b"one").expect("append");
+        first.signal(Signal::KILL);
+        let _next = if both {
+            drop(first);
+            monitor(&scratch)
+        } else {
+            first
+        };
+        // Whoever goes on has the pool open by then.
+        eventually("it is barred", || {
+            client::bar(&dir, borrowed(&sharer.file)).is_ok()
+        });
+        assert_eq!(std::fs::read(&path).expect("read"), b"one");
+        let attached = || {
+            let pool = sharer.program.stage.attachment().pool();
+            let slots = 0..pool.geometry().slot_count;
+            let times = slots.map(|slot| pool.incarnation(slot).expect("a slot"));
+            times.sum::<u64>()
+        };
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let before = attached();
+        for _ in 0..5 {
+            client::bar(&dir, borrowed(&other)).expect("bar");
+        }
+        assert_eq!(attached(), before, "{both}");
+        let over = sharer.staged().append(b"late");
+        assert!(matches!(over, Err(Error::Taken)), "{over:?}");
+        sharer.program.release(&sharer.lease);
+    }
+}
+
 /// Opens a file that is leased, which waits until somebody shares it.
 fn eventually_open(path: &Path) -> File {
     let begun = std::time::Instant::now();
