@@ -6,6 +6,8 @@
 //! the cache may evict a line at any moment, also between two stores to it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::choice::{Pick, Place, Unit};
@@ -92,18 +94,62 @@ pub(crate) enum Core {
     Named(u32),
 }
 
+/// The versions of each word of a line, oldest first.
+type Line = [Vec<Version>; WORDS_PER_LINE as usize];
+
+/// Numbers of words need no protection from each other, and are looked up at every store.
+#[derive(Clone, Default)]
+struct Mixed(u64);
+
+impl Hasher for Mixed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = mix(self.0 ^ number);
+    }
+}
+
+/// Words, and the time up to which.
+type Captured = HashMap<u64, u64, BuildHasherDefault<Mixed>>;
+
 /// See the module.
 #[derive(Clone)]
 pub(crate) struct Cells {
     size: u64,
     visible: Words,
     durable: Words,
-    /// Versions newer than the durable one, oldest first, by word.
-    outstanding: BTreeMap<u64, Vec<Version>>,
-    /// What each core's next fence makes durable: word, and the time up to which.
-    pending: HashMap<Core, HashMap<u64, u64>>,
+    /// Versions newer than the durable one, by line; there is one at least.
+    outstanding: BTreeMap<u64, Line>,
+    /// What each core's next fence makes durable.
+    pending: HashMap<Core, Captured>,
     /// Behind a page cache: how many words, from the start, are worked on in a mirror.
     mirrored: Option<u64>,
+}
+
+/// The line of a word, and which of its words it is.
+fn place_of(word: u64) -> (u64, usize) {
+    (word / WORDS_PER_LINE, (word % WORDS_PER_LINE) as usize)
+}
+
+/// The words of a range that have outstanding versions.
+fn versions_of(
+    outstanding: &BTreeMap<u64, Line>,
+    words: Range<u64>,
+) -> impl Iterator<Item = (u64, &[Version])> {
+    let lines = words.start / WORDS_PER_LINE..words.end.div_ceil(WORDS_PER_LINE);
+    outstanding
+        .range(lines)
+        .flat_map(|(&line, versions)| (line * WORDS_PER_LINE..).zip(versions))
+        .filter(move |(word, versions)| words.contains(word) && !versions.is_empty())
+        .map(|(word, versions)| (word, versions.as_slice()))
 }
 
 impl Cells {
@@ -144,7 +190,8 @@ impl Cells {
 
     pub(crate) fn store(&mut self, word: u64, value: u64, at: u64) {
         self.visible.set(word, value);
-        let versions = self.outstanding.entry(word).or_default();
+        let (line, slot) = place_of(word);
+        let versions = &mut self.outstanding.entry(line).or_default()[slot];
         versions.push(Version { at, value });
         if versions.len() > MAX_VERSIONS {
             let captured = |at: u64| self.pending.values().any(|p| p.get(&word) == Some(&at));
@@ -168,7 +215,7 @@ impl Cells {
         let first = offset / LINE * WORDS_PER_LINE;
         let last = (offset + len - 1) / LINE * WORDS_PER_LINE + WORDS_PER_LINE;
         let pending = self.pending.entry(core).or_default();
-        for (&word, versions) in self.outstanding.range(first..last) {
+        for (word, versions) in versions_of(&self.outstanding, first..last) {
             if let Some(newest) = versions.last() {
                 pending.insert(word, newest.at);
             }
@@ -194,17 +241,25 @@ impl Cells {
     }
 
     fn make_durable(&mut self, word: u64, upto: u64) {
-        let Some(versions) = self.outstanding.get_mut(&word) else {
+        let (line, slot) = place_of(word);
+        let Some(words) = self.outstanding.get_mut(&line) else {
             return;
         };
+        let versions = &mut words[slot];
         let covered = versions.partition_point(|version| version.at <= upto);
         if covered == 0 {
             return;
         }
         self.durable.set(word, versions[covered - 1].value);
         versions.drain(..covered);
-        if versions.is_empty() {
-            self.outstanding.remove(&word);
+        self.tidy(line);
+    }
+
+    /// Forgets a line of which nothing is outstanding.
+    fn tidy(&mut self, line: u64) {
+        let is_left = |words: &Line| words.iter().any(|versions| !versions.is_empty());
+        if !self.outstanding.get(&line).is_some_and(is_left) {
+            self.outstanding.remove(&line);
         }
     }
 
@@ -217,10 +272,9 @@ impl Cells {
 
     /// The system calls that flush a range in the kernel (clone, exchange, fsync of a mapped file).
     pub(crate) fn settle_range(&mut self, offset: u64, len: u64) {
-        let words: Vec<u64> = self
-            .outstanding
-            .range(offset / 8..(offset + len).div_ceil(8))
-            .map(|(&word, _)| word)
+        let words = offset / 8..(offset + len).div_ceil(8);
+        let words: Vec<u64> = versions_of(&self.outstanding, words)
+            .map(|(word, _)| word)
             .collect();
         for word in words {
             self.make_durable(word, u64::MAX);
@@ -230,7 +284,11 @@ impl Cells {
     /// Durable words, seen by all: what exchanging blocks leaves.
     pub(crate) fn replace(&mut self, first: u64, words: &[u64]) {
         for (word, &value) in (first..).zip(words) {
-            self.outstanding.remove(&word);
+            let (line, slot) = place_of(word);
+            if let Some(words) = self.outstanding.get_mut(&line) {
+                words[slot].clear();
+                self.tidy(line);
+            }
             self.visible.set(word, value);
             self.durable.set(word, value);
         }
@@ -247,12 +305,7 @@ impl Cells {
             killed.pending.clear();
         }
         let mirrored = self.mirrored.unwrap_or(0);
-        let unflushed: Vec<u64> = self
-            .outstanding
-            .range(..mirrored)
-            .map(|(&word, _)| word)
-            .collect();
-        for word in unflushed {
+        for (word, _) in versions_of(&self.outstanding, 0..mirrored) {
             killed.forget_after(word, self.captured(word));
         }
         killed
@@ -265,38 +318,32 @@ impl Cells {
     }
 
     fn forget_after(&mut self, word: u64, upto: u64) {
-        let Some(versions) = self.outstanding.get_mut(&word) else {
+        let (line, slot) = place_of(word);
+        let Some(words) = self.outstanding.get_mut(&line) else {
             return;
         };
+        let versions = &mut words[slot];
         versions.retain(|version| version.at <= upto);
         let value = versions.last().map(|version| version.value);
-        if versions.is_empty() {
-            self.outstanding.remove(&word);
-        }
+        self.tidy(line);
         self.visible
             .set(word, value.unwrap_or_else(|| self.durable.get(word)));
     }
 
     /// The outstanding lines. Version `n` of a line is its contents after its `n`th store.
     pub(crate) fn units(&self) -> Vec<Unit> {
-        let mut units = Vec::new();
-        let mut rest = self.outstanding.iter().peekable();
-        while let Some(&(&word, _)) = rest.peek() {
-            let line = word / WORDS_PER_LINE;
-            let mut times = Vec::new();
-            while let Some((_, versions)) = rest.next_if(|(w, _)| **w / WORDS_PER_LINE == line) {
-                times.extend(versions.iter().map(|version| version.at));
-            }
+        let unit = |(&line, words): (&u64, &Line)| {
+            let versions = words.iter().flatten();
+            let mut times: Vec<u64> = versions.map(|version| version.at).collect();
             times.sort_unstable();
             times.dedup();
-            let group = times.last().copied().unwrap_or(0);
-            units.push(Unit {
+            Unit {
                 place: Place::Line(line),
-                group,
+                group: times.last().copied().unwrap_or(0),
                 times,
-            });
-        }
-        units
+            }
+        };
+        self.outstanding.iter().map(unit).collect()
     }
 
     /// What a power cut leaves when each of `units` is taken as picked; some may be others'.
@@ -312,7 +359,7 @@ impl Cells {
             } else {
                 0
             });
-            for (&word, versions) in self.outstanding.range(words) {
+            for (word, versions) in versions_of(&self.outstanding, words) {
                 let taken = match pick {
                     Pick::Version(0) => 0,
                     Pick::Version(nth) => {
@@ -341,7 +388,7 @@ impl Cells {
     }
 
     pub(crate) fn outstanding_fingerprint(&self) -> u64 {
-        let versions = self.outstanding.iter().flat_map(|(&word, versions)| {
+        let versions = versions_of(&self.outstanding, 0..u64::MAX).flat_map(|(word, versions)| {
             versions
                 .iter()
                 .map(move |version| mix(mix(word) ^ version.value))
