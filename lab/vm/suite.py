@@ -17,9 +17,15 @@ EMULATION_DIFFERS = ["write_back_of_inaccessible_lines_faults"]
 PATIENCE = 3
 # Tests that simulate their medium, or are about where the host keeps its pools: they run in `make test`.
 ELSEWHERE = {"store-adit_store": ["staged::", "pools::"]}
-# What runs on tmpfs in `make test`, and on all disks in `lab/suite`, and is long: where it runs here, and where it does on
-# another kernel than the first.
-LONG = {"store-adit_store": {True: ("ext4",), False: ("xfs",)}}
+# What runs on tmpfs in `make test`, and on all disks in `lab/suite` or `lab/run`, and is long: where it runs here, and where
+# it does on another kernel than the first. (`make lab-dax` runs all of it on both.)
+LONG = {
+    "store-adit_store": {True: ("ext4",), False: ("xfs",)},
+    "git": {True: ("ext4", "tmpfs"), False: ("xfs",)},
+    "redis": {True: ("xfs", "tmpfs"), False: ("ext4",)},
+    "fsx": {True: ("ext4", "tmpfs"), False: ("xfs",)},
+    "sqlite": {True: ("xfs", "tmpfs"), False: ("ext4",)},
+}
 
 # The oracle compares which times have moved since it last looked; the emulated clock ticks so unevenly that it
 # also finds differences between two plain runs. A difference of times that comes back three times is one.
@@ -298,6 +304,10 @@ def tasks(seeds, operations, tests, mode, shares, first):
     """Two lists of (name, seconds, command): the machine has two processors. `shares`: what XFS can. `first`: no other
     kernel has run them; what is the same on all, tmpfs, is looked at on that one alone."""
     lanes, places = ([], []), PLACES if first else DAX
+
+    def is_here(test, place):
+        return place in LONG.get(test, {}).get(first, places)
+
     for place in places:
         lanes[0].append((f"doctor-{place}", 30, medium_check(place, PLACES[place], shares)))
     everything, run = [], adit(mode)
@@ -318,14 +328,13 @@ def tasks(seeds, operations, tests, mode, shares, first):
                 pool=f"{directory}/.adit-0/pool".replace("/", "\\/").replace(".", "\\."))))
         everything.append((f"torture-{place}", 90, f"{EAGER} /adit/adit-torture --dir {directory} --seed {seeds[0]} "
                                                    f"--rounds {TORTURE_ROUNDS} -- {run}"))
-        everything.append((f"sqlite-{place}", 60, SQLITE.format(dir=directory, adit=run, eager=EAGER)))
-        everything.append((f"fsx-{place}", 60, FSX.format(dir=directory, adit=run, eager=EAGER, seed=seeds[0],
-                                                          operations=operations)))
-        everything.append((f"bash-{place}", 60, BASH.format(dir=directory, adit=run, eager=EAGER)))
-        everything.append((f"git-{place}", 120, GIT.format(dir=directory, adit=run, eager=EAGER)))
-        everything.append((f"redis-{place}", 90, REDIS.format(dir=directory, adit=run, eager=EAGER)))
+        programs = (("sqlite", 60, SQLITE), ("fsx", 60, FSX), ("bash", 60, BASH), ("git", 120, GIT), ("redis", 90, REDIS))
+        for program, seconds, script in programs:
+            if is_here(program, place):
+                everything.append((f"{program}-{place}", seconds, script.format(
+                    dir=directory, adit=run, eager=EAGER, seed=seeds[0], operations=operations)))
         for test in tests:
-            if place not in LONG.get(test, {}).get(first, places):
+            if not is_here(test, place):
                 continue
             skip = "".join(f" --skip {name}" for name in EMULATION_DIFFERS + ELSEWHERE.get(test, []))
             everything.append((f"{test}-{place}", 360, f"TMPDIR={directory} ADIT_TEST_SCRATCH={directory} "
