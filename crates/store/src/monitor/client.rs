@@ -33,8 +33,10 @@ const FOR_A_LEASE: Duration = Duration::from_secs(3);
 /// turn. Until it has closed its duplicate nobody can execute the file.
 const FOR_A_RELEASE: Duration = Duration::from_secs(3);
 
-/// How long taking a file away from all may take: it is published and synced.
+/// How long taking a file away from all may take: it is published and synced. So long it is asked for again, too, of a monitor
+/// that cannot do it yet.
 const FOR_A_BAR: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// How long a look may take: the monitor knows the answer.
 const FOR_A_LOOK: Duration = wire::PATIENCE;
@@ -256,7 +258,7 @@ pub fn hold_alone(dir: &RuntimeDir, lease: &Lease) -> Result<bool, Refused> {
 /// nobody stages it again. Returns when everything is in the file. Where nobody answers, the next monitor is told that
 /// there are such files.
 pub fn bar(dir: &RuntimeDir, fd: BorrowedFd<'_>) -> Result<(), Refused> {
-    let barred = ask_anyway(dir, &Request::Bar, Some(fd), FOR_A_BAR).map(drop);
+    let barred = ask_to_take(dir, &Request::Bar, fd);
     if let Err(Refused::NoMonitor(_)) = barred
         && let Ok(dir) = dir.open()
     {
@@ -286,7 +288,19 @@ pub fn last_monitor(dir: &RuntimeDir) -> Option<u64> {
 /// Has a declared file taken away from all who have it staged, this process too. They may stage it again. Returns when
 /// everything is in the file.
 pub fn take_away(dir: &RuntimeDir, fd: BorrowedFd<'_>) -> Result<(), Refused> {
-    ask_anyway(dir, &Request::TakeAway, Some(fd), FOR_A_BAR).map(drop)
+    ask_to_take(dir, &Request::TakeAway, fd)
+}
+
+/// A monitor that has just taken over may not be able yet to open the pool that the file is staged in.
+fn ask_to_take(dir: &RuntimeDir, request: &Request<'_>, fd: BorrowedFd<'_>) -> Result<(), Refused> {
+    let until = clock::steady() + FOR_A_BAR.as_nanos() as u64;
+    loop {
+        let taken = ask_anyway(dir, request, Some(fd), FOR_A_BAR).map(drop);
+        if taken != Err(Refused::Pool(Errno::AGAIN)) || clock::steady() >= until {
+            return taken;
+        }
+        adit_pmem::rest(PAUSE);
+    }
 }
 
 fn known(answer: Result<Answer, Refused>) -> Result<bool, Refused> {
