@@ -595,7 +595,7 @@ impl<M: Medium> Pool<M> {
         }
         if kind == ChunkKind::Log {
             self.zero_chunk(chunk)?;
-            self.change_chunk(chunk, taken, ChunkWord { kind, ..taken })?;
+            return self.change_chunk(chunk, taken, ChunkWord { kind, ..taken });
         }
         Ok(true)
     }

@@ -479,13 +479,21 @@ impl<M: Medium> Attachment<M> {
     fn dead_slots(&self) -> Result<Vec<u32>> {
         let mut dead = Vec::new();
         for slot in 0..self.pool.geometry().slot_count {
-            let state = self
-                .pool
-                .load(self.pool.geometry().slot(slot) + at!(Slot.state))?;
-            if state != Slot::FREE && slot != self.owner.slot && !self.pool.locks().is_alive(slot) {
+            if slot != self.owner.slot && self.is_dead(slot)? {
                 dead.push(slot);
             }
         }
         Ok(dead)
+    }
+
+    /// Whoever leaves frees his slot before he gives its lock up, and who takes it has the lock before he counts, and counts
+    /// before he says that it is taken. So in this order one who has just left is not taken for dead, nor one who has just
+    /// come for who left.
+    fn is_dead(&self, slot: u32) -> Result<bool> {
+        let state = self.pool.geometry().slot(slot) + at!(Slot.state);
+        let taken = || Ok::<_, Error>(self.pool.load(state)? != Slot::FREE);
+        let before = self.pool.incarnation(slot)?;
+        let unlocked = taken()? && !self.pool.locks().is_alive(slot);
+        Ok(unlocked && taken()? && self.pool.incarnation(slot)? == before)
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use adit_pmem::{Medium, OutOfRange};
-use adit_pool::{Attachment, LocalLocks, Pool, Result, When};
+use adit_pool::{Attachment, Hold, LocalLocks, Pool, Result, SlotLocks, When};
 use adit_sim::{SimMedium, World};
 
 use crate::common::*;
@@ -118,4 +118,70 @@ fn what_is_left_beside_a_burial_is_kept() {
         }
     }
     assert!(lost.is_empty(), "{lost:?}");
+}
+
+/// Of which slot, and what happens: he leaves, another one comes.
+type Change = (u32, [Deed; 2]);
+
+/// Locks by which somebody is asked for just when he leaves and another one takes his slot.
+#[derive(Clone)]
+struct Changing(LocalLocks, Arc<Mutex<Option<Change>>>);
+
+impl SlotLocks for Changing {
+    fn claim(&self, slot: u32) -> Result<Option<Box<dyn Hold>>> {
+        self.0.claim(slot)
+    }
+    fn is_alive(&self, slot: u32) -> bool {
+        let deeds = self.1.lock().unwrap().take_if(|(of, _)| *of == slot);
+        let Some((_, [leave, come])) = deeds else {
+            return self.0.is_alive(slot);
+        };
+        leave();
+        let alive = self.0.is_alive(slot);
+        come();
+        alive
+    }
+    fn gate(&self) -> Result<Box<dyn Hold>> {
+        self.0.gate()
+    }
+}
+
+/// Nobody is buried for who had his slot before him: his chunks would be used for others' bytes.
+#[test]
+fn who_takes_a_slot_beside_a_burial_is_not_buried() {
+    let world = World::new(tiny_size(12));
+    Pool::create(&world.medium(), &options(TINY)).expect("create");
+    let locks = LocalLocks::default();
+    let plain = open(world.medium(), &locks, boot(1)).expect("open");
+    let stays = plain.attach().expect("attach");
+    let file = stays.enter_file(&name(1)).expect("enter");
+    let leaves = plain.attach().expect("attach");
+    let slot = leaves.slot();
+    let came: Arc<Mutex<Option<Attachment<SimMedium>>>> = Arc::default();
+    let leave = move || leaves.detach().expect("detach");
+    let come = {
+        let (plain, came) = (Arc::clone(&plain), Arc::clone(&came));
+        move || {
+            let attached = plain.attach().expect("attach");
+            assert_eq!(attached.slot(), slot);
+            stage(&attached, file, 0, &[7; 5000], When::Now).expect("stage");
+            *came.lock().unwrap() = Some(attached);
+        }
+    };
+    let deeds: [Deed; 2] = [Box::new(leave), Box::new(come)];
+    let changing = Changing(locks, Arc::default());
+    let pool = Pool::open(world.medium(), Box::new(changing.clone()), boot(1)).expect("open");
+    let buries = pool.attach().expect("attach");
+    *changing.1.lock().unwrap() = Some((slot, deeds));
+    let released = buries.release_orphans().expect("release");
+    assert_eq!(released.slots, 0);
+    let came = came.lock().unwrap().take().expect("somebody came");
+    let there = plain.slots().expect("slots");
+    assert!(there.iter().any(|seat| seat.slot == slot && seat.alive));
+    drop(came);
+    // Now he is dead.
+    assert_eq!(buries.release_orphans().expect("release").slots, 1);
+    let found = stays.scan().expect("scan");
+    let bytes = replayed(&plain, &found, file, &[]).expect("replay");
+    assert_eq!(bytes, [7; 5000]);
 }
