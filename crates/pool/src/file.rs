@@ -502,6 +502,16 @@ impl PoolFile {
         // This very file: another one may have its name by now, and is not ours to make longer, or shorter.
         let (fd, size) = self.locks.reopen().map_err(kernel("open"))?;
         let len = geometry.chunk(chunks);
+        if let Ok(superblock) = self.pool.superblock() {
+            // Somebody has cut it: made longer again, it would have zeros there, and nobody would know.
+            let expected = geometry.chunk(superblock.chunk_count);
+            if size < expected {
+                return Err(Error::Truncated {
+                    expected,
+                    found: size,
+                });
+            }
+        }
         let medium = self.pool.medium();
         let prepared = prepare(&fd, self.kind, size, len)
             // Also where the file is long enough: whoever made it so may have died before its sync. A superblock that counts
@@ -540,7 +550,8 @@ impl PoolFile {
     /// published.
     pub fn remove(self, force: bool) -> Result<()> {
         let exclusive = self.pool.exclusive()?;
-        let waiting = self.pool.scan()?.files.len() as u32;
+        // As whoever attached next would find it: its mirror may be an older one.
+        let waiting = Self::open_as_left(&self.path)?.scan()?.files.len() as u32;
         if waiting > 0 && !force {
             return Err(Error::Unpublished { files: waiting });
         }
@@ -828,6 +839,25 @@ mod tests {
         assert!(early.is_err(), "{early:?} beside another");
         assert!(waits.recv().is_ok_and(|grown| grown.is_ok()));
         attachment.detach().expect("detach");
+        pool.remove(true).expect("remove");
+    }
+
+    /// What somebody has cut off would be zeros then, which are no damage.
+    #[test]
+    fn a_pool_that_was_cut_is_not_made_long_again() {
+        let path = scratch::place().join(format!("adit-pool-cut-{}", std::process::id()));
+        let pool = PoolFile::create(&path, 8 << 20, Geometry::default()).expect("create");
+        let attachment = pool.attach().expect("attach");
+        let fd = pool.reopen().expect("open");
+        let len = || rustix::fs::fstat(&fd).expect("fstat").st_size;
+        rustix::fs::ftruncate(&fd, 6 << 20).expect("cut");
+        let grown = pool.grow(&attachment, 12 << 20);
+        assert!(matches!(grown, Err(Error::Truncated { .. })), "{grown:?}");
+        assert_eq!(len(), 6 << 20);
+        rustix::fs::ftruncate(&fd, 8 << 20).expect("as it was");
+        pool.grow(&attachment, 12 << 20).expect("grow");
+        assert_eq!(len(), 12 << 20);
+        pool.detach(attachment).expect("detach");
         pool.remove(true).expect("remove");
     }
 

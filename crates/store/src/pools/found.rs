@@ -205,7 +205,7 @@ impl Places {
             path: path.clone(),
             within: self.beside(path, !is_listed),
         };
-        let listed = listed.iter().map(|line| found(&line.path, true));
+        let listed = listed.iter().map(|line| found(&line.path, is_there(line)));
         let unlisted = unlisted.map(|(path, _)| found(path, false));
         listed.chain(unlisted).collect()
     }
@@ -241,8 +241,8 @@ impl Places {
     /// to files of its own file system alone. Copies of memory do not outlive it.
     #[must_use]
     pub fn file_system_of(&self, path: &Path) -> Option<Within> {
-        let is_listed = self.listed().iter().any(|known| known.path == path);
-        self.beside(path, !is_listed)
+        let is_it = |known: &Listed| known.path == path && is_there(known);
+        self.beside(path, !self.listed().iter().any(is_it))
     }
 
     fn beside(&self, path: &Path, alone: bool) -> Option<Within> {
@@ -338,6 +338,12 @@ fn announce_anew(link: &[u8], target: &[u8]) -> Result<(), Errno> {
         // It is there; at worst it is taken for older than it is.
         _ => Ok(()),
     }
+}
+
+/// Whether what lies at the path of a line is the pool that it is about. Another disk may be mounted there by now, somebody
+/// else's perhaps, with a pool that names files of ours.
+fn is_there(line: &Listed) -> bool {
+    Seen::at(&line.path).is_some_and(|seen| seen.uuid == line.uuid)
 }
 
 fn has_entry(pool: &Path, name: &FileName) -> adit_pool::Result<bool> {
@@ -640,6 +646,39 @@ mod tests {
         let within = places.file_system_of(&scratch.path(".adit-7/pool"));
         let device = within.map(|within| within.device);
         assert_eq!(device, (!tmpfs).then_some(there));
+    }
+
+    /// A list knows a pool by more than its path: what lies there by now, another disk's, is for files on its own device.
+    #[test]
+    fn a_pool_in_the_place_of_a_listed_one_is_not_listed() {
+        let program = std::env::current_exe().expect("own path");
+        let disk = program.with_file_name(format!("replaced-{}", std::process::id()));
+        let scratch = Scratch::new();
+        let list = PoolList::at(&scratch.path("state"));
+        let places = Places {
+            runtime: scratch.path("run"),
+            list: list.clone(),
+        };
+        let pool = disk.join(".adit-7/pool");
+        let listed = pool_at(&pool);
+        list.add(&listed, &pool).expect("a list");
+        let both = || {
+            let all = places.pools().into_iter();
+            let found = all.filter(|found| found.path == pool);
+            let found = found.map(|found| found.within).next().expect("listed");
+            assert_eq!(found, places.file_system_of(&pool));
+            found.map(|within| within.alone)
+        };
+        let its = both();
+        std::fs::remove_file(&pool).expect("remove");
+        assert_ne!(pool_at(&pool), listed);
+        let another = both();
+        std::fs::remove_dir_all(&disk).expect("remove");
+        // In memory there are no other disks.
+        assert!(
+            matches!((its, another), (Some(false), Some(true)) | (None, None)),
+            "{its:?} {another:?}"
+        );
     }
 
     /// Of a pool and its copy the one that a list knows is the pool. A copy on another device, as on a snapshot, is for files

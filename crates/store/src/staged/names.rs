@@ -98,6 +98,11 @@ pub struct Within {
 /// As [`open_by_name`], of a file of one file system first, and under which path it was found. Where that is mounted
 /// elsewhere than it was, the file is looked for below that.
 pub fn find(name: &FileName, within: Option<&Within>) -> Result<(KernelFile<OwnedFd>, Vec<u8>)> {
+    if leads_up(&name.path) {
+        return Err(Error::OtherFile(
+            "its name is no path that the kernel tells",
+        ));
+    }
     let Some(within) = within else {
         return find_near(name, None);
     };
@@ -120,6 +125,12 @@ pub fn find(name: &FileName, within: Option<&Within>) -> Result<(KernelFile<Owne
         None if within.alone => here,
         None => find_near(name, None),
     }
+}
+
+/// Whether a path goes up somewhere. Those that programs write down do not; a forged one would have every file system looked
+/// at that it leads to, and one directory again and again.
+fn leads_up(path: &[u8]) -> bool {
+    path.split(|byte| *byte == b'/').any(|name| name == b"..")
 }
 
 /// The file under its path, or in its directory.
@@ -318,7 +329,8 @@ mod tests {
             let found = at("/was/at/some/directory/file", &within);
             assert!(matches!(found, Err(Error::OtherFile(_))), "{found:?}");
         }
-        for name in ["/was/at/file", "/", "", "file"] {
+        let up = root.join("some/../some/directory/file");
+        for name in ["/was/at/file", "/", "", "file", up.to_str().unwrap()] {
             let found = at(name, &here);
             assert!(
                 matches!(found, Err(Error::OtherFile(_))),
