@@ -18,7 +18,7 @@ PATIENCE = 3
 # Tests that simulate their medium, or are about where the host keeps its pools: they run in `make test`.
 ELSEWHERE = {"store-adit_store": ["staged::", "pools::"]}
 # What runs on tmpfs in `make test`, and on all disks in `lab/suite` or `lab/run`, and is long: where it runs here, and where
-# it does on another kernel than the first. (`make lab-dax` runs all of it on both.)
+# it does on another kernel than the first.
 LONG = {
     "store-adit_store": {True: ("ext4",), False: ("xfs",)},
     "git": {True: ("ext4", "tmpfs"), False: ("xfs",)},

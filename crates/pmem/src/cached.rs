@@ -126,6 +126,11 @@ pub struct CachedMedium {
     failed: AtomicBool,
 }
 
+/// Whether the path of a file leads to nothing, or to another one, by why it cannot be opened.
+fn is_elsewhere(errno: Errno) -> bool {
+    matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::STALE)
+}
+
 /// The pages of a range.
 fn pages(offset: u64, len: usize) -> impl Iterator<Item = u64> {
     let end = offset + len as u64;
@@ -353,10 +358,11 @@ impl CachedMedium {
         }
         let (brief, fd) = self.descriptor(at + len)?;
         let is_locked = |fd: &OwnedFd| range_lock::is_locked(fd, at as i64, len as i64);
-        if let Ok(Ok(locked)) = fd.as_ref().map(is_locked) {
-            return Ok(locked);
+        match fd.as_ref().map(is_locked) {
+            Ok(Ok(locked)) => return Ok(locked),
+            Err(errno) if is_elsewhere(*errno) => return Ok(true),
+            _ => drop((fd, brief)),
         }
-        drop((fd, brief));
         // Without a descriptor it may be these bytes, whoever writes.
         let mut pauses = Pauses::new(PAUSE, PATIENCE);
         while !self.nobody_writes()? {
@@ -387,21 +393,35 @@ impl CachedMedium {
         if block == there {
             return Ok(());
         }
-        self.counted(|| self.put(fd, at, block))
+        // Who cannot lock them, as the file has another name by now, may store newer ones meanwhile.
+        self.counted(|| {
+            loop {
+                self.put(fd, at, block)?;
+                self.mirror.read(at, there)?;
+                if block == there {
+                    return Ok(());
+                }
+                block.copy_from_slice(there);
+            }
+        })
     }
 
     /// Stores table words where the file is mapped. Its path leads to nothing by now, or to another file: nobody gets at it
-    /// any more to lock them. Whoever stores an older value than another looks once more, and stores the newer one.
+    /// any more to lock them. Whoever stores an older value than another looks once more, and stores the newer one. Words that
+    /// are in the file already are stored again, or a sync might not know of them.
     fn store_words(&self, at: u64, len: u64) -> Result<(), OutOfRange> {
+        if !fault::is_survived() {
+            return Err(self.lost(at, len, Errno::NOENT));
+        }
         let store = |at| {
             let mut there = self.file.load(at)?;
             loop {
                 let word = self.mirror.load(at)?;
-                if word == there {
-                    return Ok(());
+                match self.file.compare_exchange(at, there, word)? {
+                    Ok(_) if self.mirror.load(at)? == word => return Ok(()),
+                    Ok(_) => there = word,
+                    Err(other) => there = other,
                 }
-                let stored = self.file.compare_exchange(at, there, word)?;
-                there = stored.map_or_else(|other| other, |_| word);
             }
         };
         self.counted(|| (at..at + len).step_by(8).try_for_each(store))
@@ -417,7 +437,7 @@ impl CachedMedium {
         let (_brief, fd) = self.descriptor(at + len)?;
         let fd = match fd {
             Ok(fd) => fd,
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::STALE) => return self.store_words(at, len),
+            Err(errno) if is_elsewhere(errno) => return self.store_words(at, len),
             Err(errno) => return Err(self.lost(at, len, errno)),
         };
         let mut pauses = Pauses::new(PAUSE, PATIENCE);

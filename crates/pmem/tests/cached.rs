@@ -133,6 +133,7 @@ fn flushed_after(medium: &CachedMedium, place: &Place, other: &OwnedFd) -> Vec<u
 /// Somebody has moved the file away, or removed it: what is flushed is still in it, for who finds it where it is now.
 #[test]
 fn table_words_reach_a_file_that_has_another_name() {
+    fault::install().unwrap();
     let place = Place::new("moved");
     let (one, other) = (place.medium(true), place.medium(true));
     one.store(64, 1).expect("store");

@@ -33,9 +33,11 @@ const FOR_A_LEASE: Duration = Duration::from_secs(3);
 /// turn. Until it has closed its duplicate nobody can execute the file.
 const FOR_A_RELEASE: Duration = Duration::from_secs(3);
 
-/// How long taking a file away from all may take: it is published and synced. So long it is asked for again, too, of a monitor
-/// that cannot do it yet.
+/// How long taking a file away from all may take: it is published and synced.
 const FOR_A_BAR: Duration = Duration::from_secs(10);
+
+/// How long it is asked for again of a monitor that cannot do it yet, and how often. One that has just taken over says so.
+const FOR_A_START: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// How long a look may take: the monitor knows the answer.
@@ -293,7 +295,7 @@ pub fn take_away(dir: &RuntimeDir, fd: BorrowedFd<'_>) -> Result<(), Refused> {
 
 /// A monitor that has just taken over may not be able yet to open the pool that the file is staged in.
 fn ask_to_take(dir: &RuntimeDir, request: &Request<'_>, fd: BorrowedFd<'_>) -> Result<(), Refused> {
-    let until = clock::steady() + FOR_A_BAR.as_nanos() as u64;
+    let until = clock::steady() + FOR_A_START.as_nanos() as u64;
     loop {
         let taken = ask_anyway(dir, request, Some(fd), FOR_A_BAR).map(drop);
         if taken != Err(Refused::Pool(Errno::AGAIN)) || clock::steady() >= until {

@@ -536,6 +536,7 @@ impl Leases {
             // The lease goes, and a recovery finds the records.
             if let Some(entry) = self.held.remove(&number) {
                 self.is_bereft(&entry.held.pool);
+                self.barred.know_not_all();
             }
         }
     }

@@ -45,8 +45,8 @@ use crate::staged::{self, Error};
 /// Files that are remembered as barred. Beyond, all are that nobody has staged.
 const MOST: usize = 1 << 15;
 
-/// How long after it has begun to wait for somebody's lock a worker does so once more, which takes it seconds: whoever bars
-/// a file waits for the answer somewhat longer.
+/// How long after it has begun to wait for somebody's lock a worker does so once more, which takes it two seconds: whoever
+/// bars a file waits for the answer somewhat longer than both.
 const PATIENCE: Duration = Duration::from_secs(6);
 
 /// Where a monitor that ends leaves what is barred.
@@ -200,7 +200,7 @@ impl Barred {
 }
 
 /// Ends what programs have staged whose monitor was killed with its standby: nobody has told us of them. Only the pool that
-/// has it is attached to: others may lie on disks that do not answer, and have nothing to do with the file.
+/// has it is attached to, which on a disk takes several syncs.
 fn end_unknown(places: &Places, fd: &Fd) -> staged::Result<()> {
     let name = held::name_by_handle(fd.as_fd())?;
     for pool in places.pools() {
@@ -226,12 +226,11 @@ fn take_away_patiently(held: &Held) -> staged::Result<()> {
     }
 }
 
-/// Whether a pool has a file staged, as far as can be seen from outside.
+/// Whether a pool has a file staged, as far as can be seen from outside, or may have. It is looked at as whoever attached
+/// next would find it, and not asked how many are staged: of those who are dead a mirror may not know any more.
 fn may_have(found: &Found, name: &FileName) -> bool {
-    let is_without = |pool: Arc<Pool<ReadOnlyMedium>>| {
-        !pool.anything_staged() || matches!(pool.find_file(name), Ok(None))
-    };
-    found.may_stage(name) && !PoolFile::open_read_only(&found.path).is_ok_and(is_without)
+    let is_without = |pool: Arc<Pool<ReadOnlyMedium>>| matches!(pool.find_file(name), Ok(None));
+    found.may_stage(name) && !PoolFile::open_as_left(&found.path).is_ok_and(is_without)
 }
 
 /// A file that programs share which no monitor knows, by a descriptor that opens it for nothing.
@@ -358,8 +357,13 @@ impl Leases {
         };
         let id = (stat.st_dev, stat.st_ino);
         if self.is_postponed(id) {
-            // What is staged of it nobody can publish yet.
-            wire::answer(&connection, &Refused::Pool(Errno::AGAIN).answer());
+            // What is staged of it nobody can publish yet, or for as long as its pool cannot be opened.
+            let errno = if self.has_just_begun() {
+                Errno::AGAIN
+            } else {
+                Errno::IO
+            };
+            wire::answer(&connection, &Refused::Pool(errno).answer());
             return;
         }
         let (numbers, files) = self.take_all_of(id);

@@ -109,6 +109,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Follows what others have logged, before any byte is written. Behind a page cache that waits until all which they have
     /// written is durable, and mostly it is; what is on its way to the pool by then would have to be, too.
     pub(super) fn follow_before_writing(&self) -> Result<()> {
+        self.stage.attachment().ensure_current()?;
         let is_slow = self.stage.attachment().pool().medium().fence_is_slow();
         if is_slow && self.is_shared()? {
             self.catch_up()?;

@@ -95,7 +95,12 @@ impl Leases {
     /// not wait for ever.
     pub(in crate::monitor) fn is_taking_over(&self) -> bool {
         let opens = |left: &Left| self.opening.contains(&left.record.pool);
-        self.postponed.iter().any(opens) && self.since.elapsed() < TAKING_OVER
+        self.has_just_begun() && self.postponed.iter().any(opens)
+    }
+
+    /// Whether what it takes over may still be on its way.
+    pub(in crate::monitor) fn has_just_begun(&self) -> bool {
+        self.since.elapsed() < TAKING_OVER
     }
 
     /// Has the pools opened that leases wait for and that could not be opened before: there was no room to attach to them,
@@ -146,6 +151,8 @@ impl Leases {
                 lease::give_up(fd.as_fd());
             }
             self.recovery_due = true;
+            // Where the recovery cannot open the pool either, it has the file still.
+            self.barred.know_not_all();
         }
         if self.ending {
             // Whoever comes next finds them as strays.
@@ -214,6 +221,8 @@ impl Leases {
                 None => {
                     self.open_soon(&stray.pool);
                     self.strays.push(stray);
+                    // There is no record of it.
+                    self.barred.know_not_all();
                 }
             }
         }
@@ -262,7 +271,7 @@ impl Leases {
     /// Goes on with a lease.
     fn take_one_over(&mut self, left: Left, pool: Arc<OpenPool>) {
         let (Some(id), Some(mode)) = (left.id(), mode_of(left.record.mode)) else {
-            return;
+            return self.barred.know_not_all();
         };
         // A declared file may have several.
         let is_known = |entry: &Entry| entry.held.id == id && !entry.held.is_declared();

@@ -470,10 +470,10 @@ fn who_bars_a_file_waits_for_who_has_its_lock() {
     sharer.program.release(&sharer.lease);
 }
 
-/// Who bars a file waits for no pool that has nothing to do with it, whoever was killed before: it may lie on a disk that
-/// does not answer. A monitor that takes over knows all, and one that comes after a kill of both looks before it attaches.
+/// Who bars a file has no pool attached to that has nothing of it, whoever was killed before: on a disk that takes syncs. A
+/// monitor that takes over knows all, and one that comes after a kill of both looks before it attaches.
 #[test]
-fn who_bars_a_file_waits_for_no_other_pool() {
+fn who_bars_a_file_attaches_to_no_pool_without_it() {
     for both in [false, true] {
         let scratch = Scratch::new();
         let dir = scratch.runtime();
@@ -483,6 +483,10 @@ fn who_bars_a_file_waits_for_no_other_pool() {
         let first = monitor_with(&scratch, if both { &[] } else { &standby });
         let sharer = Sharer::new(&scratch, open_rw(&path), Mode::Strict).expect("a lease");
         sharer.staged().append(b"one").expect("append");
+        // So there is something to look through.
+        let kept = empty(&scratch, "kept");
+        let kept = Sharer::new(&scratch, open_rw(&kept), Mode::Strict).expect("a lease");
+        kept.staged().append(b"staged").expect("append");
         first.signal(Signal::KILL);
         let _next = if both {
             drop(first);
@@ -508,6 +512,7 @@ fn who_bars_a_file_waits_for_no_other_pool() {
         let over = sharer.staged().append(b"late");
         assert!(matches!(over, Err(Error::Taken)), "{over:?}");
         sharer.program.release(&sharer.lease);
+        kept.staged().append(b"on").expect("append");
     }
 }
 
