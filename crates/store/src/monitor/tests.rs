@@ -109,6 +109,8 @@ fn helper_monitor() {
     if !is_helper() {
         return;
     }
+    // As the command does: without it nothing is stored where a pool on a disk is mapped.
+    adit_pmem::fault::install().expect("handlers");
     let state = std::env::var(STATE).ok();
     let options = Options {
         idle: Duration::from_secs(60),
