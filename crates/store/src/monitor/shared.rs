@@ -48,6 +48,7 @@ const MOST: usize = 1 << 15;
 /// How long after it has begun to wait for somebody's lock a worker does so once more, which takes it two seconds: whoever
 /// bars a file waits for the answer somewhat longer than both.
 const PATIENCE: Duration = Duration::from_secs(6);
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Where a monitor that ends leaves what is barred.
 const LEFT: &core::ffi::CStr = c"barred";
@@ -220,7 +221,10 @@ fn take_away_patiently(held: &Held) -> staged::Result<()> {
     let begun = Instant::now();
     loop {
         match held.take_away() {
-            Err(Error::Pool(adit_pool::Error::Busy { .. })) if begun.elapsed() < PATIENCE => {}
+            Err(Error::Pool(adit_pool::Error::Busy { .. })) if begun.elapsed() < PATIENCE => {
+                // Not every lock is waited for before that is said.
+                adit_pmem::rest(PAUSE);
+            }
             ended => return ended,
         }
     }

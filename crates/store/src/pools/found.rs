@@ -410,6 +410,18 @@ mod tests {
         *pool.pool().uuid()
     }
 
+    /// A directory where the tests lie, on a disk mostly, and where its user's lists are.
+    fn beside_the_tests(name: &str) -> (PathBuf, Scratch, Places) {
+        let program = std::env::current_exe().expect("own path");
+        let disk = program.with_file_name(format!("{name}-{}", std::process::id()));
+        let scratch = Scratch::new();
+        let places = Places {
+            runtime: scratch.path("run"),
+            list: PoolList::at(&scratch.path("state")),
+        };
+        (disk, scratch, places)
+    }
+
     /// What the machine that runs the tests has itself.
     fn usual() -> Vec<Found> {
         let nowhere = PathBuf::from("/no such directory");
@@ -651,15 +663,8 @@ mod tests {
     /// A list knows a pool by more than its path: what lies there by now, another disk's, is for files on its own device.
     #[test]
     fn a_pool_in_the_place_of_a_listed_one_is_not_listed() {
-        let program = std::env::current_exe().expect("own path");
-        let disk = program.with_file_name(format!("replaced-{}", std::process::id()));
-        let scratch = Scratch::new();
-        let list = PoolList::at(&scratch.path("state"));
-        let places = Places {
-            runtime: scratch.path("run"),
-            list: list.clone(),
-        };
-        let pool = disk.join(".adit-7/pool");
+        let (disk, _scratch, places) = beside_the_tests("replaced");
+        let (list, pool) = (places.list.clone(), disk.join(".adit-7/pool"));
         let listed = pool_at(&pool);
         list.add(&listed, &pool).expect("a list");
         let both = || {
@@ -685,15 +690,8 @@ mod tests {
     /// there; any other one is refused as long as the pool is there.
     #[test]
     fn a_copy_that_somebody_names_is_for_no_files_of_the_original() {
-        let program = std::env::current_exe().expect("own path");
-        let disk = program.with_file_name(format!("copies-{}", std::process::id()));
-        let scratch = Scratch::new();
-        let list = PoolList::at(&scratch.path("state"));
-        let places = Places {
-            runtime: scratch.path("run"),
-            list: list.clone(),
-        };
-        let pool = disk.join(".adit-7/pool");
+        let (disk, scratch, places) = beside_the_tests("copies");
+        let (list, pool) = (places.list.clone(), disk.join(".adit-7/pool"));
         let uuid = pool_at(&pool);
         let chosen = |path: &Path| places.for_chosen(path);
         let alone = |path: &Path| chosen(path).map(|within| within.map(|within| within.alone));
