@@ -41,6 +41,11 @@ const OTHERS: Duration = Duration::from_secs(3);
 /// How long publishing a file may take: the disk has to write what it has.
 const PUBLISHING: Duration = Duration::from_secs(60);
 
+/// How often the list of locks is read before a lease is not in it: the kernel gives it a page at a time, and what others
+/// unlock between two pages moves a line from the second into the first. Of some hundred locks that two processes took and
+/// gave, each hundredth list lacked a lease.
+const LOOKS: usize = 10;
+
 /// What was done for a file.
 #[derive(Debug, Serialize)]
 struct Flushed {
@@ -175,10 +180,12 @@ fn is_watched(path: &Path, data: &Metadata) -> bool {
         // Of one that has ended, and that nobody has waited for, it is empty.
         std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| !words.is_empty())
     };
-    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
     let devices = devices_of(path, data);
-    leases(&locks)
-        .any(|(pid, device, inode)| inode == data.ino() && devices.contains(&device) && lives(pid))
+    let is_its = |device: &_, inode: u64| inode == data.ino() && devices.contains(device);
+    (0..LOOKS).any(|_| {
+        let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+        leases(&locks).any(|(pid, device, inode)| is_its(&device, inode) && lives(pid))
+    })
 }
 
 /// The leases of a list of locks, each with its owner, and the device and the inode number of its file.
@@ -399,5 +406,61 @@ mod tests {
         let data = path.metadata().expect("metadata");
         let own = (rustix::fs::major(data.dev()), rustix::fs::minor(data.dev()));
         assert_eq!(devices_of(path, &data), [own, own]);
+    }
+
+    /// Another program that has a lease of a new file, and takes and gives some hundred locks for as long as it lives.
+    struct Locking(std::process::Child);
+
+    impl Locking {
+        fn begin(leased: &Path) -> Self {
+            let program = "import fcntl, os, sys, time\n\
+                           new = lambda name: os.open(name, os.O_RDWR | os.O_CREAT)\n\
+                           fds = [new(f'{sys.argv[1]}-{i}') for i in range(200)]\n\
+                           fcntl.fcntl(new(sys.argv[1] + '-new'), fcntl.F_SETLEASE, fcntl.F_WRLCK)\n\
+                           os.rename(sys.argv[1] + '-new', sys.argv[1])\n\
+                           end = time.time() + 60\n\
+                           while time.time() < end:\n\
+                           \x20   for fd in fds: fcntl.lockf(fd, fcntl.LOCK_EX)\n\
+                           \x20   for fd in fds: fcntl.lockf(fd, fcntl.LOCK_UN)\n";
+            let mut python = std::process::Command::new("/usr/bin/python3");
+            Self(
+                python
+                    .args(["-c", program])
+                    .arg(leased)
+                    .spawn()
+                    .expect("python3"),
+            )
+        }
+    }
+
+    impl Drop for Locking {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// Without its lease a file that a monitor has would not be opened, and said to be in nobody's care.
+    #[test]
+    fn a_lease_is_found_beside_programs_that_lock() {
+        if !Path::new("/usr/bin/python3").exists() {
+            println!("skipped: python3 is not installed");
+            return;
+        }
+        let dir = std::env::temp_dir().join(format!("adit-flush-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a directory");
+        let paths = [dir.join("one"), dir.join("other")];
+        let all = paths.each_ref().map(|path| Locking::begin(path));
+        while !paths.iter().all(|path| path.exists()) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let data = paths
+            .each_ref()
+            .map(|path| path.metadata().expect("metadata"));
+        let are_watched = || (0..2).all(|i| is_watched(&paths[i], &data[i]));
+        let missed = (0..800).filter(|_| !are_watched()).count();
+        drop(all);
+        std::fs::remove_dir_all(&dir).expect("removed");
+        assert_eq!(missed, 0, "of 800");
     }
 }

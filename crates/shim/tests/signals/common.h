@@ -52,10 +52,13 @@ static inline int leased(int fd) {
     int found = 0;
     CHECK(fstat(fd, &stat) == 0);
     snprintf(inode, sizeof inode, ":%lu 0 EOF", (unsigned long)stat.st_ino);
-    FILE *locks = fopen("/proc/locks", "r");
-    while (locks && fgets(line, sizeof line, locks))
-        found |= strstr(line, "LEASE") != NULL && strstr(line, inode) != NULL;
-    if (locks) fclose(locks);
+    /* The kernel gives its list in pieces: what others take off it meanwhile moves a line out of sight. */
+    for (int i = 0; i < 10 && !found; i++) {
+        FILE *locks = fopen("/proc/locks", "r");
+        while (locks && fgets(line, sizeof line, locks))
+            found |= strstr(line, "LEASE") != NULL && strstr(line, inode) != NULL;
+        if (locks) fclose(locks);
+    }
     return found;
 }
 
