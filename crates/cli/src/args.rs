@@ -249,6 +249,9 @@ pub(crate) enum PoolCommand {
         /// Lose what is staged of this file, if it is not there any more; as `recover` has named it. May be repeated
         #[arg(long, value_name = "PATH")]
         give_up: Vec<PathBuf>,
+        /// Go on without what the medium cannot read: without that, files that it may belong to stay in the pool
+        #[arg(long)]
+        skip_unreadable: bool,
     },
     /// Remove a pool file nobody uses and that holds nothing unpublished
     Rm {

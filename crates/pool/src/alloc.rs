@@ -18,7 +18,7 @@ use std::sync::{MutexGuard, OnceLock, PoisonError};
 
 use adit_pmem::Medium;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, readable};
 use crate::layout::{ChunkKind, ChunkWord, LINE, ORPHAN, PAGE};
 use crate::log::Place;
 use crate::pool::{Attachment, Pool};
@@ -74,6 +74,9 @@ impl Purpose {
 
 /// Bytes zeroed at once in a chunk that becomes a log.
 const ZEROED_AT_ONCE: u64 = 64 << 10;
+
+/// Chunks that the medium may refuse before whoever looks for one is told: of a medium that is gone each one fails, late.
+const MOST_REFUSED: u32 = 4;
 /// How often a chunk is looked for by who had to give one back that another has to be left.
 const LEASE_TRIES: u32 = 8;
 
@@ -546,6 +549,7 @@ impl<M: Medium> Pool<M> {
         let usable = self.usable(count);
         let kind = purpose.kind();
         let start = hint.load(Ordering::Relaxed);
+        let mut refused = 0;
         for i in 0..count {
             let chunk = start.wrapping_add(i) % count;
             let Some(old) = self.chunk_word(chunk)? else {
@@ -570,13 +574,18 @@ impl<M: Medium> Pool<M> {
                 continue;
             }
             let leaves = purpose.leaves(usable, logs);
-            let made = self.make_ready(chunk, new, kind, (count, leaves));
-            if matches!(made, Ok(true)) {
-                hint.store(chunk + 1, Ordering::Relaxed);
-                return Ok(Some(chunk));
+            match readable(self.make_ready(chunk, new, kind, (count, leaves))) {
+                Ok(Ok(true)) => {
+                    hint.store(chunk + 1, Ordering::Relaxed);
+                    return Ok(Some(chunk));
+                }
+                // It stays taken: whoever looks for a chunk next need not try it again.
+                Ok(Err(_)) if refused < MOST_REFUSED => refused += 1,
+                made => {
+                    self.untake(chunk, new)?;
+                    return made?.map(|_| None).map_err(Error::from);
+                }
             }
-            self.untake(chunk, new)?;
-            return made.map(|_| None);
         }
         Err(Error::Full { chunks: count })
     }

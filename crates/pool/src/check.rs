@@ -8,7 +8,7 @@ use std::fmt;
 
 use adit_pmem::Medium;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, readable};
 use crate::files::{END_UNKNOWN, FileName};
 use crate::layout::{
     ABI, ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, PAGE, RecordKind, SHARED, SUPERBLOCK_A,
@@ -69,20 +69,19 @@ impl CheckReport {
         });
     }
 
-    /// An error that a structure gave becomes a problem; a failing medium stays an error.
+    /// An error that a structure gave becomes a problem, and so does one that cannot be read.
     fn take<T>(&mut self, result: Result<T>) -> Result<Option<T>> {
-        match result {
-            Ok(value) => Ok(Some(value)),
+        match readable(result) {
+            Ok(Ok(value)) => return Ok(Some(value)),
+            Ok(Err(lost)) => self.problem("medium", lost.offset, lost.to_string()),
             Err(Error::Damaged {
                 structure,
                 offset,
                 what,
-            }) => {
-                self.problem(structure, offset, what);
-                Ok(None)
-            }
-            Err(error) => Err(error),
+            }) => self.problem(structure, offset, what),
+            Err(error) => return Err(error),
         }
+        Ok(None)
     }
 }
 
@@ -96,7 +95,7 @@ impl<M: Medium> Pool<M> {
         self.check_chunks(&mut report)?;
         self.check_names(&mut report)?;
         self.check_files(&mut report)?;
-        let found = self.scan()?;
+        let found = self.scan_readable()?;
         report.log = found.counts;
         check_rejected(&found, &mut report);
         self.check_overlaps(&found, &mut report)?;
@@ -396,6 +395,7 @@ impl fmt::Display for Rejection {
                 write!(f, "commits a record that is missing, number {missing}")
             }
             Self::Undecided => write!(f, "its file entry is damaged, so it is kept, not replayed"),
+            Self::Lost => write!(f, "the medium cannot read it, or its staged bytes"),
         }
     }
 }
@@ -604,7 +604,7 @@ impl<M: Medium> Pool<M> {
 
     /// Everything but the staged bytes. [`Dump`] prints itself for people and serialises for programs.
     pub fn dump(&self) -> Result<Dump> {
-        let found = self.scan()?;
+        let found = self.scan_readable()?;
         let mut records = Vec::new();
         for (place, committed) in found.live_places() {
             if let Some(record) = self.read_record(place)?

@@ -1,6 +1,7 @@
 //! What can go wrong with a pool, in words that say what to do next.
 
 use adit_pmem::{OutOfRange, TransferError};
+use rustix::io::Errno;
 
 /// Any failure of the pool.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +73,16 @@ pub enum Error {
     LogFull {
         /// Log chunks the attachment holds.
         chunks: u32,
+    },
+    /// The medium cannot read a page of a log.
+    #[error(
+        "the page of the log at offset {offset} cannot be read: which files it tells of nobody knows, so all that is staged \
+         stays in the pool; try again when the medium can read it, or go on without what it holds: \
+         `adit pool recover --skip-unreadable`"
+    )]
+    LostLog {
+        /// Where the page begins.
+        offset: u64,
     },
     /// The file table has no room.
     #[error("too many files are staged ({limit} entries); publish and forget some, then try again")]
@@ -210,6 +221,15 @@ impl From<TransferError> for Error {
             TransferError::OutOfRange(error) => error.into(),
             TransferError::Fault => Self::Fault,
         }
+    }
+}
+
+/// What was read, or which bytes the medium cannot read: whoever looks through much of it goes on with the rest.
+pub(crate) fn readable<T>(read: Result<T, impl Into<Error>>) -> Result<Result<T, OutOfRange>> {
+    match read.map_err(Into::into) {
+        Ok(read) => Ok(Ok(read)),
+        Err(Error::OutOfRange(lost)) if lost.errno == Some(Errno::IO) => Ok(Err(lost)),
+        Err(error) => Err(error),
     }
 }
 

@@ -7,7 +7,7 @@
 
 use adit_pmem::Medium;
 
-use crate::error::Result;
+use crate::error::{Result, readable};
 use crate::files::FileRef;
 use crate::layout::{ChunkKind, Record, RecordKind};
 use crate::log::Place;
@@ -148,7 +148,10 @@ impl Seen {
                 position,
             };
             position += 1;
-            let record = Record::decode(&pool.read_line(place)?);
+            let Ok(line) = readable(pool.read_line(place))? else {
+                continue;
+            };
+            let record = Record::decode(&line);
             if record.kind == 0 || record.generation != self.generation {
                 continue;
             }

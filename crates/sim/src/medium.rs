@@ -1,7 +1,8 @@
 //! The simulated medium as the engine sees it.
 
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use adit_pmem::{Medium, OutOfRange};
 
@@ -17,6 +18,14 @@ pub struct SimMedium {
     world: World,
     core: Option<u32>,
     full: Arc<AtomicBool>,
+    lost: Arc<Lost>,
+}
+
+/// Bytes that the medium cannot reach.
+#[derive(Default)]
+struct Lost {
+    any: AtomicBool,
+    ranges: Mutex<Vec<Range<u64>>>,
 }
 
 impl SimMedium {
@@ -30,12 +39,19 @@ impl SimMedium {
             world,
             core,
             full: Arc::default(),
+            lost: Arc::default(),
         }
     }
 
     /// Whether nothing can be written back through this medium and its clones, as on a disk that is full for one process.
     pub fn refuse_write_backs(&self, refuse: bool) {
         self.full.store(refuse, Ordering::SeqCst);
+    }
+
+    /// What of this medium and its clones cannot be read, written or written back from now on, as a bad sector's page.
+    pub fn lose(&self, ranges: &[Range<u64>]) {
+        self.lost.any.store(!ranges.is_empty(), Ordering::SeqCst);
+        *self.lost.ranges.lock().expect("no test panics with it") = ranges.to_vec();
     }
 
     /// The machine this medium belongs to.
@@ -52,9 +68,22 @@ impl SimMedium {
     fn check(&self, offset: u64, len: u64) -> Result<(), OutOfRange> {
         let size = self.size();
         match offset.checked_add(len) {
-            Some(end) if end <= size => Ok(()),
+            Some(end) if end <= size => self.check_reach(offset..end),
             _ => Err(OutOfRange::outside(offset, len, size)),
         }
+    }
+
+    fn check_reach(&self, asked: Range<u64>) -> Result<(), OutOfRange> {
+        if !self.lost.any.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let ranges = self.lost.ranges.lock().expect("no test panics with it");
+        let meets = |lost: &Range<u64>| lost.start < asked.end && asked.start < lost.end;
+        if ranges.iter().any(meets) {
+            let len = asked.end - asked.start;
+            return Err(OutOfRange::lost(asked.start, len, rustix::io::Errno::IO));
+        }
+        Ok(())
     }
 
     fn word(&self, offset: u64) -> Result<u64, OutOfRange> {

@@ -9,7 +9,7 @@ use adit_pmem::Medium;
 
 use super::{Place, extent_of};
 use crate::alloc::{ChunkMap, Role};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, readable};
 use crate::files::FileRef;
 use crate::layout::RecordKind;
 use crate::pool::{Attachment, Pool};
@@ -104,7 +104,11 @@ impl<M: Medium> Attachment<M> {
     }
 
     fn reclaim_one(&self, place: Place, map: &ChunkMap, marks: &mut Marks<'_, M>) -> Result<bool> {
-        let Some(record) = self.pool.read_record(place)? else {
+        let Ok(record) = readable(self.pool.read_record(place))? else {
+            // It stays, and keeps no other one.
+            return Ok(false);
+        };
+        let Some(record) = record else {
             // A record being written just now is not readable yet: it is not retired either.
             return Ok(self.pool.is_erased(place)? && self.reclaim_erased(place)?);
         };

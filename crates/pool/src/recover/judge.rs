@@ -160,6 +160,11 @@ impl<M: Medium> Pool<M> {
                 Some((_, Rejection::DataMismatch | Rejection::DataGone)) if was_cut_off(nth) => {
                     found.reject(place(&found.items[*i]), Rejection::TornData);
                 }
+                // Another time they may be readable. So it counts, and whoever needs the bytes is told, and ends nothing.
+                Some((_, Rejection::Lost)) if !found.skips_unreadable => {
+                    found.list(place(&found.items[*i]), Rejection::Lost);
+                    complete.push(*i);
+                }
                 Some((_, reason)) => found.reject(place(&found.items[*i]), reason),
             }
         }
@@ -281,14 +286,18 @@ impl<M: Medium> Pool<M> {
             }
             found.items[i].state = State::Live;
             found.counts.live += 1;
-            if !self.data_matches(start, len, record.data_crc)? {
-                found.gone.push(Gone {
+            match self.data_matches(start, len, record.data_crc)? {
+                Ok(true) => {}
+                Ok(false) => found.gone.push(Gone {
                     file_id: item.file_id,
                     seq: item.seq,
                     file_offset: record.file_offset,
                     pool_offset: start,
                     len: u64::from(len),
-                });
+                }),
+                Err(lost) => {
+                    found.undecided.insert(item.file_id, lost);
+                }
             }
         }
         found.gone[first..].sort_unstable_by_key(|gone| gone.pool_offset);
@@ -333,7 +342,7 @@ impl<M: Medium> Pool<M> {
             let mut missing = Vec::new();
             for nth in shares[share].clone() {
                 let item = &found.items[sound[nth]];
-                if let Err(reason) = self.bytes_of(item, states[nth], sealed)? {
+                if let Err(reason) = self.bytes_of(item, states[nth], sealed, found)? {
                     missing.push((nth, reason));
                 }
             }
@@ -344,7 +353,13 @@ impl<M: Medium> Pool<M> {
     }
 
     /// Whether the staged bytes of a record that would count are there.
-    fn bytes_of(&self, item: &Item, state: State, sealed: u64) -> Result<Result<(), Rejection>> {
+    fn bytes_of(
+        &self,
+        item: &Item,
+        state: State,
+        sealed: u64,
+        found: &Recovery,
+    ) -> Result<Result<(), Rejection>> {
         if state != State::Live || !item.kind.has_extent() {
             return Ok(Ok(()));
         }
@@ -352,13 +367,16 @@ impl<M: Medium> Pool<M> {
         if let Err(reason) = self.sense_extent(record.pool_offset, u64::from(record.len))? {
             return Ok(Err(reason));
         }
-        if record.flags & Record::DATA_CRC != 0
-            && item.seq > sealed
-            && !self.data_matches(record.pool_offset, record.len, record.data_crc)?
-        {
-            return Ok(Err(Rejection::DataMismatch));
+        let has_crc = record.flags & Record::DATA_CRC != 0 && item.seq > sealed;
+        if !has_crc && !found.skips_unreadable {
+            return Ok(Ok(()));
         }
-        Ok(Ok(()))
+        let matches = self.data_matches(record.pool_offset, record.len, record.data_crc)?;
+        Ok(match matches {
+            Ok(false) if has_crc => Err(Rejection::DataMismatch),
+            Ok(_) => Ok(()),
+            Err(_) => Err(Rejection::Lost),
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use adit_pmem::Medium;
 
 use super::{Counts, Item, RecoveredFile, Recovery, Rejected, State, shares};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, readable};
 use crate::files::{END_UNKNOWN, FileRef};
 use crate::layout::{
     ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, Record, RecordKind, SHARED, Shared, Slot,
@@ -82,7 +82,8 @@ impl<M: Medium> Pool<M> {
             let items = &found.items[shares[share].clone()];
             for item in items.iter().filter(|item| item.is_kept()) {
                 if let Some(record) = self.read_record(item.place)? {
-                    self.write_record_back(item.place, &record)?;
+                    // What cannot be reached is not lost by this.
+                    let _ = readable(self.write_record_back(item.place, &record))?;
                 }
             }
             self.fence()
@@ -335,7 +336,7 @@ impl<M: Medium> Pool<M> {
         }
         let items = found.items_of(entry.file_id);
         let nothing_counts = || !items.iter().any(|item| item.state == State::Live);
-        if found.counts.rejected == 0 && nothing_counts()
+        if !found.may_lack_records() && nothing_counts()
             || self.was_entry_cut_off(index, &entry, items)?
         {
             // Nothing of it counts: whatever a past boot left uncommitted is gone for good.

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use adit_pmem::Medium;
+use adit_pmem::{Medium, OutOfRange};
 
 use super::{AT_A_TIME, Item, Recovery, Rejection, State};
-use crate::error::Result;
+use crate::error::{Error, Result, readable};
 use crate::files::FileRef;
-use crate::layout::{ChunkKind, ChunkWord, ORPHAN, Record, RecordKind, Slot, at};
+use crate::layout::{ChunkKind, ChunkWord, ORPHAN, PAGE, Record, RecordKind, Slot, at};
 use crate::log::{Place, SEQ_MAX};
 use crate::pool::Pool;
 
@@ -79,7 +79,7 @@ impl<M: Medium> Pool<M> {
     }
 
     /// Looks at every line of a chunk; `None` when it is no log any more.
-    pub(super) fn walk(&self, chunk: u32) -> Result<Option<Walk>> {
+    pub(super) fn walk(&self, chunk: u32, skips_unreadable: bool) -> Result<Option<Walk>> {
         let word = self.chunk_word(chunk)?;
         if !self.may_be_log(chunk, word) {
             return Ok(None);
@@ -91,6 +91,7 @@ impl<M: Medium> Pool<M> {
         let mut walk = Walk {
             chunk,
             orphaned,
+            skips_unreadable,
             seen: Recovery::nothing(),
             bad: Vec::new(),
             last_whole: None,
@@ -99,20 +100,45 @@ impl<M: Medium> Pool<M> {
         let mut block = vec![0; BLOCK.min(geometry.chunk_size() as usize)];
         let per_block = (block.len() / 64) as u32;
         walk.seen.counts.chunks = u64::from(word.is_some());
-        for first in (0..geometry.records_per_chunk()).step_by(per_block as usize) {
-            self.medium()
-                .read(geometry.record(chunk, first), &mut block)?;
-            for (i, line) in block.chunks_exact(64).enumerate() {
-                let place = Place {
-                    chunk,
-                    position: first + i as u32,
-                };
-                let mut bytes = [0; 64];
-                bytes.copy_from_slice(line);
-                self.look_at(place, &bytes, word, &mut walk);
-            }
+        for position in (0..geometry.records_per_chunk()).step_by(per_block as usize) {
+            self.look_from(Place { chunk, position }, &mut block, word, &mut walk)?;
         }
         Ok(Some(walk))
+    }
+
+    /// Reads a block of lines and looks at each, page by page where the medium cannot read all of it.
+    fn look_from(
+        &self,
+        first: Place,
+        block: &mut [u8],
+        word: Option<ChunkWord>,
+        walk: &mut Walk,
+    ) -> Result<()> {
+        let place = |line: usize| Place {
+            chunk: first.chunk,
+            position: first.position + line as u32,
+        };
+        let at = self.geometry().record(first.chunk, first.position);
+        if readable(self.medium().read(at, block))?.is_ok() {
+            for (i, line) in block.as_chunks().0.iter().enumerate() {
+                self.look_at(place(i), line, word, walk);
+            }
+        } else if block.len() > PAGE as usize {
+            for (i, page) in block.chunks_mut(PAGE as usize).enumerate() {
+                self.look_from(place(i * PAGE as usize / 64), page, word, walk)?;
+            }
+        } else {
+            walk.seen.counts.lines += block.len() as u64 / 64;
+            // In a chunk whose word is damaged it may be data.
+            if word.is_some() {
+                if !walk.skips_unreadable {
+                    return Err(Error::LostLog { offset: at });
+                }
+                walk.seen.reject(at, Rejection::Lost);
+                walk.seen.lost_pages += 1;
+            }
+        }
+        Ok(())
     }
 
     fn look_at(&self, place: Place, bytes: &[u8; 64], word: Option<ChunkWord>, walk: &mut Walk) {
@@ -270,18 +296,25 @@ impl<M: Medium> Pool<M> {
         }
     }
 
-    /// Whether the staged bytes have this CRC.
-    pub(super) fn data_matches(&self, offset: u64, len: u32, crc: u32) -> Result<bool> {
+    /// Whether the staged bytes have this CRC, or which of them the medium cannot read.
+    pub(super) fn data_matches(
+        &self,
+        offset: u64,
+        len: u32,
+        crc: u32,
+    ) -> Result<Result<bool, OutOfRange>> {
         let mut block = vec![0; BLOCK.min(len as usize)];
         let mut seen = 0;
         let mut at = 0;
         while at < u64::from(len) {
             let part = (u64::from(len) - at).min(block.len() as u64) as usize;
-            self.medium().read(offset + at, &mut block[..part])?;
+            if let Err(lost) = readable(self.medium().read(offset + at, &mut block[..part]))? {
+                return Ok(Err(lost));
+            }
             seen = crc32c::crc32c_append(seen, &block[..part]);
             at += part as u64;
         }
-        Ok(seen == crc)
+        Ok(Ok(seen == crc))
     }
 }
 
@@ -290,6 +323,8 @@ pub(super) struct Walk {
     chunk: u32,
     /// Nobody alive writes it.
     orphaned: bool,
+    /// It goes on without pages that the medium cannot read.
+    skips_unreadable: bool,
     seen: Recovery,
     /// Lines that are neither empty nor whole.
     bad: Vec<Place>,

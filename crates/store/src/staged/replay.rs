@@ -134,11 +134,8 @@ pub fn recover<M: Medium, B: BaseFile>(
     for _ in 0..PASSES {
         report.kept.clear();
         let mut found = attachment.scan()?;
-        match commit_orphans(attachment, &mut found.files) {
-            // No room: then each by itself, which makes some.
-            Err(Error::Pool(error)) if is_pressure(&error) => {}
-            result => result?,
-        }
+        // Where there is no room, or something cannot be read: each by itself, which makes some, and says which file it is.
+        let _ = commit_orphans(attachment, &mut found.files);
         report.has_seen(&found.counts, &found.rejected);
         let living = found.files.iter().filter(|file| !file.orphaned);
         report.living = living

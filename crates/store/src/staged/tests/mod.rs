@@ -7,7 +7,8 @@
 //! `interplay.rs` has pages used again, relinks, slow fences and other publishers in one story;
 //! `together.rs` has one attachment write what another publishes and takes away; `group.rs` commits
 //! several files at one instant; `shared.rs` has several attachments write one file; `appends.rs` stages appends alone;
-//! `followed.rs` has others go on where somebody looks; `lives.rs` has life after life of one pool end with a crash. `forward.rs` is what the media and base files made for one test
+//! `followed.rs` has others go on where somebody looks; `lives.rs` has life after life of one pool end with a crash. `lost.rs` has a medium that cannot read all
+//! of it. `forward.rs` is what the media and base files made for one test
 //! share.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Tests run without the preload.
 
@@ -24,6 +25,7 @@ mod followed;
 mod group;
 mod interplay;
 mod lives;
+mod lost;
 mod model;
 mod planted;
 mod pressure;
