@@ -1,4 +1,5 @@
-//! CRC32C of a record, which is written and checked too often for a routine made for long buffers.
+//! CRC32C of a record, which is written and checked too often for a routine made for long buffers; and by how much a CRC is
+//! off when one bit is flipped.
 //!
 //! # Safety
 //!
@@ -53,17 +54,30 @@ impl Covered<'_> {
 const BITS: usize = 512;
 const OWN_BITS: usize = 32;
 
-/// By how much the CRC of a record is off when one bit of it is flipped, for each bit. As a CRC is linear, that depends on
-/// nothing but how many bits come behind.
+/// By how much a CRC32C is off when the last bit is flipped. As a CRC is linear, that depends on nothing but how many bits
+/// come behind.
+const LAST: u32 = 0x82f6_3b78;
+
+/// The same of the bit in front of one.
+const fn in_front_of(off: u32) -> u32 {
+    (off >> 1) ^ if off & 1 == 0 { 0 } else { LAST }
+}
+
+/// Whether a CRC that is off by so much is right when one of so many bits is flipped.
+pub(crate) fn is_flipped(off: u32, bits: usize) -> bool {
+    let flips = core::iter::successors(Some(LAST), |off| Some(in_front_of(*off)));
+    flips.take(bits).any(|flip| flip == off)
+}
+
+/// By how much the CRC of a record is off when one bit of it is flipped, for each bit.
 static FLIPS: [u32; BITS] = {
-    const POLYNOMIAL: u32 = 0x82f6_3b78;
     let mut flips = [0; BITS];
-    let mut off = POLYNOMIAL;
+    let mut off = LAST;
     let mut bit = BITS;
     while bit > OWN_BITS {
         bit -= 1;
         flips[bit] = off;
-        off = (off >> 1) ^ if off & 1 == 0 { 0 } else { POLYNOMIAL };
+        off = in_front_of(off);
     }
     while bit > 0 {
         bit -= 1;
@@ -82,6 +96,28 @@ pub(crate) fn flipped_bit(off: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_flipped_bit_is_told_from_two() {
+        for len in [1, 2, 9, 300] {
+            let mut bytes: Vec<u8> = (0..len).map(|at| (at * 37) as u8).collect();
+            let right = crc32c::crc32c(&bytes);
+            assert!(!is_flipped(0, len * 8));
+            for bit in 0..len * 8 {
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                let off = crc32c::crc32c(&bytes) ^ right;
+                assert!(is_flipped(off, len * 8), "{bit} of {len}");
+                // One that lies in front of all of them.
+                assert!(!is_flipped(off, len * 8 - bit - 1), "{bit} of {len}");
+                let other = (bit * 7 + 3) % (len * 8);
+                bytes[other / 8] ^= 1 << (other % 8);
+                let off = crc32c::crc32c(&bytes) ^ right;
+                assert!(!is_flipped(off, len * 8), "{bit} and {other} of {len}");
+                bytes[other / 8] ^= 1 << (other % 8);
+                bytes[bit / 8] ^= 1 << (bit % 8);
+            }
+        }
+    }
 
     #[test]
     fn the_instruction_says_what_the_bytes_say() {

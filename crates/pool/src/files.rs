@@ -360,7 +360,7 @@ impl<M: Medium> Pool<M> {
     /// Whether one flipped bit is all that is wrong with the bytes of a name, which say whose they are: a loss of power
     /// leaves those of the file that the entry had before, whose number may differ by a bit as well.
     pub(crate) fn is_name_flipped(&self, index: u32, entry: &FileEntry) -> Result<bool> {
-        let mut bytes = match self.name_bytes(index, entry) {
+        let bytes = match self.name_bytes(index, entry) {
             Ok((_, bytes)) => bytes,
             Err(Error::Damaged { .. }) => return Ok(false),
             Err(error) => return Err(error),
@@ -369,12 +369,8 @@ impl<M: Medium> Pool<M> {
         if bytes[at..at + 8] != entry.file_id.to_le_bytes() {
             return Ok(false);
         }
-        Ok((0..bytes.len() * 8).any(|bit| {
-            bytes[bit / 8] ^= 1 << (bit % 8);
-            let is_right = crc32c::crc32c(&bytes) == entry.name_crc;
-            bytes[bit / 8] ^= 1 << (bit % 8);
-            is_right
-        }))
+        let off = crc32c::crc32c(&bytes) ^ entry.name_crc;
+        Ok(crate::crc::is_flipped(off, bytes.len() * 8))
     }
 
     /// Where the name of an entry is, and its bytes, whatever they are.
