@@ -794,6 +794,7 @@ impl Story {
             let committed = |event: usize| {
                 event == allowed[0].0
                     || !self.keeps_open()
+                    || self.is_committed_by_opening(life, event)
                     || life
                         .synced
                         .iter()
@@ -823,6 +824,14 @@ impl Story {
             }
         }
         Ok(())
+    }
+
+    /// Whether what an event left is committed by an open that cuts: that is a description of its own, and closed at once. If
+    /// the file is open already, what is staged of it is published before it is cut.
+    fn is_committed_by_opening(&self, life: &Life, event: usize) -> bool {
+        let empties = |at: usize| matches!(self.events[at - 1], Event::Op(Op::Empty(_)));
+        let next = life.versions.iter().find(|v| v.0 > event);
+        event > 0 && empties(event) || next.is_some_and(|v| empties(v.0))
     }
 
     /// A file whose processes died is as after the last acknowledged event, or as the next one leaves it, or is leaving
@@ -968,6 +977,24 @@ mod tests {
             }
         }
         assert!(noticed > 500, "{noticed}");
+    }
+
+    /// In mode atomic a file is as after a sync, but for one that is opened again to be cut.
+    #[test]
+    fn what_is_not_committed_is_noticed() {
+        let (ops, file) = (|op| Event::Op(op), Event::SyncFile(0));
+        let number = (1..).find(|number| Story::of(*number, &[]).keeps_open());
+        let story = |events: &[Event]| Story::of(number.expect("one"), events);
+        let judged = |events: &[Event]| {
+            let story = story(events);
+            story.judge(1, Promise::Atomic, &left(&story, 1))
+        };
+        for second in [Op::Overwrite(0), Op::Cut(0), Op::Append(0)] {
+            judged(&[ops(Op::Allocate(0)), ops(second), file]).expect_err("it is not committed");
+            judged(&[ops(Op::Empty(0)), ops(Op::Append(0)), file]).expect("its close commits");
+        }
+        judged(&[ops(Op::Allocate(0)), ops(Op::Empty(0)), file]).expect("it is opened again");
+        judged(&[ops(Op::Allocate(0)), file, ops(Op::Empty(0))]).expect("it is synced");
     }
 
     #[test]
