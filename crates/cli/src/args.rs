@@ -177,8 +177,8 @@ pub(crate) struct RunArgs {
     /// [default: by medium and free space, 16M to 256M]
     #[arg(long, env = "ADIT_POOL_SIZE", value_name = "SIZE", value_parser = parse_made_pool_size)]
     pub(crate) pool_size: Option<u64>,
-    /// How much of a pool's log the program may fill before what it has staged is published, from 4M to 128M: 65,536
-    /// writes to 2M. In mode atomic, where only a commit lets that happen, more writes between two are refused
+    /// How much of a pool's log the program may fill before what it has staged is published, from 4M to 128M (65,536
+    /// to 2,097,152 writes). In mode atomic, where only a commit lets that happen, more writes between two are refused
     /// [default: 32M]
     #[arg(long, env = "ADIT_LOG_SIZE", value_name = "SIZE", value_parser = parse_log_size)]
     pub(crate) log_size: Option<u64>,
@@ -198,6 +198,7 @@ pub(crate) struct RunArgs {
     )]
     pub(crate) paths: Vec<PathBuf>,
     /// Where the attached programs of this user register
+    /// [default: $XDG_RUNTIME_DIR/adit if it is this user's, else /dev/shm/adit-UID]
     #[arg(long, env = "ADIT_RUNTIME_DIR", value_name = "DIR")]
     pub(crate) runtime_dir: Option<PathBuf>,
     /// Say what is done, and why a program runs without Adit
@@ -249,9 +250,6 @@ pub(crate) enum PoolCommand {
         /// Lose what is staged of this file, if it is not there any more; as `recover` has named it. May be repeated
         #[arg(long, value_name = "PATH")]
         give_up: Vec<PathBuf>,
-        /// Go on without what the medium cannot read: without that, files that it may belong to stay in the pool
-        #[arg(long)]
-        skip_unreadable: bool,
     },
     /// Remove a pool file nobody uses and that holds nothing unpublished
     Rm {
@@ -283,6 +281,7 @@ pub(crate) struct StatArgs {
     #[arg(long)]
     pub(crate) json: bool,
     /// Where the attached programs of this user register
+    /// [default: $XDG_RUNTIME_DIR/adit if it is this user's, else /dev/shm/adit-UID]
     #[arg(long, env = "ADIT_RUNTIME_DIR", value_name = "DIR")]
     pub(crate) runtime_dir: Option<PathBuf>,
 }
@@ -297,6 +296,7 @@ pub(crate) struct FlushArgs {
     #[arg(long)]
     pub(crate) json: bool,
     /// Where the attached programs of this user register
+    /// [default: $XDG_RUNTIME_DIR/adit if it is this user's, else /dev/shm/adit-UID]
     #[arg(long, env = "ADIT_RUNTIME_DIR", value_name = "DIR")]
     pub(crate) runtime_dir: Option<PathBuf>,
 }
@@ -305,6 +305,7 @@ pub(crate) struct FlushArgs {
 #[derive(Debug, Args)]
 pub(crate) struct MonitorArgs {
     /// Where the attached programs of this user register
+    /// [default: $XDG_RUNTIME_DIR/adit if it is this user's, else /dev/shm/adit-UID]
     #[arg(long, env = "ADIT_RUNTIME_DIR", value_name = "DIR")]
     pub(crate) runtime_dir: Option<PathBuf>,
     /// Stay at least as long as this process lives
@@ -436,7 +437,7 @@ pub(crate) struct DemoArgs {
     /// What the programs are promised
     #[arg(long, value_enum, default_value = "posix")]
     pub(crate) mode: Mode,
-    /// Where to run; repeat it for several media (default: /dev/shm and the current directory)
+    /// Where to run; repeat it for several media (default: /dev/shm, and the current directory if that is another medium)
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Vec<PathBuf>,
     /// Run only the cases whose name contains this

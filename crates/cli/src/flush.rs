@@ -451,7 +451,9 @@ mod tests {
         std::fs::create_dir_all(&dir).expect("a directory");
         let paths = [dir.join("one"), dir.join("other")];
         let all = paths.each_ref().map(|path| Locking::begin(path));
+        let begun = Instant::now();
         while !paths.iter().all(|path| path.exists()) {
+            assert!(begun.elapsed() < Duration::from_secs(30), "no lease");
             std::thread::sleep(Duration::from_millis(5));
         }
         let data = paths

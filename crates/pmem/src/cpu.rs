@@ -18,8 +18,6 @@ pub struct Features(u32);
 const KNOWN: u32 = 1 << 31;
 const AVX2: u32 = 1 << 0;
 const AVX512: u32 = 1 << 1;
-const ERMS: u32 = 1 << 2;
-const FSRM: u32 = 1 << 3;
 const CLFLUSH: u32 = 1 << 4;
 const CLFLUSHOPT: u32 = 1 << 5;
 const CLWB: u32 = 1 << 6;
@@ -33,16 +31,6 @@ impl Features {
     /// 64-byte vectors with the upper sixteen registers (F, VL, BW), enabled by the operating system.
     pub fn avx512(self) -> bool {
         self.0 & AVX512 != 0
-    }
-
-    /// `rep movsb` is microcoded for speed on long copies.
-    pub fn fast_rep_movsb(self) -> bool {
-        self.0 & ERMS != 0
-    }
-
-    /// `rep movsb` is fast for short copies as well.
-    pub fn fast_short_rep_movsb(self) -> bool {
-        self.0 & FSRM != 0
     }
 
     /// `clflush`: writes a line back and evicts it, ordered with other `clflush`.
@@ -91,11 +79,8 @@ fn ask() -> u32 {
     } else {
         return bit(one.edx, 19, CLFLUSH);
     };
-    let mut found = bit(one.edx, 19, CLFLUSH)
-        | bit(seven.ebx, 23, CLFLUSHOPT)
-        | bit(seven.ebx, 24, CLWB)
-        | bit(seven.ebx, 9, ERMS)
-        | bit(seven.edx, 4, FSRM);
+    let mut found =
+        bit(one.edx, 19, CLFLUSH) | bit(seven.ebx, 23, CLFLUSHOPT) | bit(seven.ebx, 24, CLWB);
     let os_saves_state = one.ecx & (1 << 27) != 0;
     if os_saves_state {
         // SAFETY: OSXSAVE implies that the processor has the XSAVE family and the system enabled it.

@@ -579,8 +579,10 @@ impl<M: Medium> Pool<M> {
                     hint.store(chunk + 1, Ordering::Relaxed);
                     return Ok(Some(chunk));
                 }
-                // It stays taken: whoever looks for a chunk next need not try it again.
-                Ok(Err(_)) if refused < MOST_REFUSED => refused += 1,
+                Ok(Err(_)) if refused < MOST_REFUSED => {
+                    self.untake(chunk, new)?;
+                    refused += 1;
+                }
                 made => {
                     self.untake(chunk, new)?;
                     return made?.map(|_| None).map_err(Error::from);

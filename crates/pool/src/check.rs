@@ -11,8 +11,8 @@ use adit_pmem::Medium;
 use crate::error::{Error, Result, readable};
 use crate::files::{END_UNKNOWN, FileName};
 use crate::layout::{
-    ABI, ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, PAGE, RecordKind, SHARED, SUPERBLOCK_A,
-    SUPERBLOCK_B, Slot, Superblock, VERSION, at, checked_value,
+    ABI, ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, PAGE, Record, RecordKind, SHARED,
+    SUPERBLOCK_A, SUPERBLOCK_B, Slot, Superblock, VERSION, at, checked_value,
 };
 use crate::lock::{Holder, NOBODY};
 use crate::pool::{BootId, Pool, read_raw};
@@ -95,9 +95,10 @@ impl<M: Medium> Pool<M> {
         self.check_chunks(&mut report)?;
         self.check_names(&mut report)?;
         self.check_files(&mut report)?;
-        let found = self.scan_readable()?;
+        let found = self.scan_around_lost()?;
         report.log = found.counts;
         check_rejected(&found, &mut report);
+        self.check_bytes(&found, &mut report)?;
         self.check_overlaps(&found, &mut report)?;
         Ok(report)
     }
@@ -331,6 +332,26 @@ impl<M: Medium> Pool<M> {
                     offset,
                     format!("the same file as entry {other}"),
                 );
+            }
+        }
+        Ok(())
+    }
+
+    /// The medium must be able to read what records that count stage, also where the walk takes no CRC of it.
+    fn check_bytes(&self, found: &Recovery, report: &mut CheckReport) -> Result<()> {
+        for (place, _) in found.live_places() {
+            let Some(record) = report.take(self.read_record(place))?.flatten() else {
+                continue;
+            };
+            let has_extent = RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent);
+            let (start, len) = (record.pool_offset, record.len);
+            if has_extent
+                && record.flags & Record::DATA_CRC == 0
+                && self.sense_extent(start, u64::from(len))?.is_ok()
+                && self.crc_of_data(start, len)?.is_err()
+            {
+                let at = self.geometry().record(place.chunk, place.position);
+                report.problem("log record", at, Rejection::Lost.to_string());
             }
         }
         Ok(())
@@ -604,7 +625,7 @@ impl<M: Medium> Pool<M> {
 
     /// Everything but the staged bytes. [`Dump`] prints itself for people and serialises for programs.
     pub fn dump(&self) -> Result<Dump> {
-        let found = self.scan_readable()?;
+        let found = self.scan_around_lost()?;
         let mut records = Vec::new();
         for (place, committed) in found.live_places() {
             if let Some(record) = self.read_record(place)?

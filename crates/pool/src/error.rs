@@ -76,12 +76,19 @@ pub enum Error {
     },
     /// The medium cannot read a page of a log.
     #[error(
-        "the page of the log at offset {offset} cannot be read: which files it tells of nobody knows, so all that is staged \
-         stays in the pool; try again when the medium can read it, or go on without what it holds: \
-         `adit pool recover --skip-unreadable`"
+        "the page of a log at offset {offset} of the pool cannot be read: which files it tells of nobody knows, so all that \
+         is staged stays in the pool; try again when the medium can read it"
     )]
     LostLog {
         /// Where the page begins.
+        offset: u64,
+    },
+    /// The medium cannot read staged bytes.
+    #[error(
+        "bytes that the record at offset {offset} of the pool stages cannot be read; try again when the medium can read them"
+    )]
+    LostData {
+        /// Where the record is.
         offset: u64,
     },
     /// The file table has no room.

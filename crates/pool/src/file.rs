@@ -550,10 +550,12 @@ impl PoolFile {
     /// published.
     pub fn remove(self, force: bool) -> Result<()> {
         let exclusive = self.pool.exclusive()?;
-        // As whoever attached next would find it: its mirror may be an older one.
-        let waiting = Self::open_as_left(&self.path)?.scan()?.files.len() as u32;
-        if waiting > 0 && !force {
-            return Err(Error::Unpublished { files: waiting });
+        if !force {
+            // As whoever attached next would find it: its mirror may be an older one.
+            let waiting = Self::open_as_left(&self.path)?.scan()?.files.len() as u32;
+            if waiting > 0 {
+                return Err(Error::Unpublished { files: waiting });
+            }
         }
         let fd = open_checked(&self.path, OFlags::RDONLY)?.0;
         let (tables, belongs) = (mirror::path_of(&fd)?, belongs(&fd, &self.pool)?);

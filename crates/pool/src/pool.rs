@@ -56,8 +56,6 @@ pub struct Pool<M: Medium> {
     boot_tag: u32,
     /// Threads that a walk over the logs may use.
     walkers: AtomicUsize,
-    /// Whether walks go on without what the medium cannot read.
-    skips_unreadable: AtomicBool,
 }
 
 impl<M: Medium> std::fmt::Debug for Pool<M> {
@@ -150,7 +148,6 @@ impl<M: Medium> Pool<M> {
             rebuilt: AtomicBool::new(false),
             boot_tag: boot.tag(),
             walkers: AtomicUsize::new(1),
-            skips_unreadable: AtomicBool::new(false),
         }))
     }
 
@@ -194,15 +191,6 @@ impl<M: Medium> Pool<M> {
 
     pub(crate) fn walkers(&self) -> usize {
         self.walkers.load(Ordering::Relaxed)
-    }
-
-    /// Has walks go on without what the medium cannot read: what it held is lost then, if it can never be read.
-    pub fn skip_unreadable(&self) {
-        self.skips_unreadable.store(true, Ordering::Relaxed);
-    }
-
-    pub(crate) fn skips_unreadable(&self) -> bool {
-        self.skips_unreadable.load(Ordering::Relaxed)
     }
 
     /// The superblock that counts now.

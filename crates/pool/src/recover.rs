@@ -19,7 +19,7 @@ mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use adit_pmem::{Medium, OutOfRange};
+use adit_pmem::Medium;
 
 use crate::error::{Error, Result};
 use crate::files::{FileName, FileRef};
@@ -74,7 +74,7 @@ pub enum Rejection {
     },
     /// The file's entry is damaged: whether the record was retired is not known.
     Undecided,
-    /// The medium cannot read the page of lines that begins there; or the staged bytes of this record, which counts.
+    /// The medium cannot read the page of lines that begins there; or the staged bytes of this record, whose file waits.
     Lost,
 }
 
@@ -266,12 +266,8 @@ pub struct Recovery {
     lost: Vec<Place>,
     /// Where records are erased, durably or not.
     erased: Vec<Place>,
-    /// What the medium cannot read is left out: nobody waits for it.
-    skips_unreadable: bool,
-    /// Pages of the logs that the medium cannot read.
-    lost_pages: u64,
-    /// Files of which nobody can tell what a relink has handed to them, as the medium cannot read these bytes.
-    undecided: BTreeMap<u64, OutOfRange>,
+    /// Files with staged bytes that the medium cannot read, and where a record of these is.
+    unreadable: BTreeMap<u64, u64>,
 }
 
 impl Recovery {
@@ -284,9 +280,7 @@ impl Recovery {
             gone: Vec::new(),
             lost: Vec::new(),
             erased: Vec::new(),
-            skips_unreadable: false,
-            lost_pages: 0,
-            undecided: BTreeMap::new(),
+            unreadable: BTreeMap::new(),
         }
     }
 
@@ -321,7 +315,6 @@ impl Recovery {
         self.rejected.append(&mut seen.rejected);
         self.items.append(&mut seen.items);
         self.erased.append(&mut seen.erased);
-        self.lost_pages += seen.lost_pages;
     }
 
     fn note_mended(&mut self, offset: u64, bit: u32) {
@@ -338,16 +331,6 @@ impl Recovery {
         if self.rejected.len() < LISTED {
             self.rejected.push(Rejected { offset, reason });
         }
-    }
-
-    /// Whether something was not believed that nobody has given up: it may be of a file of which nothing else is left.
-    fn may_lack_records(&self) -> bool {
-        let given_up = if self.skips_unreadable {
-            self.lost_pages
-        } else {
-            0
-        };
-        self.counts.rejected > given_up
     }
 
     /// Whether nothing waits to be replayed.
@@ -414,14 +397,15 @@ impl Recovery {
             .collect()
     }
 
-    /// The records of a file that count, in order. Each is read, and validated, again.
+    /// The records of a file that count, in order. Each is read, and validated, again. Of a file with staged bytes that were
+    /// found to be unreadable an error is the first.
     pub fn records<'a, M: Medium>(
         &'a self,
         pool: &'a Pool<M>,
         file: FileRef,
     ) -> impl Iterator<Item = Result<Replay>> + 'a {
-        let undecided = self.undecided.get(&file.id);
-        let undecided = undecided.map(|lost| Err(Error::OutOfRange(*lost)));
+        let lost = |at: &u64| Err(Error::LostData { offset: *at });
+        let unreadable = self.unreadable.get(&file.id).map(lost);
         let items = self.items_of(file.id).iter();
         let parts = items
             .filter(|item| item.state == State::Live && item.is_operation())
@@ -449,7 +433,7 @@ impl Recovery {
                 };
                 std::iter::once(first).chain(rest.into_iter().map(Ok))
             });
-        undecided.into_iter().chain(parts)
+        unreadable.into_iter().chain(parts)
     }
 
     /// What may have gone of a record's bytes: as these, each range lies within one chunk.
@@ -518,24 +502,23 @@ impl<M: Medium> Pool<M> {
     /// that living attachments write meanwhile may or may not be seen; hold a file's lock to see all of
     /// its records.
     pub fn scan(&self) -> Result<Recovery> {
-        self.scan_as(self.skips_unreadable())
+        self.scan_as(false)
     }
 
-    /// The same without what the medium cannot read, for who only reports.
-    pub(crate) fn scan_readable(&self) -> Result<Recovery> {
+    /// The same without what the medium cannot read of the logs, for who only reports.
+    pub(crate) fn scan_around_lost(&self) -> Result<Recovery> {
         self.scan_as(true)
     }
 
-    fn scan_as(&self, skips_unreadable: bool) -> Result<Recovery> {
+    fn scan_as(&self, around_lost: bool) -> Result<Recovery> {
         let mut found = Recovery::nothing();
-        found.skips_unreadable = skips_unreadable;
         let mut orphans = BTreeSet::new();
         let walkers = self.walkers();
         let chunks = self.chunks_to_walk()?;
         // Some at a time: what a walk has seen of a chunk is held beside what is kept of it.
         for chunks in chunks.chunks(walkers * 4) {
             let walks = parallel::each(walkers, chunks.len(), |nth| {
-                self.walk(chunks[nth], skips_unreadable)
+                self.walk(chunks[nth], around_lost)
             });
             for walk in walks {
                 if let Some(walk) = walk? {

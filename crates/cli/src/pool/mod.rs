@@ -24,11 +24,7 @@ pub(crate) fn pool(command: &PoolCommand) -> Outcome {
         PoolCommand::Info(named) => info(named),
         PoolCommand::Check(named) => check(named),
         PoolCommand::Dump(named) => dump(named),
-        PoolCommand::Recover {
-            pool,
-            give_up,
-            skip_unreadable,
-        } => recover::recover(pool, give_up, *skip_unreadable),
+        PoolCommand::Recover { pool, give_up } => recover::recover(pool, give_up),
         PoolCommand::Rm { file, force } => remove(file, *force),
     }
 }

@@ -44,13 +44,12 @@ struct Report {
     released: Released,
 }
 
-/// Recovers a pool; of files that are not there any more those that are given up lose what is staged of them, and what the
-/// medium cannot read is left out if it is to be skipped.
-pub(super) fn recover(named: &Named, give_up: &[PathBuf], skip_unreadable: bool) -> Outcome {
-    limits::lifted_for(|| recover_now(named, give_up, skip_unreadable))
+/// Recovers a pool; of files that are not there any more those that are given up lose what is staged of them.
+pub(super) fn recover(named: &Named, give_up: &[PathBuf]) -> Outcome {
+    limits::lifted_for(|| recover_now(named, give_up))
 }
 
-fn recover_now(named: &Named, give_up: &[PathBuf], skip_unreadable: bool) -> Outcome {
+fn recover_now(named: &Named, give_up: &[PathBuf]) -> Outcome {
     let path = named.file.as_path();
     let fail = |error: adit_pool::Error| failure(path, &error);
     // Its place is told by where it lies, not by the link or the directory from which it was named.
@@ -59,9 +58,6 @@ fn recover_now(named: &Named, give_up: &[PathBuf], skip_unreadable: bool) -> Out
     let within = within.map_err(|original| copy_of(path, &original))?;
     let file = PoolFile::open(path).map_err(fail)?;
     file.pool().walk_with(walkers());
-    if skip_unreadable {
-        file.pool().skip_unreadable();
-    }
     let attachment = file.attach().map_err(fail)?;
     let recovered =
         recover_with(&attachment, within.as_ref(), give_up).map_err(|error| match &error {

@@ -9,7 +9,7 @@ use adit_pmem::Medium;
 
 use self::verdict::{Behind, Verdict, lacking, standing};
 use super::{Item, RecoveredFile, Recovery, Rejection, State, shares};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, readable};
 use crate::files::FileRef;
 use crate::layout::{FileEntry, Record, RecordKind, checked_value};
 use crate::log::Place;
@@ -160,9 +160,10 @@ impl<M: Medium> Pool<M> {
                 Some((_, Rejection::DataMismatch | Rejection::DataGone)) if was_cut_off(nth) => {
                     found.reject(place(&found.items[*i]), Rejection::TornData);
                 }
-                // Another time they may be readable. So it counts, and whoever needs the bytes is told, and ends nothing.
-                Some((_, Rejection::Lost)) if !found.skips_unreadable => {
+                // Another time they may be readable. So it counts, and nothing is done to the file.
+                Some((_, Rejection::Lost)) => {
                     found.list(place(&found.items[*i]), Rejection::Lost);
+                    found.unreadable.insert(file.id, place(&found.items[*i]));
                     complete.push(*i);
                 }
                 Some((_, reason)) => found.reject(place(&found.items[*i]), reason),
@@ -286,17 +287,18 @@ impl<M: Medium> Pool<M> {
             }
             found.items[i].state = State::Live;
             found.counts.live += 1;
-            match self.data_matches(start, len, record.data_crc)? {
-                Ok(true) => {}
-                Ok(false) => found.gone.push(Gone {
+            match self.crc_of_data(start, len)? {
+                Ok(crc) if crc == record.data_crc => {}
+                Ok(_) => found.gone.push(Gone {
                     file_id: item.file_id,
                     seq: item.seq,
                     file_offset: record.file_offset,
                     pool_offset: start,
                     len: u64::from(len),
                 }),
-                Err(lost) => {
-                    found.undecided.insert(item.file_id, lost);
+                Err(_) => {
+                    found.list(at, Rejection::Lost);
+                    found.unreadable.insert(item.file_id, at);
                 }
             }
         }
@@ -324,7 +326,8 @@ impl<M: Medium> Pool<M> {
             Err(Error::Damaged { structure, .. }) => {
                 Ok(structure != "name table" && !self.is_name_flipped(index, entry)?)
             }
-            named => named.map(|_| false),
+            // What cannot be read another time was there once.
+            named => readable(named).map(|_| false),
         }
     }
 
@@ -342,7 +345,7 @@ impl<M: Medium> Pool<M> {
             let mut missing = Vec::new();
             for nth in shares[share].clone() {
                 let item = &found.items[sound[nth]];
-                if let Err(reason) = self.bytes_of(item, states[nth], sealed, found)? {
+                if let Err(reason) = self.bytes_of(item, states[nth], sealed)? {
                     missing.push((nth, reason));
                 }
             }
@@ -353,13 +356,7 @@ impl<M: Medium> Pool<M> {
     }
 
     /// Whether the staged bytes of a record that would count are there.
-    fn bytes_of(
-        &self,
-        item: &Item,
-        state: State,
-        sealed: u64,
-        found: &Recovery,
-    ) -> Result<Result<(), Rejection>> {
+    fn bytes_of(&self, item: &Item, state: State, sealed: u64) -> Result<Result<(), Rejection>> {
         if state != State::Live || !item.kind.has_extent() {
             return Ok(Ok(()));
         }
@@ -367,14 +364,12 @@ impl<M: Medium> Pool<M> {
         if let Err(reason) = self.sense_extent(record.pool_offset, u64::from(record.len))? {
             return Ok(Err(reason));
         }
-        let has_crc = record.flags & Record::DATA_CRC != 0 && item.seq > sealed;
-        if !has_crc && !found.skips_unreadable {
+        if record.flags & Record::DATA_CRC == 0 || item.seq <= sealed {
             return Ok(Ok(()));
         }
-        let matches = self.data_matches(record.pool_offset, record.len, record.data_crc)?;
-        Ok(match matches {
-            Ok(false) if has_crc => Err(Rejection::DataMismatch),
-            Ok(_) => Ok(()),
+        Ok(match self.crc_of_data(record.pool_offset, record.len)? {
+            Ok(crc) if crc == record.data_crc => Ok(()),
+            Ok(_) => Err(Rejection::DataMismatch),
             Err(_) => Err(Rejection::Lost),
         })
     }

@@ -11,7 +11,7 @@ use crate::layout::{
     ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, Record, RecordKind, SHARED, Shared, Slot,
     Superblock, at, checked_value,
 };
-use crate::log::PUBLISHER;
+use crate::log::{PUBLISHER, Place};
 use crate::parallel;
 use crate::pool::{Attachment, Pool};
 
@@ -82,8 +82,13 @@ impl<M: Medium> Pool<M> {
             let items = &found.items[shares[share].clone()];
             for item in items.iter().filter(|item| item.is_kept()) {
                 if let Some(record) = self.read_record(item.place)? {
-                    // What cannot be reached is not lost by this.
-                    let _ = readable(self.write_record_back(item.place, &record))?;
+                    let written = readable(self.write_record_back(item.place, &record))?;
+                    if written.is_err() {
+                        // Its bytes cannot be reached, and are not lost by this.
+                        let Place { chunk, position } = item.place;
+                        let line = self.geometry().record(chunk, position);
+                        self.medium().flush(line, 64)?;
+                    }
                 }
             }
             self.fence()
@@ -336,7 +341,7 @@ impl<M: Medium> Pool<M> {
         }
         let items = found.items_of(entry.file_id);
         let nothing_counts = || !items.iter().any(|item| item.state == State::Live);
-        if !found.may_lack_records() && nothing_counts()
+        if found.counts.rejected == 0 && nothing_counts()
             || self.was_entry_cut_off(index, &entry, items)?
         {
             // Nothing of it counts: whatever a past boot left uncommitted is gone for good.

@@ -79,7 +79,7 @@ impl<M: Medium> Pool<M> {
     }
 
     /// Looks at every line of a chunk; `None` when it is no log any more.
-    pub(super) fn walk(&self, chunk: u32, skips_unreadable: bool) -> Result<Option<Walk>> {
+    pub(super) fn walk(&self, chunk: u32, around_lost: bool) -> Result<Option<Walk>> {
         let word = self.chunk_word(chunk)?;
         if !self.may_be_log(chunk, word) {
             return Ok(None);
@@ -91,7 +91,7 @@ impl<M: Medium> Pool<M> {
         let mut walk = Walk {
             chunk,
             orphaned,
-            skips_unreadable,
+            around_lost,
             seen: Recovery::nothing(),
             bad: Vec::new(),
             last_whole: None,
@@ -128,15 +128,10 @@ impl<M: Medium> Pool<M> {
                 self.look_from(place(i * PAGE as usize / 64), page, word, walk)?;
             }
         } else {
-            walk.seen.counts.lines += block.len() as u64 / 64;
-            // In a chunk whose word is damaged it may be data.
-            if word.is_some() {
-                if !walk.skips_unreadable {
-                    return Err(Error::LostLog { offset: at });
-                }
-                walk.seen.reject(at, Rejection::Lost);
-                walk.seen.lost_pages += 1;
+            if !walk.around_lost {
+                return Err(Error::LostLog { offset: at });
             }
+            walk.seen.reject(at, Rejection::Lost);
         }
         Ok(())
     }
@@ -296,13 +291,8 @@ impl<M: Medium> Pool<M> {
         }
     }
 
-    /// Whether the staged bytes have this CRC, or which of them the medium cannot read.
-    pub(super) fn data_matches(
-        &self,
-        offset: u64,
-        len: u32,
-        crc: u32,
-    ) -> Result<Result<bool, OutOfRange>> {
+    /// The CRC of staged bytes, or which of them the medium cannot read.
+    pub(crate) fn crc_of_data(&self, offset: u64, len: u32) -> Result<Result<u32, OutOfRange>> {
         let mut block = vec![0; BLOCK.min(len as usize)];
         let mut seen = 0;
         let mut at = 0;
@@ -314,7 +304,7 @@ impl<M: Medium> Pool<M> {
             seen = crc32c::crc32c_append(seen, &block[..part]);
             at += part as u64;
         }
-        Ok(Ok(seen == crc))
+        Ok(Ok(seen))
     }
 }
 
@@ -324,7 +314,7 @@ pub(super) struct Walk {
     /// Nobody alive writes it.
     orphaned: bool,
     /// It goes on without pages that the medium cannot read.
-    skips_unreadable: bool,
+    around_lost: bool,
     seen: Recovery,
     /// Lines that are neither empty nor whole.
     bad: Vec<Place>,

@@ -17,7 +17,7 @@ use adit_pool::{
 use super::claim::{Claim, bury_claims, is_relinking};
 use super::error::{Error, Result, is_pressure};
 use super::fold::Fold;
-use super::overlay::Overlay;
+use super::overlay::{Overlay, Source};
 use super::publish::Published;
 use super::together::commit_orphans;
 
@@ -134,8 +134,11 @@ pub fn recover<M: Medium, B: BaseFile>(
     for _ in 0..PASSES {
         report.kept.clear();
         let mut found = attachment.scan()?;
-        // Where there is no room, or something cannot be read: each by itself, which makes some, and says which file it is.
-        let _ = commit_orphans(attachment, &mut found.files);
+        match commit_orphans(attachment, &mut found.files) {
+            // No room: then each by itself, which makes some.
+            Err(Error::Pool(error)) if is_pressure(&error) => {}
+            result => result?,
+        }
         report.has_seen(&found.counts, &found.rejected);
         let living = found.files.iter().filter(|file| !file.orphaned);
         report.living = living
@@ -306,9 +309,31 @@ fn bring_up_to_date<M: Medium, B: BaseFile>(
         .map(|replay| replay.map(|replay| replay.op))
         .collect::<adit_pool::Result<Vec<_>>>()?;
     let plan = Overlay::of(base.size()?, ops);
+    // The walk has read what has a CRC. Of the rest it is known here whether the medium can read it, before the file changes:
+    // it would be neither old nor new.
+    if !pool.medium().fence_is_slow() {
+        ensure_readable(pool, &plan)?;
+    }
     let mut fold = Fold::new(pool, base, done);
     fold.run(&plan, pool.modified(file.file())?, None)?;
     Ok(fold.done)
+}
+
+fn ensure_readable<M: Medium>(pool: &Pool<M>, plan: &Overlay) -> Result<()> {
+    let mut block = vec![0; 64 << 10];
+    for piece in plan.staged() {
+        let Source::Pool(at) = piece.source else {
+            continue;
+        };
+        let mut done = 0;
+        while done < piece.len {
+            let len = (piece.len - done).min(block.len() as u64);
+            let read = pool.medium().read(at + done, &mut block[..len as usize]);
+            read.map_err(adit_pool::Error::from)?;
+            done += len;
+        }
+    }
+    Ok(())
 }
 
 /// Commits what the dead left uncommitted in this boot. Returns up to which record to retire; [`Error::Contended`] when
