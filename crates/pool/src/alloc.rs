@@ -16,7 +16,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{MutexGuard, OnceLock, PoisonError};
 
-use adit_pmem::Medium;
+use adit_pmem::{Medium, OutOfRange};
 
 use crate::error::{Error, Result, readable};
 use crate::layout::{ChunkKind, ChunkWord, LINE, ORPHAN, PAGE};
@@ -76,7 +76,7 @@ impl Purpose {
 const ZEROED_AT_ONCE: u64 = 64 << 10;
 
 /// Chunks that the medium may refuse before whoever looks for one is told: of a medium that is gone each one fails, late.
-const MOST_REFUSED: u32 = 4;
+const MOST_REFUSED: usize = 4;
 /// How often a chunk is looked for by who had to give one back that another has to be left.
 const LEASE_TRIES: u32 = 8;
 
@@ -549,7 +549,7 @@ impl<M: Medium> Pool<M> {
         let usable = self.usable(count);
         let kind = purpose.kind();
         let start = hint.load(Ordering::Relaxed);
-        let mut refused = 0;
+        let mut refused = Vec::new();
         for i in 0..count {
             let chunk = start.wrapping_add(i) % count;
             let Some(old) = self.chunk_word(chunk)? else {
@@ -574,41 +574,45 @@ impl<M: Medium> Pool<M> {
                 continue;
             }
             let leaves = purpose.leaves(usable, logs);
-            match readable(self.make_ready(chunk, new, kind, (count, leaves))) {
-                Ok(Ok(true)) => {
-                    hint.store(chunk + 1, Ordering::Relaxed);
-                    return Ok(Some(chunk));
-                }
-                Ok(Err(_)) if refused < MOST_REFUSED => {
-                    self.untake(chunk, new)?;
-                    refused += 1;
-                }
-                made => {
-                    self.untake(chunk, new)?;
-                    return made?.map(|_| None).map_err(Error::from);
-                }
+            let made = self.make_ready(chunk, new, kind, (count, leaves));
+            if matches!(made, Ok(Ok(true))) {
+                hint.store(chunk + 1, Ordering::Relaxed);
+                return Ok(Some(chunk));
+            }
+            self.untake(chunk, new)?;
+            match made?.map_err(Error::from) {
+                Err(error) if refused.len() < MOST_REFUSED => refused.push(error),
+                made => return made.map(|_| None),
             }
         }
-        Err(Error::Full { chunks: count })
+        Err(refused.pop().unwrap_or(Error::Full { chunks: count }))
     }
 
-    /// Makes of a chunk that was taken what it is to be; not where fewer of the first chunks are free than have to be left.
+    /// Makes of a chunk that was taken what it is to be; not where fewer of the first chunks are free than have to be left, nor
+    /// where the medium cannot write all of it.
     fn make_ready(
         &self,
         chunk: u32,
         taken: ChunkWord,
         kind: ChunkKind,
         (count, leaves): (u32, u32),
-    ) -> Result<bool> {
+    ) -> Result<Result<bool, OutOfRange>> {
         // Several may have counted before any of them took one.
         if !self.are_free(count, leaves)? {
-            return Ok(false);
+            return Ok(Ok(false));
         }
         if kind == ChunkKind::Log {
-            self.zero_chunk(chunk)?;
-            return self.change_chunk(chunk, taken, ChunkWord { kind, ..taken });
+            if let Err(lost) = readable(self.zero_chunk(chunk))? {
+                return Ok(Err(lost));
+            }
+            self.fence()?;
+            return Ok(Ok(self.change_chunk(
+                chunk,
+                taken,
+                ChunkWord { kind, ..taken },
+            )?));
         }
-        Ok(true)
+        Ok(Ok(true))
     }
 
     /// Gives up a chunk that was taken, and in which nothing is. Whoever recovers frees one that may be a log durably.
@@ -645,7 +649,7 @@ impl<M: Medium> Pool<M> {
             self.medium().write_streaming(start + at, &zeros)?;
             at += zeros.len() as u64;
         }
-        self.fence()
+        Ok(())
     }
 
     /// Whether no chunk holds data or a log.

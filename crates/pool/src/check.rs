@@ -11,8 +11,8 @@ use adit_pmem::Medium;
 use crate::error::{Error, Result, readable};
 use crate::files::{END_UNKNOWN, FileName};
 use crate::layout::{
-    ABI, ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, PAGE, Record, RecordKind, SHARED,
-    SUPERBLOCK_A, SUPERBLOCK_B, Slot, Superblock, VERSION, at, checked_value,
+    ABI, ChunkKind, ChunkWord, FileEntry, NAMES, ORPHAN, PAGE, RecordKind, SHARED, SUPERBLOCK_A,
+    SUPERBLOCK_B, Slot, Superblock, VERSION, at, checked_value,
 };
 use crate::lock::{Holder, NOBODY};
 use crate::pool::{BootId, Pool, read_raw};
@@ -337,7 +337,7 @@ impl<M: Medium> Pool<M> {
         Ok(())
     }
 
-    /// The medium must be able to read what records that count stage, also where the walk takes no CRC of it.
+    /// The medium must be able to read what records that count stage. The walk takes no CRC of some of it.
     fn check_bytes(&self, found: &Recovery, report: &mut CheckReport) -> Result<()> {
         for (place, _) in found.live_places() {
             let Some(record) = report.take(self.read_record(place))?.flatten() else {
@@ -346,12 +346,15 @@ impl<M: Medium> Pool<M> {
             let has_extent = RecordKind::from_byte(record.kind).is_some_and(RecordKind::has_extent);
             let (start, len) = (record.pool_offset, record.len);
             if has_extent
-                && record.flags & Record::DATA_CRC == 0
                 && self.sense_extent(start, u64::from(len))?.is_ok()
                 && self.crc_of_data(start, len)?.is_err()
             {
                 let at = self.geometry().record(place.chunk, place.position);
-                report.problem("log record", at, Rejection::Lost.to_string());
+                let listed =
+                    |line: &Rejected| (line.offset, &line.reason) == (at, &Rejection::Lost);
+                if !found.rejected.iter().any(listed) {
+                    report.problem("log record", at, Rejection::Lost.to_string());
+                }
             }
         }
         Ok(())

@@ -231,7 +231,7 @@ impl From<TransferError> for Error {
     }
 }
 
-/// What was read, or which bytes the medium cannot read: whoever looks through much of it goes on with the rest.
+/// What was read (or written), or which bytes the medium cannot: whoever looks through much of it goes on with the rest.
 pub(crate) fn readable<T>(read: Result<T, impl Into<Error>>) -> Result<Result<T, OutOfRange>> {
     match read.map_err(Into::into) {
         Ok(read) => Ok(Ok(read)),

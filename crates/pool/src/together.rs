@@ -158,7 +158,7 @@ impl<M: Medium> FileGuard<'_, M> {
         } = pool.unsettled()?;
         // Another who came here may have died, and a loss of power would bring back what is erased only to the eye.
         pool.make_erased_durable(&erased)?;
-        let parts = parts_with((self.file().id, seq), &rings);
+        let parts = parts_with([(self.file().id, seq)], &rings);
         rings.retain(|key, _| parts.contains(key));
         if pool.leads_to_one_settled(&rings)? {
             return Ok(());
@@ -246,15 +246,18 @@ impl<M: Medium> Pool<M> {
     }
 }
 
-/// What hangs together with one part of a ring, which may itself be missing: what leads to it and what it leads to.
-fn parts_with(part: (u64, u64), rings: &Rings) -> BTreeSet<(u64, u64)> {
+/// What hangs together with some parts of rings, which may themselves be missing: what leads to them and what they lead to.
+pub(crate) fn parts_with(
+    some: impl IntoIterator<Item = (u64, u64)>,
+    rings: &Rings,
+) -> BTreeSet<(u64, u64)> {
     // Of what Adit writes one part leads to another; what is damaged may have more.
     let mut before = BTreeMap::<_, Vec<_>>::new();
     for (key, link) in rings {
         before.entry(link.next).or_default().push(*key);
     }
     let mut parts = BTreeSet::new();
-    let mut open = vec![part];
+    let mut open: Vec<_> = some.into_iter().collect();
     while let Some(part) = open.pop() {
         if parts.insert(part) {
             open.extend(before.get(&part).into_iter().flatten());

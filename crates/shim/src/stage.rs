@@ -299,6 +299,10 @@ pub(crate) const FORKING: Refusal = -1;
 /// The file has no name by which a recovery would find it. No error of the kernel's.
 pub(crate) const NAMELESS: Refusal = -2;
 
+/// What is staged of the file from before cannot be read now: what the kernel wrote would be undone by it later. No error of
+/// the kernel's.
+pub(crate) const UNREADABLE: Refusal = -3;
+
 /// No time at which a file was changed.
 pub(crate) const UNNAMED: u64 = 0;
 
@@ -333,6 +337,7 @@ pub(crate) fn take(
             // The kernel's word for a file that somebody else has open, and for one that it can lease to nobody.
             Error::Base(Errno::AGAIN) => libc::EBUSY,
             Error::Base(Errno::INVAL) | Error::OtherFile(_) => libc::EOPNOTSUPP,
+            Error::Pool(adit_pool::Error::LostData { .. }) => UNREADABLE,
             error => error.errno().raw_os_error(),
         })?;
     // Its name becomes durable before the bytes that come through the pool, and so does what the kernel

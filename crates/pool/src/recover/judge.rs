@@ -16,7 +16,7 @@ use crate::log::Place;
 use crate::parallel;
 use crate::pool::Pool;
 use crate::relink::Gone;
-use crate::together::{Link, Rings};
+use crate::together::{Link, Rings, parts_with};
 
 impl Recovery {
     /// Some of the records found.
@@ -75,6 +75,7 @@ impl<M: Medium> Pool<M> {
                 found.items[*i].broken = true;
             }
         }
+        keep_together(&rings, found);
         Ok(())
     }
 
@@ -372,6 +373,25 @@ impl<M: Medium> Pool<M> {
             Ok(_) => Err(Rejection::DataMismatch),
             Err(_) => Err(Rejection::Lost),
         })
+    }
+}
+
+/// Of files that are committed together all are published, or none: where one's bytes cannot be read, they may have been cut
+/// off, and then nobody's commit is one.
+fn keep_together(rings: &Rings, found: &mut Recovery) {
+    loop {
+        let Some(at) = found.unreadable.values().next().copied() else {
+            return;
+        };
+        let of_unreadable = |key: &&(u64, u64)| found.unreadable.contains_key(&key.0);
+        let parts = parts_with(rings.keys().filter(of_unreadable).copied(), rings);
+        let before = found.unreadable.len();
+        for (file_id, _) in parts {
+            found.unreadable.entry(file_id).or_insert(at);
+        }
+        if found.unreadable.len() == before {
+            return;
+        }
     }
 }
 

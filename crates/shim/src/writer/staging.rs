@@ -327,6 +327,7 @@ impl Writer {
                     ofd.hand_over_offset(fd);
                     *state = State::Kernel;
                 }
+                Err(stage::UNREADABLE) => return Err(Unstaged::Failed(libc::EIO)),
                 Err(refusal)
                     if ofd.is_wanted()
                         || (refusal == stage::FORKING

@@ -309,9 +309,9 @@ fn bring_up_to_date<M: Medium, B: BaseFile>(
         .map(|replay| replay.map(|replay| replay.op))
         .collect::<adit_pool::Result<Vec<_>>>()?;
     let plan = Overlay::of(base.size()?, ops);
-    // The walk has read what has a CRC. Of the rest it is known here whether the medium can read it, before the file changes:
-    // it would be neither old nor new.
-    if !pool.medium().fence_is_slow() {
+    // The walk has read what has a CRC, but for what may be relinked. Of the rest it is known here whether the medium can read
+    // it, before the file changes: it would be neither old nor new.
+    if !pool.medium().fence_is_slow() || pool.may_be_relinked(file.file())? {
         ensure_readable(pool, &plan)?;
     }
     let mut fold = Fold::new(pool, base, done);

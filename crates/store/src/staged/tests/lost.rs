@@ -37,6 +37,19 @@ fn whole(nth: usize) -> Vec<u8> {
 
 /// What a program that was killed, or a power cut, has left of some files.
 fn left_by(crash: Crash, mode: Mode, is_cached: bool) -> World {
+    left_after(crash, mode, is_cached, |files| {
+        for staged in files.iter().filter(|_| crash == Crash::Power) {
+            staged.fsync().expect("sync");
+        }
+    })
+}
+
+fn left_after(
+    crash: Crash,
+    mode: Mode,
+    is_cached: bool,
+    ends: impl FnOnce(&[StagedFile<SimMedium, SimFile>]),
+) -> World {
     let world = World::new(tiny_size(12));
     if is_cached {
         world.put_behind_page_cache(TINY.header_len());
@@ -44,17 +57,16 @@ fn left_by(crash: Crash, mode: Mode, is_cached: bool) -> World {
     create_pool(&world, boot(world.boot_id()));
     let pool = open_pool(world.medium(), boot(world.boot_id())).expect("open");
     let stage = Stage::new(pool.attach().expect("attach"));
-    for nth in 0..FILES {
+    let files = (0..FILES).map(|nth| {
         let file = world.create(&path(nth)).expect("create");
         let staged = StagedFile::open(&stage, &name_of(&file), file, mode);
         let staged = staged.expect("stage");
         for (at, part) in parts(nth) {
             staged.write_at(at as u64, &part).expect("write");
         }
-        if crash == Crash::Power {
-            staged.fsync().expect("sync");
-        }
-    }
+        staged
+    });
+    ends(&files.collect::<Vec<_>>());
     // Everything.
     let left = world.after(crash, 1);
     drop(stage);
@@ -151,6 +163,31 @@ fn a_page_that_cannot_be_read_keeps_what_may_be_in_it() {
         assert_eq!((logs, names), (2, FILES), "{what}");
         assert!(kept >= FILES, "{what}: {kept}");
     }
+}
+
+/// Of files that were committed at one instant behind a page cache none is published as long as one cannot be: its bytes may
+/// have been cut off.
+#[test]
+fn files_that_are_committed_together_wait_together() {
+    let mut waited = 0;
+    for page in pages() {
+        let world = left_after(Crash::Power, Mode::Atomic, true, |files| {
+            let all: Vec<_> = files.iter().collect();
+            StagedFile::commit_group(&all).expect("commit");
+        });
+        let medium = world.medium();
+        medium.lose(std::slice::from_ref(&page));
+        let is_named = |kept: &Kept| kept.name.is_some();
+        if recovered(&world, &medium).is_ok_and(|report| report.kept.iter().all(is_named)) {
+            let [all, none] = are(&world);
+            assert!([all, none].contains(&FILES), "{page:?}: {all} and {none}");
+            waited += usize::from(none == FILES);
+        }
+        medium.lose(&[]);
+        recovered(&world, &medium).expect("recover");
+        assert_eq!(are(&world), [FILES, 0], "{page:?}");
+    }
+    assert!(waited >= FILES, "{waited}");
 }
 
 /// A file that is staged for some time, whatever comes of it.
