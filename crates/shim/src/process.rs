@@ -4,8 +4,7 @@
 //! shared; but what forked children alone can have stays staged, with an offset that parent and children keep
 //! in common ([`crate::children`]) until they are all gone or somebody else can have it, and what a command does not get,
 //! because it is closed when that starts, stays staged as if there were none. So parent and child,
-//! and whatever either executes, share offsets exactly as the kernel shares them, whoever dies when (PROTOCOLS,
-//! design section 6).
+//! and whatever either executes, share offsets exactly as the kernel shares them, whoever dies when.
 //!
 //! # Safety
 //! C entry points and hooks called from the stubs.
