@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from media import XFS_FEATURES, allow_exchange, held_by, holders
+from media import XFS_FEATURES, allow_exchange, held_by, holders, patiently
 
 SIZE_MB = 768
 FICLONE = 0x40049409
@@ -35,7 +35,9 @@ def alone():
 
 
 def tool(command, limit=60, **more):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, **more)
+    sets_up = command[0] == "losetup" or command[:2] == ["mount", "-o"]
+    done = patiently(command) if sets_up else subprocess.run(
+        command, capture_output=True, text=True, timeout=limit, check=False, **more)
     if done.returncode:
         raise Failure(f"{' '.join(map(str, command))}: {(done.stderr or done.stdout).strip()}")
     return done.stdout

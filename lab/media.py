@@ -149,8 +149,19 @@ class LabError(Exception):
     """Something of the lab itself failed, as opposed to a case."""
 
 
+def patiently(command):
+    """A command that sets a loop device up, again and again for ten seconds: the kernel names a free one that somebody else
+    may take first, or that a file system which was just unmounted still has."""
+    end = time.monotonic() + 10
+    while True:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode == 0 or "loop device" not in done.stderr or time.monotonic() > end:
+            return done
+        time.sleep(0.1)
+
+
 def tool(command):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = patiently(command)
     if done.returncode:
         raise LabError(f"{shlex.join(command)}: {done.stderr.strip() or done.returncode}")
     return done.stdout

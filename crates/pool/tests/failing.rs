@@ -69,7 +69,13 @@ impl Disk {
         let dir = self.place.join(format!("{image}.mounted"));
         fs::create_dir_all(&dir).unwrap();
         let image = self.place.join(image);
-        runs("mount", &["-o", "loop", path(&image), path(&dir)]).then_some(dir)
+        // The kernel may name a free device that somebody else takes first, or that a file system still has that was just
+        // unmounted.
+        let mount = |nth: u32| {
+            std::thread::sleep(std::time::Duration::from_millis(100) * nth.min(1));
+            runs("mount", &["-o", "loop", path(&image), path(&dir)])
+        };
+        (0..30).any(mount).then_some(dir)
     }
 
     /// Refuses to write anything behind so many bytes; all of it works when there are none.

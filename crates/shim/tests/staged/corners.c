@@ -278,10 +278,11 @@ static long gives(int device, enum way way) {
     return given;
 }
 
-// A free loop device that is given the file; or none. Others may be faster.
+// A free loop device that is given the file; or none. Others may be faster, and a file system that was just unmounted may
+// still have it.
 static int attached(enum way way) {
     int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
-    for (int tries = 0; tries < 50; tries++) {
+    for (int tries = 0; tries < 500; tries++) {
         char name[32];
         int number = ioctl(control, LOOP_CTL_GET_FREE);
         snprintf(name, sizeof name, "/dev/loop%d", number);
@@ -289,7 +290,9 @@ static int attached(enum way way) {
         if (device < 0) break;
         if (!gives(device, way)) return close(control), device;
         close(device);
+        usleep(20000);
     }
+    close(control);
     return -1;
 }
 
