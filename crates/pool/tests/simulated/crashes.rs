@@ -560,6 +560,43 @@ fn take_all(takes: &Attachment<SimMedium>) {
     }
 }
 
+/// The other way round: what lay where a log is to be is gone, durably, before it is one.
+#[test]
+fn a_log_where_bytes_were() {
+    for (name, is_cached) in [
+        ("pool-data-to-log", false),
+        ("pool-data-to-log-cached", true),
+    ] {
+        let config = config(name, 6, 2_000);
+        let workload = |world: &World| {
+            if is_cached {
+                world.put_behind_page_cache(TINY.header_len());
+            }
+            let begins = world.setup(|| {
+                create(world);
+                let pool = open_world(world).expect("open");
+                let begins = pool.attach().expect("attach");
+                let leaves = pool.attach().expect("attach");
+                take_all(&leaves);
+                leaves.detach().expect("detach");
+                begins
+            });
+            let file = begins.enter_file(&crate::common::name(1)).expect("enter");
+            stage(&begins, file, 0, &bytes_of(1), When::Now).expect("stage");
+        };
+        // The record itself may be cut off.
+        let judge = |world: &World, history: &History| {
+            let pool = open_world(world).map_err(|e| e.to_string())?;
+            let found = pool.scan().map_err(|e| e.to_string())?;
+            match &found.rejected[..] {
+                [one] if one.reason == adit_pool::Rejection::Torn => recover(world).map(drop),
+                _ => no_line_is_damaged(world, history),
+            }
+        };
+        survives(&config, enumerate(&config, workload, judge));
+    }
+}
+
 /// Few states of each of many stories.
 fn few_states(name: &str) -> Config {
     Config {
