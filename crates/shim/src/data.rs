@@ -14,7 +14,7 @@ use crate::ofd::{Ofd, Offset, Users};
 use crate::real::call_real;
 use crate::signal::engine;
 use crate::writer::{Buffers, Writer};
-use crate::{descriptors, fds, init, stage, sys, table, times};
+use crate::{closed, descriptors, fds, init, stack, stage, sys, table, times};
 use adit_pmem::copy::guarded_copy;
 use adit_store::direct::{DirectFile, Served};
 use adit_store::registry::{FileSlot, Reason};
@@ -726,5 +726,6 @@ fn sync_all(device: Option<u64>) -> Result<(), i32> {
             all = all.and(Err(errno));
         }
     }
+    stack::with_room(closed::wait);
     all
 }

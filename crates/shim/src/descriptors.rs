@@ -12,8 +12,8 @@ use crate::real::call_real;
 use crate::sys::{self, ProcPath};
 use crate::writer::{self, Writer};
 use crate::{
-    appends, data, declared, init, numbers, pointers, process, record_locks, signal, stack, stage,
-    stdio, table, vfork,
+    appends, closed, data, declared, init, numbers, pointers, process, record_locks, signal, stack,
+    stage, stdio, table, vfork,
 };
 use adit_pmem::{MediumKind, brief};
 use adit_store::direct::DirectFile;
@@ -23,6 +23,7 @@ use core::ffi::{c_int, c_uint};
 use core::mem::MaybeUninit;
 use core::ops::Range;
 use core::sync::atomic::Ordering;
+use rustix::io::Errno;
 use std::time::{Duration, Instant};
 
 /// Opens whose data path is the kernel's: not readable through a mapping, or with a promise about
@@ -586,6 +587,7 @@ pub(crate) extern "C" fn release_all() {
         for fd in fds::all() {
             let _ = release(fd);
         }
+        closed::wait();
         stage::leave();
     });
 }
@@ -791,6 +793,21 @@ pub(crate) fn put_down(fd: c_int) {
         let _ = writer.put_down(&ofd, fd);
     }
     declared::put_down(fd);
+}
+
+/// Before the times of a file are set by its descriptor: as `utimensat` is about to set them, what is staged is published
+/// with them. Where that cannot be it is published before.
+pub(crate) fn set_times(fd: c_int, times: usize) {
+    // libc's own call sets them once more, or tells the error.
+    let set = || match sys::utimensat(fd as usize, 0, times, 0) {
+        Ok(_) => Ok(()),
+        Err(errno) => Err(Errno::from_raw_os_error(errno)),
+    };
+    let ofd = fds::promoted(fd).filter(|_| !vfork::in_child());
+    let writer = ofd.as_ref().and_then(|ofd| ofd.writer());
+    if !writer.is_some_and(|writer| writer.set_times(fd, set)) {
+        put_down(fd);
+    }
 }
 
 /// Before `close_range(first, last, flags)`.

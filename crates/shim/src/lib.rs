@@ -10,7 +10,7 @@
 //! 4. [`data`]: the read and write families.
 //! 5. [`writer`], [`stage`]: what is opened for writing, in the modes that stage; [`appends`]: in mode `posix`.
 //! 6. [`descriptors`], [`process`], [`children`], [`vfork`], [`actions`], [`times`]: the calls that change what 2 and 3
-//!    say.
+//!    say; [`closed`]: what is staged of files that nobody has open any more.
 //! 7. [`stat`], [`names`]: what a program sees of staged files, and what becomes of their names.
 //! 8. [`stdio`]: libc's own streams, whose calls happen inside libc.
 //! 9. [`handles`]: what a program finds of libc past the table.
@@ -29,6 +29,7 @@ mod appends;
 mod blocks;
 mod capi;
 mod children;
+mod closed;
 mod copies;
 mod data;
 mod declared;

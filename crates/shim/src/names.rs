@@ -26,7 +26,8 @@ use crate::signal::engine::{self, Inside};
 use crate::sys::{self, ProcPath};
 use crate::writer::Writer;
 use crate::{
-    data, declared, descriptors, fds, init, process, record_locks, stack, stage, table, vfork,
+    closed, data, declared, descriptors, fds, init, process, record_locks, stack, stage, table,
+    vfork,
 };
 use adit_pmem::MediumKind;
 use adit_pmem::brief::{self, Brief};
@@ -89,15 +90,30 @@ pub(crate) fn lend(dir: c_int, path: Path) {
     each_staged(dir, path, 0, |writer, ofd, fd| writer.lend(ofd, fd));
 }
 
-/// Does `work` to the staged descriptions of the file of this name. Returns the file's mode, or 0.
+/// Does `work` to the staged descriptions of the file of this name, and waits until it is published where this process has
+/// closed it. Returns the file's mode, or 0.
 fn each_staged(
     dir: c_int,
     path: Path,
     flags: c_int,
     work: impl Fn(&Writer, &Ofd, c_int),
 ) -> libc::mode_t {
+    let stat = each_open(dir, path, flags, work);
+    stat.map_or(0, |stat| {
+        closed::wait_for(stat.st_dev, stat.st_ino);
+        stat.st_mode
+    })
+}
+
+/// The same for those that are open.
+fn each_open(
+    dir: c_int,
+    path: Path,
+    flags: c_int,
+    work: impl Fn(&Writer, &Ofd, c_int),
+) -> Option<libc::stat> {
     if stage::STAGED.load(Ordering::SeqCst) == 0 || vfork::in_child() {
-        return 0;
+        return None;
     }
     let mut stat = MaybeUninit::<libc::stat>::zeroed();
     let asked = sys::newfstatat(
@@ -107,7 +123,7 @@ fn each_staged(
         flags as usize,
     );
     if asked.is_err() {
-        return 0;
+        return None;
     }
     // SAFETY: all zero is a valid stat, and the kernel has filled it.
     let stat = unsafe { stat.assume_init() };
@@ -118,7 +134,7 @@ fn each_staged(
             work(writer, &ofd, fd);
         }
     }
-    stat.st_mode
+    Some(stat)
 }
 
 /// Does a call that changes `names`: files that are staged are published first, and after success the
@@ -886,9 +902,55 @@ pub(crate) extern "C" fn mkdtemp(template: *mut c_char) -> *mut c_char {
     }
 }
 
-/// Before `chown` and its kind.
-pub(crate) extern "C" fn before_permissions(path: Path) {
-    put_down(libc::AT_FDCWD, path, 0);
+/// Before the owner or the mode of a file of this name changes, by which recovery opens it: what stays this user's it opens
+/// whatever the mode is, another user's it does not. Others see the file whole then, unless that waits for a device.
+fn put_down_unless(stays: bool, dir: c_int, path: Path, flags: c_int) {
+    if !stays {
+        put_down(dir, path, flags);
+        return;
+    }
+    each_open(dir, path, flags, |writer, ofd, fd| {
+        if !writer.waits_for_a_device() {
+            let _ = writer.put_down(ofd, fd);
+        }
+    });
+    declared::put_down_name(dir, path, flags);
+}
+
+fn put_down_unless_of(stays: bool, fd: c_int) {
+    let ofd = fds::promoted(fd);
+    let writer = ofd.as_ref().and_then(|ofd| ofd.writer());
+    if stays && writer.is_some_and(Writer::waits_for_a_device) {
+        declared::put_down(fd);
+    } else {
+        descriptors::put_down(fd);
+    }
+}
+
+/// Whether a file that is staged, and so this user's, stays that.
+fn stays_ours(owner: libc::uid_t) -> bool {
+    owner == libc::uid_t::MAX || owner == rustix::process::geteuid().as_raw()
+}
+
+/// Before `chown(path, owner, group)`.
+pub(crate) extern "C" fn before_chown(path: Path, owner: libc::uid_t) {
+    put_down_unless(stays_ours(owner), libc::AT_FDCWD, path, 0);
+}
+
+/// Before `lchown`.
+pub(crate) extern "C" fn before_lchown(path: Path, owner: libc::uid_t) {
+    let flags = libc::AT_SYMLINK_NOFOLLOW;
+    put_down_unless(stays_ours(owner), libc::AT_FDCWD, path, flags);
+}
+
+/// Before `fchownat(directory, path, owner, group, flags)`.
+pub(crate) extern "C" fn before_fchownat(dir: c_int, path: Path, owner: libc::uid_t) {
+    put_down_unless(stays_ours(owner), dir, path, libc::AT_EMPTY_PATH);
+}
+
+/// Before `fchown(fd, owner, group)`.
+pub(crate) extern "C" fn before_fchown(fd: c_int, owner: libc::uid_t) {
+    put_down_unless_of(stays_ours(owner), fd);
 }
 
 /// What of a file's mode the kernel takes away when somebody writes to it.
@@ -914,7 +976,7 @@ fn leave_to_the_kernel(dir: c_int, path: Path, flags: c_int) {
 
 /// Before `chmod`.
 pub(crate) extern "C" fn before_chmod(path: Path, mode: libc::mode_t) {
-    put_down(libc::AT_FDCWD, path, 0);
+    put_down_unless(mode & GIVES_RIGHTS == 0, libc::AT_FDCWD, path, 0);
     if mode & GIVES_RIGHTS != 0 {
         leave_to_the_kernel(libc::AT_FDCWD, path, 0);
     }
@@ -922,7 +984,7 @@ pub(crate) extern "C" fn before_chmod(path: Path, mode: libc::mode_t) {
 
 /// Before `fchmodat`.
 pub(crate) extern "C" fn before_fchmodat(dir: c_int, path: Path, mode: libc::mode_t) {
-    put_down(dir, path, libc::AT_EMPTY_PATH);
+    put_down_unless(mode & GIVES_RIGHTS == 0, dir, path, libc::AT_EMPTY_PATH);
     if mode & GIVES_RIGHTS != 0 {
         leave_to_the_kernel(dir, path, libc::AT_EMPTY_PATH);
     }
@@ -930,7 +992,7 @@ pub(crate) extern "C" fn before_fchmodat(dir: c_int, path: Path, mode: libc::mod
 
 /// Before `fchmod`.
 pub(crate) extern "C" fn before_fchmod(fd: c_int, mode: libc::mode_t) {
-    descriptors::put_down(fd);
+    put_down_unless_of(mode & GIVES_RIGHTS == 0, fd);
     if mode & GIVES_RIGHTS != 0 {
         leave_to_the_kernel(fd, c"".as_ptr(), libc::AT_EMPTY_PATH);
     }
@@ -954,19 +1016,10 @@ pub(crate) extern "C" fn before_attribute_of(fd: c_int) {
     leave_to_the_kernel(fd, c"".as_ptr(), libc::AT_EMPTY_PATH);
 }
 
-/// As [`before_permissions`], of the link itself.
-pub(crate) extern "C" fn before_permissions_of_link(path: Path) {
-    put_down(libc::AT_FDCWD, path, libc::AT_SYMLINK_NOFOLLOW);
-}
-
-/// As [`before_permissions`], for `fchownat`.
-pub(crate) extern "C" fn before_permissions_at(dir: c_int, path: Path) {
-    put_down(dir, path, libc::AT_EMPTY_PATH);
-}
-
-/// As [`before_permissions`], for `fchown`.
-pub(crate) extern "C" fn before_permissions_of(fd: c_int) {
-    descriptors::put_down(fd);
+/// Before `lchmod`.
+pub(crate) extern "C" fn before_lchmod(path: Path, mode: libc::mode_t) {
+    let flags = libc::AT_SYMLINK_NOFOLLOW;
+    put_down_unless(mode & GIVES_RIGHTS == 0, libc::AT_FDCWD, path, flags);
 }
 
 #[cfg(test)]

@@ -364,16 +364,19 @@ fn prepare(number: c_long, [first, second, third, fourth, fifth]: [usize; 5]) ->
         libc::SYS_setrlimit => process::before_setrlimit(fd),
         libc::SYS_prlimit64 => process::before_prlimit(fd, second as c_int, third),
         libc::SYS_utime | libc::SYS_utimes => stat::before_times(first as *const _),
-        libc::SYS_utimensat | libc::SYS_futimesat => stat::before_times_at(fd, second as *const _),
+        libc::SYS_utimensat => {
+            stat::before_utimensat(fd, second as *const _, third as usize, fourth as i32);
+        }
+        libc::SYS_futimesat => stat::before_times_at(fd, second as *const _),
         libc::SYS_chmod => names::before_chmod(first as *const _, second as libc::mode_t),
         libc::SYS_fchmod => names::before_fchmod(fd, second as libc::mode_t),
         libc::SYS_fchmodat | libc::SYS_fchmodat2 => {
             names::before_fchmodat(fd, second as *const _, third as libc::mode_t);
         }
-        libc::SYS_chown => names::before_permissions(first as *const _),
-        libc::SYS_lchown => names::before_permissions_of_link(first as *const _),
-        libc::SYS_fchown => names::before_permissions_of(fd),
-        libc::SYS_fchownat => names::before_permissions_at(fd, second as *const _),
+        libc::SYS_chown => names::before_chown(first as *const _, second as libc::uid_t),
+        libc::SYS_lchown => names::before_lchown(first as *const _, second as libc::uid_t),
+        libc::SYS_fchown => names::before_fchown(fd, second as libc::uid_t),
+        libc::SYS_fchownat => names::before_fchownat(fd, second as *const _, third as libc::uid_t),
         libc::SYS_setxattr => names::before_attribute(first as *const _),
         libc::SYS_lsetxattr => names::before_attribute_of_link(first as *const _),
         libc::SYS_fsetxattr => names::before_attribute_of(fd),

@@ -14,7 +14,9 @@ use crate::fds::{self, Kind};
 use crate::real::call_real;
 use crate::signal::engine;
 use crate::strangers::{self, Named};
-use crate::{actions, alloc, appends, children, descriptors, init, signal, stack, stage, sys};
+use crate::{
+    actions, alloc, appends, children, closed, descriptors, init, signal, stack, stage, sys,
+};
 use crate::{table, times, vfork};
 use adit_pmem::brief;
 use adit_pmem::copy::guarded_copy;
@@ -225,6 +227,13 @@ pub(crate) fn share_all() -> Result<(), c_int> {
 }
 
 fn share_all_with(with: With) -> Result<(), c_int> {
+    let shared = share_each(with);
+    // Whoever runs then finds no descriptor of what this process has closed, and all of it in the files.
+    stack::with_room(closed::wait);
+    shared
+}
+
+fn share_each(with: With) -> Result<(), c_int> {
     if vfork::in_child() {
         return vfork::before_sharing(with);
     }
@@ -698,8 +707,10 @@ pub(crate) extern "C" fn before_prlimit(_pid: c_int, resource: c_int, new: usize
 /// Publishes what is staged, and leaves it so, before a program starts that may look.
 pub(crate) fn show_all() -> Result<(), c_int> {
     times::settle_all();
-    fds::each_promoted()
-        .try_for_each(|(fd, ofd)| ofd.writer().map_or(Ok(()), |writer| writer.show(&ofd, fd)))
+    let shown = fds::each_promoted()
+        .try_for_each(|(fd, ofd)| ofd.writer().map_or(Ok(()), |writer| writer.show(&ofd, fd)));
+    stack::with_room(closed::wait);
+    shown
 }
 
 /// Gives everything that is staged to the kernel.
@@ -712,6 +723,7 @@ pub(crate) fn unstage_all() -> Result<(), c_int> {
         for (fd, _) in fds::each_promoted() {
             unstaged = unstaged.and(descriptors::unstage(fd));
         }
+        stack::with_room(closed::wait);
     }
     unstaged
 }
@@ -723,6 +735,7 @@ pub(crate) fn finish_all() {
         for (fd, _) in fds::each_promoted() {
             let _ = descriptors::publish(fd);
         }
+        closed::wait();
     }
 }
 

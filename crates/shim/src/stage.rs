@@ -10,6 +10,7 @@
 //! program's, borrowed for the calls that it makes on them.
 #![allow(unsafe_code)]
 
+use crate::closed::{self, Closed};
 use crate::ofd::Ofd;
 use crate::stat::Logical;
 use crate::sys::ProcPath;
@@ -167,6 +168,8 @@ pub(crate) unsafe fn in_new_process() {
     // SAFETY: the caller's promise; nothing of the parent's is dropped here.
     unsafe { mem::forget(mem::replace(&mut *SEATS.0.get(), Mutex::new(Vec::new()))) };
     SEATED.store(0, Ordering::SeqCst);
+    // SAFETY: the caller's promise.
+    unsafe { closed::in_new_process() };
     count_none();
 }
 
@@ -284,6 +287,9 @@ fn want_of(error: &adit_pool::Error) -> Option<Refusal> {
     }
 }
 
+/// A file of so many bytes at most is published when its program goes on already.
+const SHORT: u64 = 1 << 20;
+
 /// How long a program that cannot publish waits until the monitor has.
 const OTHERS_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -342,17 +348,28 @@ pub(crate) fn take(
         })?;
     // Its name becomes durable before the bytes that come through the pool, and so does what the kernel
     // has written: no `fsync` asks for that any more. Where it cannot be, they are the kernel's to lose.
+    // In mode `atomic` that of an empty file may wait for the first commit, which sees to it.
+    let may_wait = mode == Mode::Atomic && is_empty_and(fd, |_| true);
     // Others may have written to it until now, when they cannot any more, and cut it again, or given it another name.
-    let is_as_then = |stat: Stat| {
-        stat.st_size == 0 && changed(stat.st_ctime, stat.st_ctime_nsec as i64) == named
-    };
-    let is_named = || named != UNNAMED && rustix::fs::fstat(borrow(fd)).is_ok_and(is_as_then);
+    let is_as_then = |stat: &Stat| changed(stat.st_ctime, stat.st_ctime_nsec as i64) == named;
+    let is_named = || named != UNNAMED && is_empty_and(fd, is_as_then);
     let durable = adit_pmem::kind_of_fd(fd) == MediumKind::Ram || is_named();
-    if !durable && let Err(errno) = rustix::fs::fsync(borrow(fd)) {
+    if durable || !may_wait {
+        staged.file.base_is_durable();
+    }
+    if !durable
+        && !may_wait
+        && let Err(errno) = rustix::fs::fsync(borrow(fd))
+    {
         let _ = staged.give_up(ofd, fd);
         return Err(errno.raw_os_error());
     }
     Ok(staged)
+}
+
+/// Whether the file of a descriptor is empty, and `otherwise` as it should be.
+fn is_empty_and(fd: i32, otherwise: impl Fn(&Stat) -> bool) -> bool {
+    rustix::fs::fstat(borrow(fd)).is_ok_and(|stat| stat.st_size == 0 && otherwise(&stat))
 }
 
 /// Whether this process may stage the file of a descriptor now.
@@ -652,12 +669,8 @@ enum Held {
 
 /// The lease of a description. Without a descriptor to look through one that is just being broken is not seen.
 fn held_lease(fd: i32) -> Held {
-    let path = ProcPath::of_description(fd);
     let mut text = [0; 4096];
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let read = rustix::fs::open(path.as_c_str(), flags, rustix::fs::Mode::empty())
-        .and_then(|info| rustix::io::read(&info, &mut text));
-    let Ok(len) = read else {
+    let Ok(len) = describe(fd, &mut text) else {
         let asked = sys::fcntl(fd as usize, libc::F_GETLEASE as usize, 0);
         return if asked == Ok(libc::F_UNLCK as usize) {
             Held::Nothing
@@ -673,6 +686,24 @@ fn held_lease(fd: i32) -> Held {
     } else {
         Held::Nothing
     }
+}
+
+/// What the kernel tells of a description, as far as there is room.
+fn describe(fd: i32, text: &mut [u8]) -> Result<usize, Errno> {
+    let path = ProcPath::of_description(fd);
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let info = rustix::fs::open(path.as_c_str(), flags, rustix::fs::Mode::empty())?;
+    rustix::io::read(&info, text)
+}
+
+/// Whether a description has locks that end with it, as far as is known.
+fn has_locks(fd: i32) -> bool {
+    let mut text = [0; 4096];
+    let Ok(len) = describe(fd, &mut text) else {
+        return true;
+    };
+    let says = |word: &[u8]| text[..len].windows(word.len()).any(|part| part == word);
+    len == text.len() || says(b"FLOCK") || says(b"OFDLCK")
 }
 
 /// A refusal as `adit stat` counts it.
@@ -929,6 +960,29 @@ impl Staged {
         is_sound(&self.stage)
     }
 
+    /// Sets the times of the file by `set`, which the kernel does, while it stays staged. Where nothing is staged that would
+    /// change them later they are the file's.
+    pub(crate) fn set_times(
+        &self,
+        fd: i32,
+        set: impl Fn() -> Result<(), Errno>,
+    ) -> Result<(), Error> {
+        if self.declared || !self.waits_for_a_device() || !self.is_behind(fd) {
+            return Err(Error::Shared);
+        }
+        self.file.set_times(|| {
+            set()?;
+            let stat = rustix::fs::fstat(borrow(fd))?;
+            if self.file.is_clean() {
+                return Ok(0);
+            }
+            let seconds = u64::try_from(stat.st_mtime).map_err(|_| Error::TooLarge)?;
+            let whole = seconds.checked_mul(1_000_000_000).ok_or(Error::TooLarge)?;
+            // Zero is no time.
+            Ok((whole + stat.st_mtime_nsec as u64).max(1))
+        })
+    }
+
     /// `fsync`.
     pub(crate) fn fsync(&self) -> Result<(), Error> {
         match &self.only {
@@ -985,6 +1039,38 @@ impl Staged {
             }
             Err(error) => Err(failure(&error)),
         }
+    }
+
+    /// Whether to publish it waits for a device.
+    pub(crate) fn waits_for_a_device(&self) -> bool {
+        self.stage.attachment().pool().medium().fence_is_slow()
+    }
+
+    /// Leaves the file to the monitor with what is staged of it, as the description is about to lose its last descriptor
+    /// ([`closed`]). False where the program has to publish it: another open could not wait for it, somebody would notice
+    /// that the description lives on, or it is so much that to wait for the device is the least of it.
+    pub(crate) fn leave_to_monitor(&self, fd: i32) -> bool {
+        let Some(lease) = self.lease.as_ref().filter(|_| !self.declared) else {
+            return false;
+        };
+        let is_short = || self.file.size().is_ok_and(|size| size <= SHORT);
+        let is_it = |stat: Stat| self.is(stat.st_dev, stat.st_ino) && stat.st_nlink == 1;
+        let is_alone = || rustix::fs::fstat(borrow(fd)).is_ok_and(is_it) && !has_locks(fd);
+        if !(self.waits_for_a_device() && self.is_sound() && is_short() && is_alone()) {
+            return false;
+        }
+        closed::make_room();
+        let close = |dir| matches!(client::close(dir, lease), Ok(true));
+        let left = init::runtime_dir().is_some_and(close);
+        if left {
+            closed::add(Closed {
+                device: self.device,
+                inode: self.inode,
+                pool: Arc::clone(self.stage.attachment().pool()),
+                file: self.file.file(),
+            });
+        }
+        left
     }
 
     /// A sync of the pool has failed, and this process publishes nothing any more. The monitor may have opened it anew:

@@ -231,7 +231,22 @@ pub(crate) extern "C" fn before_times(path: Path) {
     names::put_down(libc::AT_FDCWD, path, 0);
 }
 
-/// Before `utimensat` and `futimesat`.
+/// Before `utimensat(directory, path, times, flags)`.
+pub(crate) extern "C" fn before_utimensat(dir: c_int, path: Path, times: usize, flags: c_int) {
+    if path.is_null() && flags == 0 {
+        before_futimens(dir, times);
+    } else {
+        before_times_at(dir, path);
+    }
+}
+
+/// Before `futimens(fd, times)`.
+pub(crate) extern "C" fn before_futimens(fd: c_int, times: usize) {
+    times::settle_all();
+    stack::with_room(|| descriptors::set_times(fd, times));
+}
+
+/// Before `futimesat`.
 pub(crate) extern "C" fn before_times_at(dir: c_int, path: Path) {
     times::settle_all();
     if path.is_null() {
@@ -241,7 +256,7 @@ pub(crate) extern "C" fn before_times_at(dir: c_int, path: Path) {
     }
 }
 
-/// Before `futimens` and `futimes`.
+/// Before `futimes`.
 pub(crate) extern "C" fn before_times_of(fd: c_int) {
     times::settle_all();
     descriptors::put_down(fd);

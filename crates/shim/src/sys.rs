@@ -87,6 +87,7 @@ calls! {
     fsync = SYS_fsync(fd);
     ftruncate = SYS_ftruncate(fd, size);
     truncate = SYS_truncate(path, size);
+    utimensat = SYS_utimensat(dir, path, times, flags);
     fallocate = SYS_fallocate(fd, mode, offset, len);
     fgetxattr = SYS_fgetxattr(fd, name, value, size);
     prlimit = SYS_prlimit64(pid, resource, new, old);

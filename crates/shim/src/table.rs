@@ -191,8 +191,8 @@ interpose! {
     before_watched lutimes (looking::before_times);
     before_watched futimes (looking::before_times_of);
     before_watched futimesat (looking::before_times_at);
-    before_watched futimens (looking::before_times_of);
-    before_watched utimensat (looking::before_times_at);
+    before_watched futimens (looking::before_futimens);
+    before_watched utimensat (looking::before_utimensat);
     before_watched fts_open (looking::before_walk);
     before_watched fts64_open (looking::before_walk);
     before_watched fts_children (looking::before_walk);
@@ -226,16 +226,16 @@ interpose! {
     watched symlink (names::symlink);
     watched symlinkat (names::symlinkat);
     before chmod (names::before_chmod);
-    before_watched lchmod (names::before_permissions_of_link);
+    before_watched lchmod (names::before_lchmod);
     before fchmod (names::before_fchmod);
     before fchmodat (names::before_fchmodat);
     before setxattr (names::before_attribute);
     before lsetxattr (names::before_attribute_of_link);
     before fsetxattr (names::before_attribute_of);
-    before_watched chown (names::before_permissions);
-    before_watched lchown (names::before_permissions_of_link);
-    before_watched fchown (names::before_permissions_of);
-    before_watched fchownat (names::before_permissions_at);
+    before_watched chown (names::before_chown);
+    before_watched lchown (names::before_lchown);
+    before_watched fchown (names::before_fchown);
+    before_watched fchownat (names::before_fchownat);
 
     // Durability.
     offered fsync (data::fsync);

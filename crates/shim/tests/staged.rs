@@ -15,6 +15,8 @@ use told::Told;
 mod built;
 #[path = "staged/children.rs"]
 mod children;
+#[path = "staged/closed.rs"]
+mod closed;
 #[path = "../../../tests/compiled.rs"]
 mod compiled;
 #[path = "staged/corners.rs"]
@@ -1008,7 +1010,7 @@ fn a_file_that_cannot_be_synced_is_not_staged() {
     }
     let program = place.compile("steps");
     for (inject, staged) in [(None, true), (Some("fsync:error=EIO:when=1"), false)] {
-        let _ = fs::remove_file(place.file());
+        fs::write(place.file(), "old\n").expect("what was in it");
         run(place.traced(&program, "atomic", inject).arg(place.file()));
         let trace = place.trace();
         let injected = trace.contains("(INJECTED)");
@@ -1017,6 +1019,31 @@ fn a_file_that_cannot_be_synced_is_not_staged() {
         let asked = asked.and_then(|rest| rest.split("\"fsync done").next());
         let kernels = asked.expect("its fsync").contains(" fsync(");
         assert_eq!(kernels, !staged, "{trace}");
+    }
+}
+
+/// An empty file is made durable with its first commit, which fails where that cannot be.
+#[test]
+fn a_new_file_that_cannot_be_synced_is_not_committed() {
+    let Some(place) = Place::on_disk("uncommitted") else {
+        return;
+    };
+    if !has_strace() {
+        return;
+    }
+    let program = place.compile("steps");
+    for (inject, told) in [(None, "done"), (Some("fsync:error=EIO:when=1"), "EIO")] {
+        let _ = fs::remove_file(place.file());
+        let said = run(place.traced(&program, "atomic", inject).arg(place.file())).stdout;
+        let said = String::from_utf8(said).expect("text");
+        let trace = place.trace();
+        assert_eq!(trace.contains("(INJECTED)"), inject.is_some(), "{trace}");
+        let (before, after) = trace.split_once("\"page done").expect("what is staged");
+        assert!(!before.contains(" fsync("), "{trace}");
+        assert!(after.contains(" fsync("), "{trace}");
+        assert!(said.contains(&format!("fsync {told}\n")), "{said}");
+        let bytes = fs::read(place.file()).expect("the file");
+        assert_eq!(bytes.len(), 4 + 5000 + 4 + 6, "{said}");
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{copies, data, declared, stack, stage, sys, together};
 use adit_store::staged::{AppendsOnly, Error, Mode, Place, Where};
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
+use rustix::io::Errno;
 
 impl Writer {
     /// A read, at a position of its own or at the description's.
@@ -556,6 +557,21 @@ impl Writer {
         match stack::with_room(|| self.ask(ofd, fd, look)) {
             Answer::Done(logical) => logical,
             Answer::Failed(_) | Answer::NotStaged => None,
+        }
+    }
+
+    /// Whether it is staged where to publish it waits for a device.
+    pub(crate) fn waits_for_a_device(&self) -> bool {
+        let _inside = engine::enter();
+        matches!(&*self.look(), State::Staged(staged) if staged.waits_for_a_device())
+    }
+
+    /// Sets the file's times by `set` and leaves it staged; false where it has to be put down first.
+    pub(crate) fn set_times(&self, fd: i32, set: impl Fn() -> Result<(), Errno>) -> bool {
+        let _inside = engine::enter();
+        match &*self.look() {
+            State::Staged(staged) => staged.set_times(fd, set).is_ok(),
+            State::Fresh(_) | State::Kernel | State::Parents => false,
         }
     }
 

@@ -475,10 +475,31 @@ impl Writer {
         };
         // A child of `vfork` goes on with the description, and does not find it in our table.
         if staged || process::has_vfork_children() {
-            stack::with_room(|| self.unstage_as(ofd, fd, Ends::WithTheDescription))
+            stack::with_room(|| {
+                if self.leave_to_monitor(ofd, fd) {
+                    return Ok(());
+                }
+                self.unstage_as(ofd, fd, Ends::WithTheDescription)
+            })
         } else {
             Ok(())
         }
+    }
+
+    /// Leaves what is staged to the monitor, where nobody else has the description, and nothing else is to be committed with
+    /// it.
+    fn leave_to_monitor(&self, ofd: &Ofd, fd: i32) -> bool {
+        if init::together() || ofd.common().is_some() || process::has_vfork_children() {
+            return false;
+        }
+        let _inside = engine::enter();
+        let mut state = self.change();
+        let left = matches!(&*state, State::Staged(staged) if staged.leave_to_monitor(fd));
+        if left {
+            *state = State::Kernel;
+            self.loan.end(true);
+        }
+        left
     }
 
     /// Takes the state to publish the file, which commits it. Where files are committed together the others are before,

@@ -946,7 +946,7 @@ fn what_must_be_staged_is_when_there_is_a_descriptor_again() {
 }
 
 /// Kills the monitor and its standby at one instant, so that neither makes another of the other.
-fn kill_both(place: &mut Place) {
+pub(super) fn kill_both(place: &mut Place) {
     let monitor = place.monitors_pid();
     let standby = started_by(&monitor);
     assert!(!standby.is_empty(), "there is no standby");

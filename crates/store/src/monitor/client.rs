@@ -36,6 +36,9 @@ const FOR_A_RELEASE: Duration = Duration::from_secs(3);
 /// How long taking a file away from all may take: it is published and synced.
 const FOR_A_BAR: Duration = Duration::from_secs(10);
 
+/// How long what is closed may take: many files are synced.
+const FOR_THE_CLOSED: Duration = Duration::from_secs(10);
+
 /// How long it is asked for again of a monitor that cannot do it yet, and how often. One that has just taken over says so.
 const FOR_A_START: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(10);
@@ -331,6 +334,22 @@ pub fn release(dir: &RuntimeDir, lease: &Lease) -> Result<bool, Refused> {
         Err(Refused::NotUnderstood) => Ok(false),
         Err(refused) => Err(refused),
     }
+}
+
+/// Leaves a file to the monitor whose description is about to lose its last descriptor, with what is staged of it: the
+/// monitor publishes that, commits it before, and gives the lease up. Nothing else is done with it here afterwards.
+/// `Ok(false)` when it does not hold the lease, or others may have the file staged.
+pub fn close(dir: &RuntimeDir, lease: &Lease) -> Result<bool, Refused> {
+    let request = Request::Close {
+        lease: lease.number,
+        ino: lease.ino,
+    };
+    known(ask(dir, &request, None, FOR_A_LEASE))
+}
+
+/// Returns when all that programs have closed so is in the files, or cannot get there now.
+pub fn wait_for_closed(dir: &RuntimeDir) -> Result<(), Refused> {
+    ask_anyway(dir, &Request::WaitForClosed, None, FOR_THE_CLOSED).map(drop)
 }
 
 /// Has the monitor publish what is staged of a file, durably, and keep its lease: in `atomic` mode what

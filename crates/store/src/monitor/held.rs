@@ -200,6 +200,8 @@ pub(super) struct Held {
     quiet: Mutex<Option<(u64, Instant)>>,
     /// The program is gone, and what it left is committed, with its other files: everything counts.
     orphaned: AtomicBool,
+    /// Its program has closed it, with the last descriptor of the description.
+    closed: AtomicBool,
     release: OnceLock<Fd>,
 }
 
@@ -245,6 +247,7 @@ impl Held {
             published: AtomicU64::new(0),
             quiet: Mutex::new(None),
             orphaned: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             release: OnceLock::new(),
         }
     }
@@ -400,6 +403,16 @@ impl Held {
         self.orphaned.load(Ordering::Acquire)
     }
 
+    /// Its program has nothing to do with it any more, and needs not be waited for.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    /// See [`Held::close`].
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
     /// Answers a connection when lease and duplicate are gone.
     pub(super) fn answer_when_released(&self, connection: Fd) {
         let _ = self.release.set(connection);
@@ -464,7 +477,7 @@ impl Held {
             std::thread::park();
         }
         #[cfg(test)]
-        if self.is_orphaned() {
+        if self.is_orphaned() || self.is_closed() {
             planted::wait_in_burying();
         }
         match self.end_staging() {
@@ -484,7 +497,10 @@ impl Held {
     fn let_go(&self) {
         *self.cell() = None;
         self.unlock();
-        self.give_up();
+        // A lease that goes with the last descriptor lets in who executes the file: nobody has it open for writing then.
+        if !self.is_closed() {
+            self.give_up();
+        }
     }
 
     /// Takes the file away from its program if that costs nobody anything: everything is in the file, and the program
@@ -801,7 +817,7 @@ pub(super) mod planted {
         }
     }
 
-    /// Files of the dead are taken away when the test says so.
+    /// Files of the dead, and closed ones, are taken away when the test says so.
     pub(in crate::monitor) fn bury_slowly() {
         BURIES_SLOWLY.store(true, Ordering::Relaxed);
     }

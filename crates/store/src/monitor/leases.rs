@@ -14,10 +14,11 @@
 //! the opener in after `/proc/sys/fs/lease-break-time` seconds (45 unless changed) whatever we do; it then
 //! finds the file as it was published last.
 //!
-//! [`answers`] says what programs are told, [`which`] how the pool of a file is found, [`dead`] what becomes of files
-//! whose program has died, and [`inherit`] of what another monitor has left.
+//! [`answers`] says what programs are told, [`which`] how the pool of a file is found, [`closed`] what becomes of files
+//! that a program has closed, [`dead`] of those whose program has died, and [`inherit`] of what another monitor has left.
 
 mod answers;
+mod closed;
 mod dead;
 mod inherit;
 mod which;
@@ -48,6 +49,7 @@ use crate::registry::anywhere::{Mark, Marks};
 use crate::registry::sys::Fd;
 
 use answers::Wanted;
+use closed::Waiting;
 use inherit::Left;
 use which::{Asking, Question};
 
@@ -96,6 +98,8 @@ pub(super) struct Leases {
     asking_for_pools: Vec<(Fd, Wanted)>,
     /// Those who ask which pool there is, beside the one for whom a worker finds out.
     finding: BTreeMap<Question, Vec<Asking>>,
+    /// Those who wait for what was closed.
+    waiting: Vec<Waiting>,
     held: BTreeMap<u64, Entry>,
     owners: Vec<Arc<Owner>>,
     next: u64,
@@ -147,7 +151,7 @@ struct Entry {
     /// What is tried again is to share it: who only opened it takes it from nobody.
     again_shares: bool,
     dead_since: Option<Instant>,
-    /// A dead program's, that could not be taken away since then.
+    /// Nobody's any more, and could not be taken away since then.
     failing_since: Option<Instant>,
 }
 
@@ -159,14 +163,14 @@ impl Entry {
         }
         match self.dead_since {
             Some(_) => self.held.is_orphaned(),
-            None => self.awaited || self.again_at.is_some() || ending,
+            None => self.awaited || self.again_at.is_some() || self.held.is_closed() || ending,
         }
     }
 
-    /// Whether it was tried for long enough.
+    /// Whether it was tried for long enough. What a living program has closed is left to nobody else.
     fn is_given_up(&self, now: Instant) -> bool {
-        let failing = self.failing_since.map(|since| now.duration_since(since));
-        failing.is_some_and(|failing| failing > LONGEST_TRY)
+        let failing = self.failing_since.filter(|_| self.dead_since.is_some());
+        failing.is_some_and(|since| now.duration_since(since) > LONGEST_TRY)
     }
 }
 
@@ -230,6 +234,7 @@ impl Leases {
             opening: BTreeSet::new(),
             asking_for_pools: Vec::new(),
             finding: BTreeMap::new(),
+            waiting: Vec::new(),
             held: BTreeMap::new(),
             owners: Vec::new(),
             next: means.first,
@@ -348,6 +353,7 @@ impl Leases {
         self.bury(ready);
         self.commit_dead();
         self.take_back(now, said, due);
+        self.answer_those_waiting();
         self.clear_seats();
         if self.is_empty() && self.barred.knows_all() {
             self.marks.clear();
@@ -473,7 +479,7 @@ impl Leases {
             entry.again_at = Some(now + entry.again_after);
             entry.again_after = AGAIN_AT_MOST.min(2 * entry.again_after);
             entry.again_shares = false;
-            if entry.dead_since.is_some() {
+            if entry.dead_since.is_some() || entry.held.is_closed() {
                 entry.failing_since.get_or_insert(now);
             }
         }
@@ -593,7 +599,10 @@ impl Leases {
         let all: Vec<Aging> = self
             .held
             .iter()
-            .filter(|(_, entry)| entry.breaking.is_none() && entry.dead_since.is_none())
+            .filter(|(_, entry)| {
+                let is_programs = entry.dead_since.is_none() && !entry.held.is_closed();
+                entry.breaking.is_none() && is_programs
+            })
             .map(|(number, entry)| (*number, Arc::downgrade(&entry.held), entry.owner.pid))
             .collect();
         self.aging = true;
@@ -725,6 +734,7 @@ fn record_of(number: u64, held: &Held, owner: &Owner) -> Record {
         mode: mode_number(terms.mode),
         restore_append: terms.restore_append,
         declared: held.is_declared(),
+        closed: held.is_closed(),
         pool: held.pool.path.clone(),
     })
 }

@@ -20,7 +20,7 @@ use crate::registry::sys::{self, Fd, insist};
 use crate::registry::wire::LONGEST;
 
 /// First word of the memory. A successor of another build starts with nothing.
-const MAGIC: u64 = u64::from_le_bytes(*b"ADITMON\x05");
+const MAGIC: u64 = u64::from_le_bytes(*b"ADITMON\x06");
 
 /// Bytes of a record, and of the head.
 const RECORD: usize = 64;
@@ -62,6 +62,7 @@ pub(super) struct LeaseRecord {
     pub(super) mode: u32,
     pub(super) restore_append: bool,
     pub(super) declared: bool,
+    pub(super) closed: bool,
     pub(super) pool: PathBuf,
 }
 
@@ -302,7 +303,9 @@ impl Records {
                 for number in [
                     lease.slot,
                     lease.mode,
-                    u32::from(lease.restore_append) | u32::from(lease.declared) << 1,
+                    u32::from(lease.restore_append)
+                        | u32::from(lease.declared) << 1
+                        | u32::from(lease.closed) << 2,
                     pool,
                 ] {
                     put(&number.to_ne_bytes());
@@ -449,6 +452,7 @@ fn decode(fd: &Fd, bytes: &[u8]) -> Result<Option<Record>, Errno> {
                 mode: number(20),
                 restore_append: number(24) & 1 != 0,
                 declared: number(24) & 2 != 0,
+                closed: number(24) & 4 != 0,
                 pool,
                 number: long(bytes, 32).unwrap_or(0),
                 file: long(bytes, 40).unwrap_or(0),
@@ -562,6 +566,7 @@ mod tests {
             mode: 2,
             restore_append: true,
             declared: true,
+            closed: number % 2 != 0,
             pool: format!("/pool {}", number % 3).into(),
         })
     }

@@ -243,6 +243,10 @@ impl Server {
             (Request::Drop { lease, ino }, _) => {
                 return self.leases.release(connection, lease, ino);
             }
+            (Request::Close { lease, ino }, _) => {
+                return self.leases.close(&connection, lease, ino);
+            }
+            (Request::WaitForClosed, _) => return self.leases.wait_for_closed(connection),
             (Request::Publish { dev, ino }, _) => {
                 return self.leases.publish(connection, (dev, ino));
             }

@@ -76,6 +76,15 @@ pub(crate) enum Request<'a> {
         /// The inode number of its file, of which a later monitor may hold it under another number.
         ino: u64,
     },
+    /// The description is closed: publish what is staged of the file, then give its lease up and let go of it.
+    Close {
+        /// Number of its lease.
+        lease: u64,
+        /// The inode number of its file.
+        ino: u64,
+    },
+    /// Answer when all that was closed so is in the files.
+    WaitForClosed,
     /// Publish what is staged of a file; its lease stays.
     Publish {
         /// Its device.
@@ -221,6 +230,15 @@ impl<'a> Request<'a> {
                 longs: [dev, ino],
                 ..Parts::default()
             },
+            Self::Close { lease, ino } => Parts {
+                kind: 14,
+                longs: [lease, ino],
+                ..Parts::default()
+            },
+            Self::WaitForClosed => Parts {
+                kind: 15,
+                ..Parts::default()
+            },
         }
     }
 
@@ -281,6 +299,8 @@ impl<'a> Request<'a> {
             (11, true) => Self::TakeAway,
             (12, true) => Self::Look { dev: x, ino: y },
             (13, true) => Self::GiveBack { dev: x, ino: y },
+            (14, true) => Self::Close { lease: x, ino: y },
+            (15, true) => Self::WaitForClosed,
             _ => return None,
         })
     }
@@ -560,6 +580,8 @@ mod tests {
             Request::TakeAway,
             Request::Look { dev: 3, ino: 4 },
             Request::GiveBack { dev: 5, ino: 6 },
+            Request::Close { lease: 7, ino: 8 },
+            Request::WaitForClosed,
         ] {
             let mut bytes = [0; MESSAGE];
             let len = request.encode(&mut bytes).expect("fits");

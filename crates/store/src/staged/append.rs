@@ -216,6 +216,10 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// of it happens.
     pub fn fsync(&self) -> Result<()> {
         self.with_room(|| {
+            // Before anybody else has to wait for it.
+            if self.look().has_uncommitted() {
+                self.make_base_durable()?;
+            }
             let mut guard = self.lock()?;
             let commit = self.log_commit(&mut guard)?;
             drop(guard);
@@ -232,6 +236,10 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             }
             view.durable
         };
+        if self.needs_durable_base() {
+            guard.takes_long();
+            self.make_base_durable()?;
+        }
         let seq = guard.log_commit(durable)?;
         let mut view = self.change();
         view.commit = seq;

@@ -288,6 +288,8 @@ pub struct StagedFile<M: Medium, B: BaseFile> {
     /// process knows.
     pub(super) publishing: Mutex<u64>,
     pub(super) room: Room,
+    /// Set when the base file is durable as it was before anything was staged, and its name with it.
+    base_is_durable: AtomicBool,
 }
 
 /// An operation that is logged and not shown.
@@ -475,6 +477,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             _open: this,
             publishing: Mutex::new(0),
             room: Room::default(),
+            base_is_durable: AtomicBool::new(false),
         })
     }
 
@@ -483,6 +486,25 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     pub fn with_relink(mut self, relink: impl Into<Option<Relink<B>>>) -> Self {
         self.relink = relink.into();
         self
+    }
+
+    /// Says that the base file is durable as it is, with its name: no commit has to see to that.
+    pub fn base_is_durable(&self) {
+        self.base_is_durable.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that has to be seen to before the first commit: a crash of the system may give the file another size than
+    /// it was staged over, or take it away. In the other modes it is durable when the file is staged.
+    pub(super) fn needs_durable_base(&self) -> bool {
+        self.mode == Mode::Atomic && !self.base_is_durable.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn make_base_durable(&self) -> Result<()> {
+        if self.needs_durable_base() {
+            self.base.sync()?;
+            self.base_is_durable();
+        }
+        Ok(())
     }
 
     /// The file's entry in the pool.

@@ -290,6 +290,18 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         Ok(())
     }
 
+    /// Sets the base file's times by `set`, which says when the file was changed last by these, in nanoseconds since 1970:
+    /// what is staged is published with that time. Nobody publishes meanwhile, with another one: [`Error::Publishing`] or
+    /// [`Error::Contended`] where somebody does.
+    pub fn set_times(&self, set: impl FnOnce() -> Result<u64>) -> Result<()> {
+        let (guard, claim) = self.claim_at_once()?;
+        let set = set().and_then(|modified| Ok(guard.set_modified(modified)?));
+        // Before the claim, which takes the lock again.
+        drop(guard);
+        drop(claim);
+        set
+    }
+
     /// [`StagedFile::take_away`] of a file that nobody else uses any more.
     pub fn close(self) -> Result<Published> {
         self.take_away(|| {})

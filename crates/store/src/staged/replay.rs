@@ -134,6 +134,7 @@ pub fn recover<M: Medium, B: BaseFile>(
     for _ in 0..PASSES {
         report.kept.clear();
         let mut found = attachment.scan()?;
+        make_bases_durable(&found, &open);
         match commit_orphans(attachment, &mut found.files) {
             // No room: then each by itself, which makes some.
             Err(Error::Pool(error)) if is_pressure(&error) => {}
@@ -159,6 +160,18 @@ pub fn recover<M: Medium, B: BaseFile>(
         }
     }
     Ok(report)
+}
+
+/// Before the first commit of a file: in mode `atomic` nobody has made durable before what it was staged over, and its
+/// name ([`super::StagedFile::base_is_durable`]). One that cannot be opened, or synced, is not published either.
+fn make_bases_durable<B: BaseFile>(found: &Recovery, open: &impl Fn(&FileName) -> Result<B>) {
+    let nothing_is_committed =
+        |file: &&RecoveredFile| file.uncommitted > 0 && file.uncommitted == file.records;
+    let orphans = found.files.iter().filter(|file| file.orphaned);
+    let names = orphans.filter(nothing_is_committed);
+    for name in names.filter_map(|file| file.name.as_ref()) {
+        let _ = open(name).map(|base| base.sync());
+    }
 }
 
 fn publish_orphans<M: Medium, B: BaseFile>(

@@ -132,6 +132,9 @@ fn commit_locked<M: Medium, B: BaseFile>(files: &[&StagedFile<M, B>]) -> Result<
     let Some(first) = waiting.first() else {
         return Ok(());
     };
+    waiting
+        .iter()
+        .try_for_each(|file| file.make_base_durable())?;
     // The entry of a file of which nothing is durable may not be either, and one that is lost says of its part of the ring
     // that it was retired.
     if waiting.iter().any(|file| file.look().durable == 0) {

@@ -303,6 +303,9 @@ impl Leases {
             self.barred.know_not_all();
         }
         if let Ok(held) = held {
+            if record.closed {
+                held.close();
+            }
             // While it waited its program may have died, and been forgotten.
             if !self.owners.iter().any(|known| Arc::ptr_eq(known, &owner)) {
                 self.owners.push(Arc::clone(&owner));

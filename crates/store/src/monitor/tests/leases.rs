@@ -332,11 +332,11 @@ fn a_lease_that_cannot_be_written_down_is_refused() {
     assert!(program.release(&lease));
 }
 
-const WRITTEN: &[u8] = b"what the program staged ";
+pub(super) const WRITTEN: &[u8] = b"what the program staged ";
 
 /// A program of its own that has opened `data` for appending and stages it: `append`, `fsync` and
 /// `flags` are words it understands.
-fn staging(scratch: &Scratch, mode: &str, name: &str) -> Helper {
+pub(super) fn staging(scratch: &Scratch, mode: &str, name: &str) -> Helper {
     let arguments = [
         ("T_DIR", scratch.0.as_path()),
         ("T_MODE", Path::new(mode)),
@@ -369,7 +369,7 @@ fn helper_stages() {
     let positional = flags - rustix::fs::OFlags::APPEND;
     rustix::fs::fcntl_setfl(borrowed(&file), positional).expect("set flags");
     let lease = program.acquire_with(&file, entry, mode, true);
-    let _lease = lease.expect("lease");
+    let lease = lease.expect("lease");
     let base = KernelFile::new(borrowed(&file)).expect("base");
     let staged = StagedFile::open_entry(&program.stage, entry, base, mode).expect("staged");
     say("leased");
@@ -388,6 +388,10 @@ fn helper_stages() {
                 // It outlives this helper.
                 std::mem::forget(child);
                 Ok("has a child")
+            }
+            "leave" => {
+                let left = patiently(|| client::close(&program.dir, &lease)).expect("leave");
+                Ok(if left { "left" } else { "kept" })
             }
             "close" => {
                 let other = std::fs::File::open("/dev/null").expect("open");
@@ -416,7 +420,7 @@ fn helper_stages() {
     }
 }
 
-fn len(path: &Path) -> usize {
+pub(super) fn len(path: &Path) -> usize {
     // Asking for the size breaks no lease.
     std::fs::metadata(path).expect("metadata").len() as usize
 }
@@ -749,13 +753,13 @@ fn files_of_a_dead_program_that_are_committed_one_by_one_are_noticed() {
 }
 
 /// A reader in a process of its own.
-fn opener(path: &Path) -> std::process::Child {
+pub(super) fn opener(path: &Path) -> std::process::Child {
     let mut opener = std::process::Command::new("cat");
     spawn(opener.arg(path).stdout(std::process::Stdio::piped()))
 }
 
 /// What it has read.
-fn seen_by(opener: std::process::Child) -> Vec<u8> {
+pub(super) fn seen_by(opener: std::process::Child) -> Vec<u8> {
     opener.wait_with_output().expect("output").stdout
 }
 
@@ -1074,7 +1078,7 @@ fn pair(scratch: &Scratch) -> (Option<i32>, Option<i32>) {
     found
 }
 
-fn kill(pid: i32) {
+pub(super) fn kill(pid: i32) {
     let pid = rustix::process::Pid::from_raw(pid).expect("pid");
     // It may have ended by itself since it was seen.
     match rustix::process::kill_process(pid, rustix::process::Signal::KILL) {
@@ -1083,7 +1087,7 @@ fn kill(pid: i32) {
     }
 }
 
-fn both(scratch: &Scratch) -> (i32, i32) {
+pub(super) fn both(scratch: &Scratch) -> (i32, i32) {
     eventually("there are two", || {
         matches!(pair(scratch), (Some(_), Some(_)))
     });

@@ -427,3 +427,65 @@ fn going_on_after_a_crash() {
     };
     survives("go on", enumerate(&config, workload, judge));
 }
+
+/// How a file is committed for the first time, in mode `atomic`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum First {
+    Fsync,
+    Together,
+    Closed,
+    ByOther,
+}
+
+/// A file that was cut before it is staged, which no crash may find as long as it was with what was staged of it: nobody has
+/// synced that it was cut, nor its name where it is new.
+#[test]
+fn the_first_commit_comes_behind_what_the_file_was_staged_over() {
+    const BYTES: &[u8] = b"what the file is from then on";
+    for first in [First::Fsync, First::Together, First::Closed, First::ByOther] {
+        let name = format!("staged-first-{first:?}");
+        let workload = |world: &World| {
+            let boot = boot_of(world);
+            let (stage, other, file) = world.setup(|| {
+                create_pool(world, boot);
+                let file = world.create("dir/file").expect("create");
+                file.write_at(0, &first_bytes()).expect("write");
+                let pool = open_pool(world.medium(), boot).expect("open");
+                let seat = || Stage::new(pool.attach().expect("attach"));
+                (seat(), seat(), file)
+            });
+            file.set_size(0).expect("cut");
+            let open = |stage| StagedFile::open(stage, &name_of(&file), file.clone(), Mode::Atomic);
+            let staged = open(&stage).expect("stage");
+            world.begin(1);
+            staged.append(BYTES).expect("append");
+            world.acknowledge(1);
+            world.begin(2);
+            let committed = match first {
+                First::Fsync => staged.fsync(),
+                First::Together => StagedFile::commit_group(&[&staged]),
+                First::Closed => staged.take_away(|| {}).map(drop),
+                First::ByOther => {
+                    let theirs = file.clone();
+                    StagedFile::open_unread(&other, staged.file(), theirs, Mode::Atomic)
+                        .and_then(|theirs| theirs.take_away(|| {}))
+                        .map(drop)
+                }
+            };
+            committed.expect("commit");
+            world.acknowledge(2);
+        };
+        let judge = |world: &World, history: &History| {
+            let found = recovered(world, boot_of(world))?;
+            let (done, lost) = (history.completed().len(), history.lost_power());
+            let is_new = found == BYTES;
+            let is_old = found.is_empty() || (lost || done == 0) && found == first_bytes();
+            let must_be_new = done == 2 || done == 1 && !lost;
+            if is_new || is_old && !must_be_new {
+                return Ok(());
+            }
+            Err(format!("{} bytes after {done} steps", found.len()))
+        };
+        survives(&name, enumerate(&config(&name, 12, 3_000), workload, judge));
+    }
+}

@@ -1,0 +1,156 @@
+//! Files that a program has closed and left to the monitor, behind a page cache: nobody notices.
+
+use super::declared::kill_both;
+use super::faults::Tracer;
+use super::*;
+
+/// What could be noticed, if it did not wait for what was closed.
+const NOTICED: [&str; 17] = [
+    "rename",
+    "link",
+    "times",
+    "sync",
+    "open",
+    "truncate",
+    "unlink",
+    "system",
+    "identity",
+    "fork",
+    "vfork",
+    "spawn",
+    "walk",
+    "program",
+    "script",
+    "own times",
+    "written since",
+];
+
+/// So long the monitor needs for each sync, in microseconds: whoever does not wait for it is sooner.
+const LATE: &str = "fsync:delay_enter=100000";
+
+fn place(name: &str) -> Option<(Place, PathBuf)> {
+    if !has_strace() {
+        return None;
+    }
+    let place = Place::on_disk(name)?;
+    let program = place.compile("closed");
+    Some((place, program))
+}
+
+fn clear(place: &Place) {
+    let _ = fs::remove_file(place.file());
+    let _ = fs::remove_file(place.file().with_extension("other"));
+}
+
+/// What the program says in a case, and what is in the file right after its end.
+fn told(place: &Place, program: &Path, mode: Option<&str>, case: &str) -> (String, u64, bool) {
+    clear(place);
+    let mut command = place.command(program, mode);
+    let said = run(command.arg(place.file()).arg(case)).stdout;
+    let is_old = |stat: &fs::Metadata| {
+        let changed = stat.modified().expect("a time");
+        changed < std::time::UNIX_EPOCH + Duration::from_secs(2_000_000)
+    };
+    let left = fs::metadata(place.file());
+    let (len, old) = left.map_or((0, false), |left| (left.len(), is_old(&left)));
+    (String::from_utf8(said).expect("text"), len, old)
+}
+
+#[test]
+fn nobody_notices_that_a_closed_file_is_published_later() {
+    let Some((place, program)) = place("closed") else {
+        return;
+    };
+    let tracer = Tracer::of(&place.monitors_pid(), &place.dir.join("trace"), Some(LATE));
+    for case in NOTICED.into_iter().chain(["own mode", "close"]) {
+        let plain = told(&place, &program, None, case);
+        for mode in MODES {
+            let adit = told(&place, &program, Some(mode), case);
+            assert_eq!(adit, plain, "{case}, mode {mode}");
+        }
+    }
+    drop(tracer);
+    clear(&place);
+}
+
+/// So many that some of them have to be waited for meanwhile.
+#[test]
+fn many_files_are_closed_and_whole_when_their_program_has_ended() {
+    let Some((place, program)) = place("closed-many") else {
+        return;
+    };
+    for mode in MODES {
+        run(place
+            .command(&program, Some(mode))
+            .arg(place.file())
+            .arg("many"));
+        let looks = (0..200).map(|nth| {
+            let path = place.file().with_extension(nth.to_string());
+            let bytes = fs::metadata(&path).expect("a file").len();
+            assert_eq!(fs::read(&path).expect("a file").len() as u64, bytes);
+            fs::remove_file(&path).expect("a file");
+            bytes
+        });
+        assert_eq!(
+            looks.filter(|bytes| *bytes == 5000).count(),
+            200,
+            "mode {mode}"
+        );
+    }
+}
+
+/// A close waits for no device: what the monitor needs for it takes longer than the test lets it.
+#[test]
+fn a_close_waits_for_no_device() {
+    let Some((place, program)) = place("closed-at-once") else {
+        return;
+    };
+    let late = "fsync,msync:delay_enter=3000000:when=1..2";
+    let tracer = Tracer::of(&place.monitors_pid(), &place.dir.join("trace"), Some(late));
+    let said = told(&place, &program, Some("atomic"), "close");
+    assert_eq!(said, ("at once\n".to_owned(), 5000, false));
+    drop(tracer);
+    clear(&place);
+}
+
+/// Nobody is left who would publish it but its program.
+#[test]
+fn what_was_closed_is_published_without_monitor_and_standby() {
+    for mode in MODES {
+        let Some((mut place, program)) = place(&format!("closed-alone-{mode}")) else {
+            return;
+        };
+        let mut command = place.command(&program, Some(mode));
+        command.arg(place.file()).arg("wait");
+        let mut waiting = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the program");
+        let mut said = BufReader::new(waiting.stdout.take().expect("its output"));
+        let mut line = String::new();
+        let mut hear = || {
+            line.clear();
+            said.read_line(&mut line).expect("a line");
+            line.clone()
+        };
+        assert_eq!(hear(), "written\n");
+        let monitor = place.monitors_pid();
+        wait_for("the standby", || !started_by(&monitor).is_empty());
+        let late = "fsync:delay_enter=3000000";
+        let tracer = Tracer::of(&monitor, &place.dir.join("trace"), Some(late));
+        let mut words = waiting.stdin.take().expect("its input");
+        words.write_all(b"\n").expect("a word");
+        assert_eq!(hear(), "closed\n");
+        kill_both(&mut place);
+        drop(tracer);
+        let staged = fs::metadata(place.file()).expect("the file").len();
+        // What is committed already may be in the file by then, and is written there once more.
+        assert!(mode != "atomic" || staged == 0, "it was published before");
+        drop(words);
+        assert_eq!(hear(), "5000 bytes, mode 600, new\n", "mode {mode}");
+        assert!(waiting.wait().expect("its end").success());
+        let other = place.file().with_extension("other");
+        assert_eq!(fs::read(other).expect("the file"), [b'b'; 5000]);
+    }
+}

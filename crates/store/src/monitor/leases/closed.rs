@@ -1,0 +1,73 @@
+//! Files that programs have closed, and left to the monitor with what is staged of them: taken away at once, many beside
+//! each other, with nobody waiting for each. Who must not go on before that is over asks for it: before a name changes, a
+//! program is executed or ends.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use super::{Entry, Leases, peer_of};
+use crate::monitor::client::Refused;
+use crate::monitor::lease::Said;
+use crate::registry::sys::Fd;
+use crate::registry::wire::{self, Answer};
+
+/// How long a file is waited for that cannot be published: there is no room for it, say.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Somebody who waits, and the files that were closed when he asked.
+pub(super) struct Waiting {
+    connection: Fd,
+    files: BTreeSet<u64>,
+}
+
+impl Leases {
+    /// A program closes a file, and leaves it. Not one that others may stage, which waits for nobody.
+    pub(in crate::monitor) fn close(&mut self, connection: &Fd, number: u64, ino: u64) {
+        let owner = peer_of(connection).unwrap_or(None);
+        let its = |entry: &&Entry| {
+            let held = &entry.held;
+            entry.owner.pid == owner && held.id.1 == ino && held.is_leased() && !held.is_declared()
+        };
+        let answer = match self.held.get(&number).filter(its) {
+            Some(entry) if !self.ending => {
+                entry.held.close();
+                // Before anybody relies on it: the next monitor goes on with that.
+                self.list_again(number);
+                Answer::yes()
+            }
+            _ => Refused::NotUnderstood.answer(),
+        };
+        wire::answer(connection, &answer);
+        if answer.agreed() {
+            self.take_back(Instant::now(), Said::default(), false);
+        }
+    }
+
+    /// Answers when everything is in the files that are closed now, or cannot get there.
+    pub(in crate::monitor) fn wait_for_closed(&mut self, connection: Fd) {
+        let closed = self.held.iter();
+        let closed = closed.filter(|(_, entry)| entry.held.is_closed());
+        let files = closed.map(|(number, _)| *number).collect();
+        self.waiting.push(Waiting { connection, files });
+        self.answer_those_waiting();
+    }
+
+    pub(super) fn answer_those_waiting(&mut self) {
+        let held = &self.held;
+        let is_awaited = |number: &u64| {
+            let failing = |entry: &Entry| {
+                entry
+                    .failing_since
+                    .is_some_and(|at| at.elapsed() > PATIENCE)
+            };
+            held.get(number).is_some_and(|entry| !failing(entry))
+        };
+        let is_over = |waiting: &mut Waiting| {
+            waiting.files.retain(is_awaited);
+            waiting.files.is_empty()
+        };
+        for waiting in self.waiting.extract_if(.., is_over) {
+            wire::answer(&waiting.connection, &Answer::yes());
+        }
+    }
+}
