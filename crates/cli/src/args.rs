@@ -131,6 +131,26 @@ impl Commit {
     }
 }
 
+/// When a file of a disk is published that its program has closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Closed {
+    /// Before the close returns
+    Now,
+    /// A short one soon after that, many beside each other; at the latest before its name changes, or the program ends,
+    /// forks or starts another one. Until then its size is the old one for who looks without Adit and does not open it
+    Soon,
+}
+
+impl Closed {
+    /// The name used on the command line and in `ADIT_CLOSED`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Now => "now",
+            Self::Soon => "soon",
+        }
+    }
+}
+
 /// Who has the appends of mode `posix`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Appends {
@@ -162,6 +182,9 @@ pub(crate) struct RunArgs {
     /// In mode atomic, what one fsync or fdatasync of a file that is open for writing commits
     #[arg(long, env = "ADIT_COMMIT", value_enum, default_value = "each")]
     pub(crate) commit: Commit,
+    /// In the other modes but posix, on a disk, when a file is published that the program has closed
+    #[arg(long, env = "ADIT_CLOSED", value_enum, default_value = "now")]
+    pub(crate) closed: Closed,
     /// In mode posix, who has the bytes that are appended to a file, until it is published
     #[arg(long, env = "ADIT_APPENDS", value_enum, default_value = "auto")]
     pub(crate) appends: Appends,

@@ -90,6 +90,7 @@ fn a_variable_that_is_set_to_nothing_says_nothing() {
     for name in [
         "ADIT_MODE",
         "ADIT_COMMIT",
+        "ADIT_CLOSED",
         "ADIT_APPENDS",
         "ADIT_REQUIRE",
         "ADIT_POOL",

@@ -1,12 +1,12 @@
-//! Files that this process has closed, and left to the monitor with what is staged of them.
+//! Files that this process has closed, and left to the monitor.
 //!
-//! Behind a page cache to publish a file waits for the device: for the name of a new one, for the commit, for the bytes in
-//! the file, and for the end of the staging. Nobody has to wait for that who closes a file, as nobody waits for the kernel's
-//! write-back: the monitor has a duplicate of the description, with the lease, and takes the file away as it does of the dead, many
-//! of them beside each other. Until then whoever opens it waits, and `stat` under Adit knows it as it will be.
+//! Behind a page cache to publish a file waits for the device: for the commit, for the bytes in the file, and for the end of
+//! the staging. Who closes a file waits for the first, and writes the bytes where everybody sees them. The rest nobody has
+//! to wait for: what is committed a recovery finds. The monitor has a duplicate of the description, with the lease, and
+//! takes the file away as it does of the dead, many of them beside each other. Until then whoever opens it waits.
 //!
-//! What others could notice waits for it: a process, before it changes the file's name, times or rights, or opens it again;
-//! and before it forks, executes a program or ends, so that then everything is as without Adit, and no descriptor of a file
+//! What hangs on that waits for it: a process, before it changes the file's name, times or owner, or opens it again; and
+//! before it forks, executes a program or ends, so that then everything is as without Adit, and no descriptor of a file
 //! keeps anybody from executing it or from unmounting its file system.
 //!
 //! # Safety

@@ -79,6 +79,7 @@ struct Staging {
     give_back_after: Option<Duration>,
     required: bool,
     together: bool,
+    closed_soon: bool,
     /// In mode `posix`.
     appends: Option<Appends>,
     /// Directories that the user has declared.
@@ -157,6 +158,11 @@ pub(crate) fn required() -> bool {
 /// Whether one `fsync` commits all staged files of this process.
 pub(crate) fn together() -> bool {
     STAGING.get().is_some_and(|staging| staging.together)
+}
+
+/// Whether files that this process closes are published when it goes on already, see [`crate::closed`].
+pub(crate) fn closed_soon() -> bool {
+    STAGING.get().is_some_and(|staging| staging.closed_soon)
 }
 
 /// How many writes to a file the kernel may do before it is staged at most, where a test or a user says so; see
@@ -266,6 +272,7 @@ extern "C" fn start() {
         let required = mode.is_some() && variable(c"ADIT_REQUIRE").is_some_and(|it| it == c"1");
         let together = mode == Some(Mode::Atomic)
             && variable(c"ADIT_COMMIT").is_some_and(|value| value == c"together");
+        let closed_soon = variable(c"ADIT_CLOSED").is_some_and(|value| value == c"soon");
         let mode = mode.unwrap_or(Mode::Posix);
         let _ = STAGING.set(Staging {
             mode,
@@ -276,6 +283,7 @@ extern "C" fn start() {
             give_back_after: seconds(c"ADIT_GIVE_BACK_AFTER"),
             required,
             together,
+            closed_soon,
             appends,
             declared,
             kernel_blocks: number(c"ADIT_KERNEL_BLOCKS")

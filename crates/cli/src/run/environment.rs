@@ -44,6 +44,7 @@ impl Environment {
     pub(crate) fn describe(&mut self, args: &RunArgs) {
         self.set("ADIT_MODE", args.mode.name());
         self.set("ADIT_COMMIT", args.commit.name());
+        self.set("ADIT_CLOSED", args.closed.name());
         self.set(
             "ADIT_APPENDS",
             super::appends::resolved(args.appends).name(),

@@ -489,7 +489,11 @@ impl Writer {
     /// Leaves what is staged to the monitor, where nobody else has the description, and nothing else is to be committed with
     /// it.
     fn leave_to_monitor(&self, ofd: &Ofd, fd: i32) -> bool {
-        if init::together() || ofd.common().is_some() || process::has_vfork_children() {
+        if !init::closed_soon()
+            || init::together()
+            || ofd.common().is_some()
+            || process::has_vfork_children()
+        {
             return false;
         }
         let _inside = engine::enter();

@@ -18,18 +18,30 @@ enum { SIZE = 5000 };
 static char path[4096], other[4096], bytes[SIZE];
 
 // By an instruction of our own, as Adit corrects what stat() says.
-static void look(const char *name) {
-    struct stat stat;
+static long ask(long number, const char *name, long third) {
     long result;
-    register long call __asm__("rax") = SYS_newfstatat;
-    register long a __asm__("rdi") = AT_FDCWD, b __asm__("rsi") = (long)name, c __asm__("rdx") = (long)&stat;
+    register long call __asm__("rax") = number;
+    register long a __asm__("rdi") = AT_FDCWD, b __asm__("rsi") = (long)name, c __asm__("rdx") = third;
     register long d __asm__("r10") = 0;
     __asm__ volatile("syscall" : "=a"(result) : "r"(call), "r"(a), "r"(b), "r"(c), "r"(d) : "rcx", "r11", "memory");
+    return result;
+}
+
+static void see(const char *name, const char *whose) {
+    struct stat stat;
     char line[128];
+    long result = ask(SYS_newfstatat, name, (long)&stat);
     int old = stat.st_mtime < 2000000;
     int len = result ? sprintf(line, "error %ld\n", -result)
-                     : sprintf(line, "%ld bytes, mode %o, %s\n", (long)stat.st_size, stat.st_mode & 07777, old ? "old" : "new");
+                     : sprintf(line, "%ld bytes, mode %o, %s%s\n", (long)stat.st_size, stat.st_mode & 07777,
+                               old ? "old" : "new", whose);
     write(1, line, len);
+}
+
+// Also whether somebody else has it still: who opens it would have to wait.
+static void look(const char *name) {
+    long fd = ask(SYS_openat, name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    see(name, fd == -EAGAIN ? ", somebody's" : "");
 }
 
 static int made(const char *name) {
@@ -43,6 +55,7 @@ static int visit(const char *name, const struct stat *stat, int kind, struct FTW
 static void after(const char *what) {
     static const struct timespec times[2] = {{1000000, 5}, {1000000, 5}};
     int status;
+    if (!strcmp(what, "stat")) see(path, "");
     if (!strcmp(what, "rename")) rename(path, other), look(other);
     if (!strcmp(what, "link")) link(path, other), look(other);
     if (!strcmp(what, "times")) utimensat(AT_FDCWD, path, times, 0), look(path);
@@ -107,7 +120,7 @@ int main(int count, char **words) {
     if (close(fd)) return 3;
     clock_gettime(CLOCK_MONOTONIC, &ended);
     if (!strcmp(what, "close")) puts(ended.tv_sec - begun.tv_sec < 2 ? "at once" : "late");
-    if (!strcmp(what, "wait")) puts("closed"), fflush(stdout), getchar(), rename(path, other), look(other);
+    if (!strcmp(what, "wait")) puts("closed"), fflush(stdout), getchar(), rename(path, other), look(other), getchar();
     after(what);
     return 0;
 }

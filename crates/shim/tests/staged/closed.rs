@@ -1,4 +1,5 @@
-//! Files that a program has closed and left to the monitor, behind a page cache: nobody notices.
+//! Files that a program has closed and left to the monitor, behind a page cache (`--closed soon`): who must not notice does
+//! not.
 
 use super::declared::kill_both;
 use super::faults::Tracer;
@@ -42,8 +43,13 @@ fn clear(place: &Place) {
     let _ = fs::remove_file(place.file().with_extension("other"));
 }
 
-/// What the program says in a case, and what is in the file right after its end.
-fn told(place: &Place, program: &Path, mode: Option<&str>, case: &str) -> (String, u64, bool) {
+/// What the program says in a case, what is in the file right after its end, and whether somebody has it then.
+fn told(
+    place: &Place,
+    program: &Path,
+    mode: Option<&str>,
+    case: &str,
+) -> (String, u64, bool, bool) {
     clear(place);
     let mut command = place.command(program, mode);
     let said = run(command.arg(place.file()).arg(case)).stdout;
@@ -51,9 +57,11 @@ fn told(place: &Place, program: &Path, mode: Option<&str>, case: &str) -> (Strin
         let changed = stat.modified().expect("a time");
         changed < std::time::UNIX_EPOCH + Duration::from_secs(2_000_000)
     };
-    let left = fs::metadata(place.file());
-    let (len, old) = left.map_or((0, false), |left| (left.len(), is_old(&left)));
-    (String::from_utf8(said).expect("text"), len, old)
+    let said = String::from_utf8(said).expect("text");
+    let Ok(left) = fs::metadata(place.file()) else {
+        return (said, 0, false, false);
+    };
+    (said, left.len(), is_old(&left), place.is_leased())
 }
 
 #[test]
@@ -62,11 +70,20 @@ fn nobody_notices_that_a_closed_file_is_published_later() {
         return;
     };
     let tracer = Tracer::of(&place.monitors_pid(), &place.dir.join("trace"), Some(LATE));
+    // Others see at once how long a file is that was closed.
+    let plain = told(&place, &program, None, "stat");
+    for mode in MODES {
+        let adit = told(&place, &program, Some(mode), "stat");
+        assert_eq!(adit, plain, "mode {mode}");
+    }
     for case in NOTICED.into_iter().chain(["own mode", "close"]) {
         let plain = told(&place, &program, None, case);
         for mode in MODES {
-            let adit = told(&place, &program, Some(mode), case);
-            assert_eq!(adit, plain, "{case}, mode {mode}");
+            let soon = format!("{mode} ADIT_CLOSED=soon");
+            for mode in [mode, &soon] {
+                let adit = told(&place, &program, Some(mode), case);
+                assert_eq!(adit, plain, "{case}, mode {mode}");
+            }
         }
     }
     drop(tracer);
@@ -79,9 +96,9 @@ fn many_files_are_closed_and_whole_when_their_program_has_ended() {
     let Some((place, program)) = place("closed-many") else {
         return;
     };
-    for mode in MODES {
+    for mode in MODES.map(|mode| format!("{mode} ADIT_CLOSED=soon")) {
         run(place
-            .command(&program, Some(mode))
+            .command(&program, Some(&mode))
             .arg(place.file())
             .arg("many"));
         let looks = (0..200).map(|nth| {
@@ -107,8 +124,9 @@ fn a_close_waits_for_no_device() {
     };
     let late = "fsync,msync:delay_enter=3000000:when=1..2";
     let tracer = Tracer::of(&place.monitors_pid(), &place.dir.join("trace"), Some(late));
-    let said = told(&place, &program, Some("atomic"), "close");
-    assert_eq!(said, ("at once\n".to_owned(), 5000, false));
+    let mode = Some("atomic ADIT_CLOSED=soon");
+    let said = told(&place, &program, mode, "close");
+    assert_eq!(said, ("at once\n".to_owned(), 5000, false, false));
     drop(tracer);
     clear(&place);
 }
@@ -120,7 +138,8 @@ fn what_was_closed_is_published_without_monitor_and_standby() {
         let Some((mut place, program)) = place(&format!("closed-alone-{mode}")) else {
             return;
         };
-        let mut command = place.command(&program, Some(mode));
+        let soon = format!("{mode} ADIT_CLOSED=soon");
+        let mut command = place.command(&program, Some(&soon));
         command.arg(place.file()).arg("wait");
         let mut waiting = command
             .stdin(Stdio::piped())
@@ -144,13 +163,14 @@ fn what_was_closed_is_published_without_monitor_and_standby() {
         assert_eq!(hear(), "closed\n");
         kill_both(&mut place);
         drop(tracer);
-        let staged = fs::metadata(place.file()).expect("the file").len();
-        // What is committed already may be in the file by then, and is written there once more.
-        assert!(mode != "atomic" || staged == 0, "it was published before");
-        drop(words);
+        words.write_all(b"\n").expect("a word");
         assert_eq!(hear(), "5000 bytes, mode 600, new\n", "mode {mode}");
-        assert!(waiting.wait().expect("its end").success());
+        // What somebody writes then stays, whoever recovers.
         let other = place.file().with_extension("other");
-        assert_eq!(fs::read(other).expect("the file"), [b'b'; 5000]);
+        fs::write(&other, "written since").expect("the file");
+        drop(words);
+        assert!(waiting.wait().expect("its end").success());
+        super::faults::begins_another(&place).expect("what runs already");
+        assert_eq!(fs::read(&other).expect("the file"), b"written since");
     }
 }

@@ -167,6 +167,13 @@ impl Entry {
         }
     }
 
+    /// What was only left as it is until somebody asks for it.
+    fn is_asked_for(&mut self) {
+        if self.held.is_closed() && self.failing_since.is_none() {
+            self.again_at = None;
+        }
+    }
+
     /// Whether it was tried for long enough. What a living program has closed is left to nobody else.
     fn is_given_up(&self, now: Instant) -> bool {
         let failing = self.failing_since.filter(|_| self.dead_since.is_some());
@@ -554,6 +561,9 @@ impl Leases {
         };
         for (number, entry) in self.held.iter_mut().filter(quiet) {
             entry.awaited = entry.held.state() == State::Broken;
+            if entry.awaited {
+                entry.is_asked_for();
+            }
             if entry.awaited && entry.breaking.is_some() {
                 entry.breaking = Some(Haste::Awaited);
                 self.workers.hurry(*number);

@@ -11,6 +11,10 @@ use crate::monitor::lease::Said;
 use crate::registry::sys::Fd;
 use crate::registry::wire::{self, Answer};
 
+/// How long a file is left as it is that nobody asks for: everybody sees it whole, and what is synced beside each other
+/// disturbs who goes on less often.
+const NOBODY_ASKS: Duration = Duration::from_millis(50);
+
 /// How long a file is waited for that cannot be published: there is no room for it, say.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -28,9 +32,12 @@ impl Leases {
             let held = &entry.held;
             entry.owner.pid == owner && held.id.1 == ino && held.is_leased() && !held.is_declared()
         };
-        let answer = match self.held.get(&number).filter(its) {
-            Some(entry) if !self.ending => {
+        let its = self.held.get(&number).is_some_and(|entry| its(&entry));
+        let answer = match self.held.get_mut(&number) {
+            Some(entry) if its && !self.ending => {
                 entry.held.close();
+                entry.again_at = Some(Instant::now() + NOBODY_ASKS);
+                entry.again_shares = false;
                 // Before anybody relies on it: the next monitor goes on with that.
                 self.list_again(number);
                 Answer::yes()
@@ -38,18 +45,20 @@ impl Leases {
             _ => Refused::NotUnderstood.answer(),
         };
         wire::answer(connection, &answer);
-        if answer.agreed() {
-            self.take_back(Instant::now(), Said::default(), false);
-        }
     }
 
     /// Answers when everything is in the files that are closed now, or cannot get there.
     pub(in crate::monitor) fn wait_for_closed(&mut self, connection: Fd) {
-        let closed = self.held.iter();
-        let closed = closed.filter(|(_, entry)| entry.held.is_closed());
-        let files = closed.map(|(number, _)| *number).collect();
+        let mut files = BTreeSet::new();
+        for (number, entry) in &mut self.held {
+            if entry.held.is_closed() {
+                entry.is_asked_for();
+                files.insert(*number);
+            }
+        }
         self.waiting.push(Waiting { connection, files });
         self.answer_those_waiting();
+        self.take_back(Instant::now(), Said::default(), false);
     }
 
     pub(super) fn answer_those_waiting(&mut self) {
