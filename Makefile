@@ -122,6 +122,8 @@ enumerate:
 
 # Real programs as users run them on a disk, and with every file adopted at once on the other media, on XFS those that
 # write most; and these in the mode that promises most, in which few writes of a short file are left to the kernel there.
+# The last of all are what closes many files, with the option that leaves these to the monitor.
+CLOSING := bash commands cp git killed make model rsync tar
 STAGED := bash commands fsx full git killed leveldb limits lmdb mariadb model outsider postgres redis restic shared sqlite tail
 .PHONY: lab
 lab: lab-programs lab-disks lab-vm
@@ -134,6 +136,7 @@ lab-programs: release
 	$(call limit,300) lab/run --eager --media xfs --total 260 $(STAGED)
 	ADIT_KERNEL_BLOCKS=16 $(call limit,420) lab/run --mode strict --media ram,ext4 --total 380 $(STAGED)
 	$(call limit,140) lab/run --mode atomic --media ext4 --total 120 full
+	ADIT_CLOSED=soon $(call limit,140) lab/run --mode atomic --media ext4 --total 120 $(CLOSING)
 
 # What waits for loop devices for half of its time, beside each other.
 .PHONY: lab-disks
