@@ -19,7 +19,7 @@ use adit_pool::{FileMedium, FileRef, Pool};
 use adit_store::monitor::client;
 use core::cell::UnsafeCell;
 use core::mem;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use rustix::fs::OFlags;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -71,6 +71,8 @@ unsafe impl Sync for List {}
 /// With a number for each, in order.
 static LIST: List = List(UnsafeCell::new(Mutex::new(Vec::new())));
 
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
 /// How many there are.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -112,8 +114,8 @@ pub(crate) fn make_room() {
 /// The monitor has the file.
 pub(crate) fn add(closed: Closed) {
     let mut list = list();
-    let number = list.last().map_or(0, |(last, _)| last + 1);
-    list.push((number, closed));
+    // Others may have removed all of them, and wait for those of before still.
+    list.push((NEXT.fetch_add(1, Ordering::SeqCst), closed));
     COUNT.store(list.len(), Ordering::SeqCst);
     STAGED.fetch_add(1, Ordering::SeqCst);
 }

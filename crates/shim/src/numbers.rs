@@ -365,7 +365,7 @@ fn prepare(number: c_long, [first, second, third, fourth, fifth]: [usize; 5]) ->
         libc::SYS_prlimit64 => process::before_prlimit(fd, second as c_int, third),
         libc::SYS_utime | libc::SYS_utimes => stat::before_times(first as *const _),
         libc::SYS_utimensat => {
-            stat::before_utimensat(fd, second as *const _, third as usize, fourth as i32);
+            stat::before_utimensat(fd, second as *const _, third, fourth as i32);
         }
         libc::SYS_futimesat => stat::before_times_at(fd, second as *const _),
         libc::SYS_chmod => names::before_chmod(first as *const _, second as libc::mode_t),

@@ -113,6 +113,8 @@ int main(int count, char **words) {
     static const struct timespec times[2] = {{1000000, 5}, {1000000, 5}};
     if (!strcmp(what, "own times") && futimens(fd, times)) return 3;
     if (!strcmp(what, "written since") && (futimens(fd, times) || pwrite(fd, "x", 1, 7) != 1)) return 3;
+    static const struct timespec looked[2] = {{1000000, 5}, {0, UTIME_OMIT}};
+    if (!strcmp(what, "only looked at") && (futimens(fd, times) || pwrite(fd, "x", 1, 7) != 1 || futimens(fd, looked))) return 3;
     if (!strcmp(what, "own mode") && (fchmod(fd, 0440) || fchown(fd, getuid(), getgid()))) return 3;
     if (!strcmp(what, "wait")) puts("written"), fflush(stdout), getchar();
     struct timespec begun, ended;

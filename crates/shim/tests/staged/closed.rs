@@ -6,7 +6,7 @@ use super::faults::Tracer;
 use super::*;
 
 /// What could be noticed, if it did not wait for what was closed.
-const NOTICED: [&str; 17] = [
+const NOTICED: [&str; 18] = [
     "rename",
     "link",
     "times",
@@ -24,6 +24,7 @@ const NOTICED: [&str; 17] = [
     "script",
     "own times",
     "written since",
+    "only looked at",
 ];
 
 /// So long the monitor needs for each sync, in microseconds: whoever does not wait for it is sooner.

@@ -566,7 +566,7 @@ mod tests {
             mode: 2,
             restore_append: true,
             declared: true,
-            closed: number % 2 != 0,
+            closed: !number.is_multiple_of(2),
             pool: format!("/pool {}", number % 3).into(),
         })
     }

@@ -494,9 +494,9 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     }
 
     /// Whether that has to be seen to before the first commit: a crash of the system may give the file another size than
-    /// it was staged over, or take it away. In the other modes it is durable when the file is staged.
+    /// it was staged over, or take it away. What it was when it was staged whoever commits for its program does not know.
     pub(super) fn needs_durable_base(&self) -> bool {
-        self.mode == Mode::Atomic && !self.base_is_durable.load(Ordering::Relaxed)
+        !self.base_is_durable.load(Ordering::Relaxed)
     }
 
     pub(super) fn make_base_durable(&self) -> Result<()> {

@@ -295,6 +295,11 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// [`Error::Contended`] where somebody does.
     pub fn set_times(&self, set: impl FnOnce() -> Result<u64>) -> Result<()> {
         let (guard, claim) = self.claim_at_once()?;
+        let modified = self.stage.attachment().pool().modified(self.file)?;
+        if modified != 0 {
+            // It may be one that these times leave as it is.
+            self.base.set_modified(modified)?;
+        }
         let set = set().and_then(|modified| Ok(guard.set_modified(modified)?));
         // Before the claim, which takes the lock again.
         drop(guard);

@@ -11,8 +11,8 @@ use crate::monitor::lease::Said;
 use crate::registry::sys::Fd;
 use crate::registry::wire::{self, Answer};
 
-/// How long a file is left as it is that nobody asks for: everybody sees it whole, and what is synced beside each other
-/// disturbs who goes on less often.
+/// How long a file is left as it is that nobody asks for: many that are synced beside each other disturb their program less
+/// often, and who looks without Adit sees them late.
 const NOBODY_ASKS: Duration = Duration::from_millis(50);
 
 /// How long a file is waited for that cannot be published: there is no room for it, say.

@@ -435,6 +435,8 @@ enum First {
     Together,
     Closed,
     ByOther,
+    /// By somebody who does not know the mode.
+    ByStranger,
 }
 
 /// A file that was cut before it is staged, which no crash may find as long as it was with what was staged of it: nobody has
@@ -442,7 +444,8 @@ enum First {
 #[test]
 fn the_first_commit_comes_behind_what_the_file_was_staged_over() {
     const BYTES: &[u8] = b"what the file is from then on";
-    for first in [First::Fsync, First::Together, First::Closed, First::ByOther] {
+    use First::{ByOther, ByStranger, Closed, Fsync, Together};
+    for first in [Fsync, Together, Closed, ByOther, ByStranger] {
         let name = format!("staged-first-{first:?}");
         let workload = |world: &World| {
             let boot = boot_of(world);
@@ -462,12 +465,17 @@ fn the_first_commit_comes_behind_what_the_file_was_staged_over() {
             world.acknowledge(1);
             world.begin(2);
             let committed = match first {
-                First::Fsync => staged.fsync(),
-                First::Together => StagedFile::commit_group(&[&staged]),
-                First::Closed => staged.take_away(|| {}).map(drop),
-                First::ByOther => {
+                Fsync => staged.fsync(),
+                Together => StagedFile::commit_group(&[&staged]),
+                Closed => staged.take_away(|| {}).map(drop),
+                ByOther | ByStranger => {
                     let theirs = file.clone();
-                    StagedFile::open_unread(&other, staged.file(), theirs, Mode::Atomic)
+                    let mode = if first == ByOther {
+                        Mode::Atomic
+                    } else {
+                        Mode::Sync
+                    };
+                    StagedFile::open_unread(&other, staged.file(), theirs, mode)
                         .and_then(|theirs| theirs.take_away(|| {}))
                         .map(drop)
                 }
