@@ -1,13 +1,13 @@
 //! Files that this process has closed, and left to the monitor.
 //!
-//! Behind a page cache to publish a file waits for the device: for the commit, for the bytes in the file, and for the end of
-//! the staging. Who closes a file waits for the first, and writes the bytes where everybody sees them. The rest nobody has
-//! to wait for: what is committed a recovery finds. The monitor has a duplicate of the description, with the lease, and
-//! takes the file away as it does of the dead, many of them beside each other. Until then whoever opens it waits.
+//! Behind a page cache to publish a file waits for the device: for the name of a new one, for the commit, for the bytes in
+//! the file, and for the end of the staging. With `--closed soon` nobody waits for that who closes a file: the monitor has a
+//! duplicate of the description, with the lease, and takes the file away as it does of the dead, many of them beside each
+//! other. Until then whoever opens it waits, and `stat` under Adit knows it as it will be.
 //!
-//! What hangs on that waits for it: a process, before it changes the file's name, times or owner, or opens it again; and
-//! before it forks, executes a program or ends, so that then everything is as without Adit, and no descriptor of a file
-//! keeps anybody from executing it or from unmounting its file system.
+//! What hangs on that waits for it: a process, before it changes the file's name or times, gives it to another user, or
+//! opens it again; and before it forks, executes a program or ends, so that then everything is as without Adit, and no
+//! descriptor of a file keeps anybody from executing it or from unmounting its file system.
 //!
 //! # Safety
 //! The cell of the list is replaced in a forked child alone, by its only thread.
@@ -15,16 +15,19 @@
 
 use crate::stage::{self, STAGED};
 use crate::{init, signal, vfork};
+use adit_pmem::brief;
 use adit_pool::{FileMedium, FileRef, Pool};
 use adit_store::monitor::client;
+use adit_store::staged;
 use core::cell::UnsafeCell;
 use core::mem;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use rustix::fs::OFlags;
+use rustix::fd::AsRawFd as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// So many at a time: each keeps a description, space in the pool and a thread of the monitor.
+/// So many at a time, and so many bytes of them: each keeps a description, space in the pool and a thread of the monitor.
 const MOST: usize = 64;
+const MOST_BYTES: u64 = 4 << 20;
 
 /// A file that was closed.
 pub(crate) struct Closed {
@@ -32,6 +35,8 @@ pub(crate) struct Closed {
     pub(crate) inode: u64,
     pub(crate) pool: Arc<Pool<FileMedium>>,
     pub(crate) file: FileRef,
+    /// Its size.
+    pub(crate) bytes: u64,
 }
 
 impl Closed {
@@ -47,17 +52,11 @@ impl Closed {
         let Ok(name) = self.pool.file_name(self.file) else {
             return;
         };
-        let flags =
-            OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-        let opened = adit_pmem::brief::above_standard(|| {
-            rustix::fs::open(name.path, flags, rustix::fs::Mode::empty())
+        let opened = brief::above_standard(|| {
+            let file = staged::open_by_name(&name).map_err(|error| error.errno())?;
+            Ok(file.into_inner())
         });
-        let Ok(opened) = opened else {
-            return;
-        };
-        let same = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode);
-        if rustix::fs::fstat(&opened).is_ok_and(same) {
-            use rustix::fd::AsRawFd as _;
+        if let Ok(opened) = opened {
             let _ = stage::end_for_all(opened.as_raw_fd());
         }
     }
@@ -102,13 +101,19 @@ fn forget(list: &mut Vec<(u64, Closed)>, is_over: impl Fn(u64, &Closed) -> bool)
 
 /// Makes room for one more, and waits where there is none.
 pub(crate) fn make_room() {
-    if COUNT.load(Ordering::SeqCst) < MOST {
+    if !is_full() {
         return;
     }
     forget(&mut list(), |_, closed| closed.is_over());
-    if COUNT.load(Ordering::SeqCst) >= MOST {
+    if is_full() {
         wait();
     }
+}
+
+fn is_full() -> bool {
+    let list = list();
+    let bytes: u64 = list.iter().map(|(_, closed)| closed.bytes).sum();
+    list.len() >= MOST || bytes >= MOST_BYTES
 }
 
 /// The monitor has the file.
@@ -120,9 +125,15 @@ pub(crate) fn add(closed: Closed) {
     STAGED.fetch_add(1, Ordering::SeqCst);
 }
 
+/// Whether this process has closed nothing that it would have to wait for. One that was made behind our back has its parent's
+/// list, and not what that names.
+fn is_none() -> bool {
+    COUNT.load(Ordering::SeqCst) == 0 || !(vfork::in_child() || stage::are_ours())
+}
+
 /// Waits until everything is in this file, if this process has closed it.
 pub(crate) fn wait_for(device: u64, inode: u64) {
-    if COUNT.load(Ordering::SeqCst) == 0 || vfork::in_child() {
+    if is_none() || vfork::in_child() {
         return;
     }
     let is_awaited = {
@@ -140,7 +151,7 @@ pub(crate) fn wait_for(device: u64, inode: u64) {
 
 /// Waits until everything is in the files that this process has closed.
 pub(crate) fn wait() {
-    if COUNT.load(Ordering::SeqCst) == 0 {
+    if is_none() {
         return;
     }
     let _inside = signal::engine::enter();

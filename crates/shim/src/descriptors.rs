@@ -784,6 +784,15 @@ pub(crate) fn publish(fd: c_int) -> Result<(), c_int> {
         .map_or(Ok(()), |writer| writer.finish(&ofd, fd))
 }
 
+/// The same at the end of this process: see [`Writer::finish_in_use`].
+pub(crate) fn publish_at_the_end(fd: c_int) -> Result<(), c_int> {
+    let Some(ofd) = fds::promoted(fd) else {
+        return Ok(());
+    };
+    ofd.writer()
+        .map_or(Ok(()), |writer| writer.finish_in_use(&ofd, fd))
+}
+
 /// See [`Writer::put_down`].
 pub(crate) fn put_down(fd: c_int) {
     if let Some(ofd) = fds::promoted(fd)

@@ -733,7 +733,7 @@ pub(crate) fn finish_all() {
     if init::staging() && !vfork::in_child() {
         // What cannot be published is found by whoever recovers.
         for (fd, _) in fds::each_promoted() {
-            let _ = descriptors::publish(fd);
+            let _ = descriptors::publish_at_the_end(fd);
         }
         closed::wait();
     }

@@ -184,7 +184,7 @@ static SEATED: AtomicU32 = AtomicU32::new(0);
 
 /// Whether the seats are this process's. One that was made behind our back (by `clone`, or in a handler of another
 /// library before ours) has its parent's, without what they map: at these addresses there may be anything of its own.
-fn are_ours() -> bool {
+pub(crate) fn are_ours() -> bool {
     sys::getpid() == Ok(SEATED.load(Ordering::SeqCst) as usize)
 }
 
@@ -960,8 +960,7 @@ impl Staged {
         is_sound(&self.stage)
     }
 
-    /// Sets the times of the file by `set`, which the kernel does, while it stays staged. Where nothing is staged that would
-    /// change them later they are the file's.
+    /// Sets the times of the file by `set`, which the kernel does, while it stays staged.
     pub(crate) fn set_times(
         &self,
         fd: i32,
@@ -973,13 +972,13 @@ impl Staged {
         self.file.set_times(|| {
             set()?;
             let stat = rustix::fs::fstat(borrow(fd))?;
-            if self.file.is_clean() {
-                return Ok(0);
-            }
             let seconds = u64::try_from(stat.st_mtime).map_err(|_| Error::TooLarge)?;
             let whole = seconds.checked_mul(1_000_000_000).ok_or(Error::TooLarge)?;
-            // Zero is no time.
-            Ok((whole + stat.st_mtime_nsec as u64).max(1))
+            // Zero would be no time.
+            match whole + stat.st_mtime_nsec as u64 {
+                0 => Err(Error::TooLarge),
+                modified => Ok(modified),
+            }
         })
     }
 
@@ -1053,10 +1052,12 @@ impl Staged {
         let Some(lease) = self.lease.as_ref().filter(|_| !self.declared) else {
             return false;
         };
-        let is_short = || self.file.size().is_ok_and(|size| size <= SHORT);
+        let Ok(bytes) = self.file.size() else {
+            return false;
+        };
         let is_it = |stat: Stat| self.is(stat.st_dev, stat.st_ino) && stat.st_nlink == 1;
         let is_alone = || rustix::fs::fstat(borrow(fd)).is_ok_and(is_it) && !has_locks(fd);
-        if !(self.waits_for_a_device() && self.is_sound() && is_short() && is_alone()) {
+        if !(self.waits_for_a_device() && self.is_sound() && bytes <= SHORT && is_alone()) {
             return false;
         }
         closed::make_room();
@@ -1068,6 +1069,7 @@ impl Staged {
                 inode: self.inode,
                 pool: Arc::clone(self.stage.attachment().pool()),
                 file: self.file.file(),
+                bytes,
             });
         }
         left

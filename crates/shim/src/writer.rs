@@ -76,6 +76,8 @@ pub(crate) struct Writer {
     /// time.
     named: AtomicU64,
     losses: AtomicU32,
+    /// Set when the program has set the file's times while it was staged, until it syncs it: in the pool they are not durable.
+    timed: AtomicBool,
     /// In mode `posix`.
     trial: Option<Trial>,
     /// What the kernel writes before the file is staged.
@@ -187,6 +189,7 @@ impl Writer {
             nameless: AtomicBool::new(false),
             named: AtomicU64::new(stage::UNNAMED),
             losses: AtomicU32::new(0),
+            timed: AtomicBool::new(false),
             trial: None,
             blocks: Blocks::none(),
             loan: Loan::new(),

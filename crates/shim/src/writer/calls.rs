@@ -570,7 +570,11 @@ impl Writer {
     pub(crate) fn set_times(&self, fd: i32, set: impl Fn() -> Result<(), Errno>) -> bool {
         let _inside = engine::enter();
         match &*self.look() {
-            State::Staged(staged) => staged.set_times(fd, set).is_ok(),
+            State::Staged(staged) if staged.set_times(fd, set).is_ok() => {
+                self.timed.store(true, Ordering::Relaxed);
+                true
+            }
+            State::Staged(_) => false,
             State::Fresh(_) | State::Kernel | State::Parents => false,
         }
     }
@@ -597,6 +601,10 @@ impl Writer {
     fn sync_here(&self, ofd: &Ofd, fd: i32) -> Option<sys::Result> {
         self.bypassed.store(false, Ordering::Relaxed);
         self.transacts.store(true, Ordering::Relaxed);
+        if self.timed.swap(false, Ordering::Relaxed) {
+            // The kernel's `fsync` makes them durable, of a file that nobody publishes any more.
+            return self.put_down(ofd, fd).err().map(Err);
+        }
         match together::sync(ofd, fd) {
             // Others see it from here on; and what they have staged anew was not among it. Nor was what is in the kernel
             // of a file that is not staged, or was taken away, and that somebody else may have written.

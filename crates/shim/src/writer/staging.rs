@@ -467,20 +467,24 @@ impl Writer {
         }
     }
 
-    /// Before the last name goes: publishes. An error is for the program, the bytes stay in the pool.
+    /// Before the last name goes: publishes, or leaves that to the monitor. An error is for the program, the bytes stay in
+    /// the pool.
     pub(crate) fn finish(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
+        if stack::with_room(|| self.leave_to_monitor(ofd, fd)) {
+            return Ok(());
+        }
+        self.finish_in_use(ofd, fd)
+    }
+
+    /// The same at the end of the process, when libc may still flush to the description, and other threads write.
+    pub(crate) fn finish_in_use(&self, ofd: &Ofd, fd: i32) -> Result<(), i32> {
         let staged = {
             let _inside = engine::enter();
             matches!(*self.look(), State::Staged(_))
         };
         // A child of `vfork` goes on with the description, and does not find it in our table.
         if staged || process::has_vfork_children() {
-            stack::with_room(|| {
-                if self.leave_to_monitor(ofd, fd) {
-                    return Ok(());
-                }
-                self.unstage_as(ofd, fd, Ends::WithTheDescription)
-            })
+            stack::with_room(|| self.unstage_as(ofd, fd, Ends::WithTheDescription))
         } else {
             Ok(())
         }

@@ -31,10 +31,9 @@ static void see(const char *name, const char *whose) {
     struct stat stat;
     char line[128];
     long result = ask(SYS_newfstatat, name, (long)&stat);
-    int old = stat.st_mtime < 2000000;
+    long old = stat.st_mtime < 2000000 ? stat.st_mtime + stat.st_mtim.tv_nsec : -1;
     int len = result ? sprintf(line, "error %ld\n", -result)
-                     : sprintf(line, "%ld bytes, mode %o, %s%s\n", (long)stat.st_size, stat.st_mode & 07777,
-                               old ? "old" : "new", whose);
+                     : sprintf(line, "%ld bytes, mode %o, time %ld%s\n", (long)stat.st_size, stat.st_mode & 07777, old, whose);
     write(1, line, len);
 }
 
@@ -109,7 +108,21 @@ int main(int count, char **words) {
         execl(path, path, "ran", NULL);
         return errno;
     }
+    if (!strcmp(what, "stream")) {
+        // More than a buffer, and libc flushes the rest when the program has ended.
+        FILE *stream = fopen(path, "w");
+        for (int nth = 0; nth < 5000; nth++) fprintf(stream, "line %d\n", nth);
+        return 0;
+    }
     int fd = made(path);
+    static const struct timespec never[2];
+    if (!strcmp(what, "time of none") && (futimens(fd, never) || close(fd))) return 3;
+    if (!strcmp(what, "time of none")) return sync(), see(path, ""), 0;
+    if (!strcmp(what, "times synced")) {
+        static const struct timespec then[2] = {{1000000, 5}, {1000000, 5}};
+        if (fsync(fd) || futimens(fd, then) || pwrite(fd, "x", 1, 7) != 1 || futimens(fd, then) || fsync(fd)) return 3;
+        see(path, "");
+    }
     static const struct timespec times[2] = {{1000000, 5}, {1000000, 5}};
     if (!strcmp(what, "own times") && futimens(fd, times)) return 3;
     if (!strcmp(what, "written since") && (futimens(fd, times) || pwrite(fd, "x", 1, 7) != 1)) return 3;

@@ -6,7 +6,7 @@ use super::faults::Tracer;
 use super::*;
 
 /// What could be noticed, if it did not wait for what was closed.
-const NOTICED: [&str; 18] = [
+const NOTICED: [&str; 21] = [
     "rename",
     "link",
     "times",
@@ -25,6 +25,9 @@ const NOTICED: [&str; 18] = [
     "own times",
     "written since",
     "only looked at",
+    "time of none",
+    "times synced",
+    "stream",
 ];
 
 /// So long the monitor needs for each sync, in microseconds: whoever does not wait for it is sooner.
@@ -165,7 +168,7 @@ fn what_was_closed_is_published_without_monitor_and_standby() {
         kill_both(&mut place);
         drop(tracer);
         words.write_all(b"\n").expect("a word");
-        assert_eq!(hear(), "5000 bytes, mode 600, new\n", "mode {mode}");
+        assert_eq!(hear(), "5000 bytes, mode 600, time -1\n", "mode {mode}");
         // What somebody writes then stays, whoever recovers.
         let other = place.file().with_extension("other");
         fs::write(&other, "written since").expect("the file");

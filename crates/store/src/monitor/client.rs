@@ -347,9 +347,20 @@ pub fn close(dir: &RuntimeDir, lease: &Lease) -> Result<bool, Refused> {
     known(ask(dir, &request, None, FOR_A_LEASE))
 }
 
-/// Returns when all that programs have closed so is in the files, or cannot get there now.
+/// Returns when all that this process has closed so is in the files, or cannot get there now. That takes as long as a disk
+/// does: a monitor that has not answered in time is asked other things all the same.
 pub fn wait_for_closed(dir: &RuntimeDir) -> Result<(), Refused> {
-    ask_anyway(dir, &Request::WaitForClosed, None, FOR_THE_CLOSED).map(drop)
+    let until = clock::steady() + FOR_THE_CLOSED.as_nanos() as u64;
+    loop {
+        let answer = say(dir, &Request::WaitForClosed, None, FOR_THE_CLOSED);
+        let answer = answer.map_err(Refused::NoMonitor)?;
+        match Refused::of(&answer) {
+            _ if answer.agreed() => return Ok(()),
+            // It has just taken over.
+            Refused::Pool(Errno::AGAIN) if clock::steady() < until => adit_pmem::rest(PAUSE),
+            refused => return Err(refused),
+        }
+    }
 }
 
 /// Has the monitor publish what is staged of a file, durably, and keep its lease: in `atomic` mode what

@@ -497,7 +497,7 @@ impl Held {
     fn let_go(&self) {
         *self.cell() = None;
         self.unlock();
-        // A lease that goes with the last descriptor lets in who executes the file: nobody has it open for writing then.
+        // Right before the last descriptor goes: who executes the file may not find it open for writing.
         if !self.is_closed() {
             self.give_up();
         }

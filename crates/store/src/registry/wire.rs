@@ -83,7 +83,7 @@ pub(crate) enum Request<'a> {
         /// The inode number of its file.
         ino: u64,
     },
-    /// Answer when all that was closed so is in the files.
+    /// Answer when all that the process has closed so is in the files.
     WaitForClosed,
     /// Publish what is staged of a file; its lease stays.
     Publish {

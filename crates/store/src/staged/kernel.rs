@@ -50,8 +50,7 @@ pub struct KernelFile<F> {
 
 impl<F: AsFd> KernelFile<F> {
     /// The description.
-    #[cfg(test)]
-    pub(super) fn into_inner(self) -> F {
+    pub fn into_inner(self) -> F {
         self.fd
     }
 

@@ -292,19 +292,30 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 
     /// Sets the base file's times by `set`, which says when the file was changed last by these, in nanoseconds since 1970:
     /// what is staged is published with that time. Nobody publishes meanwhile, with another one: [`Error::Publishing`] or
-    /// [`Error::Contended`] where somebody does.
+    /// [`Error::Contended`] where somebody does; [`Error::Unpublished`] where nothing is staged.
     pub fn set_times(&self, set: impl FnOnce() -> Result<u64>) -> Result<()> {
         let (guard, claim) = self.claim_at_once()?;
+        let set = self.set_times_under(&guard, set);
+        // Before the claim, which takes the lock again.
+        drop(guard);
+        drop(claim);
+        set
+    }
+
+    fn set_times_under(
+        &self,
+        guard: &FileGuard<'_, M>,
+        set: impl FnOnce() -> Result<u64>,
+    ) -> Result<()> {
+        if self.is_clean() {
+            return Err(Error::Unpublished);
+        }
         let modified = self.stage.attachment().pool().modified(self.file)?;
         if modified != 0 {
             // It may be one that these times leave as it is.
             self.base.set_modified(modified)?;
         }
-        let set = set().and_then(|modified| Ok(guard.set_modified(modified)?));
-        // Before the claim, which takes the lock again.
-        drop(guard);
-        drop(claim);
-        set
+        Ok(guard.set_modified(set()?)?)
     }
 
     /// [`StagedFile::take_away`] of a file that nobody else uses any more.

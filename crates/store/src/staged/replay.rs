@@ -6,6 +6,7 @@
 //! Nothing is thrown away: what cannot be published, for lack of its file or by the file's own error,
 //! stays in the pool and is reported. An interrupted recovery is begun again.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use adit_pmem::{BaseFile, Medium};
@@ -124,7 +125,7 @@ impl Recovered {
 ///
 /// Files of living attachments are theirs and left alone. Memory: what the log itself needs to be
 /// walked, and the operations of one file at a time. Files are made durable one by one, and their records retired for many
-/// at once: where a fence is a sync of the kernel, each file takes that of its own and no other.
+/// at once: where a fence is a sync of the kernel, each file takes that of its own and no other, but one more before its first commit.
 pub fn recover<M: Medium, B: BaseFile>(
     attachment: &Attachment<M>,
     open: impl Fn(&FileName) -> Result<B>,
@@ -134,8 +135,8 @@ pub fn recover<M: Medium, B: BaseFile>(
     for _ in 0..PASSES {
         report.kept.clear();
         let mut found = attachment.scan()?;
-        make_bases_durable(&found, &open);
-        match commit_orphans(attachment, &mut found.files) {
+        let unsynced = make_bases_durable(&found, &open);
+        match commit_orphans(attachment, &mut found.files, &unsynced) {
             // No room: then each by itself, which makes some.
             Err(Error::Pool(error)) if is_pressure(&error) => {}
             result => result?,
@@ -145,7 +146,7 @@ pub fn recover<M: Medium, B: BaseFile>(
         report.living = living
             .map(|file| (file.name.clone(), file.records))
             .collect();
-        publish_orphans(attachment, &found, &open, &mut report)?;
+        publish_orphans(attachment, &found, &unsynced, &open, &mut report)?;
         let released = attachment.release_orphans()?;
         report.released.slots += released.slots;
         report.released.chunks += released.chunks;
@@ -162,21 +163,28 @@ pub fn recover<M: Medium, B: BaseFile>(
     Ok(report)
 }
 
-/// Before the first commit of a file: in mode `atomic` nobody has made durable before what it was staged over, and its
-/// name ([`super::StagedFile::base_is_durable`]). One that cannot be opened, or synced, is not published either.
-fn make_bases_durable<B: BaseFile>(found: &Recovery, open: &impl Fn(&FileName) -> Result<B>) {
+/// Before the first commit of a file: nobody may have made durable before what it was staged over, and its name
+/// ([`super::StagedFile::base_is_durable`]). The files of which that cannot be done now: nothing of them is committed.
+fn make_bases_durable<B: BaseFile>(
+    found: &Recovery,
+    open: &impl Fn(&FileName) -> Result<B>,
+) -> BTreeSet<u64> {
     let nothing_is_committed =
         |file: &&RecoveredFile| file.uncommitted > 0 && file.uncommitted == file.records;
     let orphans = found.files.iter().filter(|file| file.orphaned);
-    let names = orphans.filter(nothing_is_committed);
-    for name in names.filter_map(|file| file.name.as_ref()) {
-        let _ = open(name).map(|base| base.sync());
-    }
+    let is_durable = |file: &RecoveredFile| {
+        let base = file.name.as_ref().map(open);
+        matches!(base, Some(Ok(base)) if base.sync().is_ok())
+    };
+    let first = orphans.filter(nothing_is_committed);
+    let failed = first.filter(|file| !is_durable(file));
+    failed.map(|file| file.file_id).collect()
 }
 
 fn publish_orphans<M: Medium, B: BaseFile>(
     attachment: &Attachment<M>,
     found: &Recovery,
+    unsynced: &BTreeSet<u64>,
     open: &impl Fn(&FileName) -> Result<B>,
     report: &mut Recovered,
 ) -> Result<()> {
@@ -184,7 +192,14 @@ fn publish_orphans<M: Medium, B: BaseFile>(
     attachment.pool().settle()?;
     let mut replayed = Vec::new();
     for file in found.files.iter().filter(|file| file.orphaned) {
-        match replay(attachment, found, file, open, &mut report.done) {
+        let open = |name: &FileName| {
+            let base = open(name)?;
+            if unsynced.contains(&file.file_id) {
+                base.sync()?;
+            }
+            Ok(base)
+        };
+        match replay(attachment, found, file, &open, &mut report.done) {
             Ok(one) => replayed.push(one),
             Err(reason) => report.keep(file, reason),
         }

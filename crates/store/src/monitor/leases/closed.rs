@@ -5,6 +5,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+
 use super::{Entry, Leases, peer_of};
 use crate::monitor::client::Refused;
 use crate::monitor::lease::Said;
@@ -18,9 +20,13 @@ const NOBODY_ASKS: Duration = Duration::from_millis(50);
 /// How long a file is waited for that cannot be published: there is no room for it, say.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Somebody who waits, and the files that were closed when he asked.
+/// How long anybody waits at all: longer than who asks.
+const LONGEST: Duration = Duration::from_secs(15);
+
+/// Somebody who waits, since when, and those of his files that were closed then.
 pub(super) struct Waiting {
     connection: Fd,
+    since: Instant,
     files: BTreeSet<u64>,
 }
 
@@ -47,16 +53,27 @@ impl Leases {
         wire::answer(connection, &answer);
     }
 
-    /// Answers when everything is in the files that are closed now, or cannot get there.
+    /// Answers when everything is in the files that the asking program has closed, or cannot get there.
     pub(in crate::monitor) fn wait_for_closed(&mut self, connection: Fd) {
+        let owner = peer_of(&connection).unwrap_or(None);
+        if self.is_closed_and_postponed(owner) {
+            wire::answer(&connection, &Refused::Pool(Errno::AGAIN).answer());
+            return;
+        }
         let mut files = BTreeSet::new();
         for (number, entry) in &mut self.held {
-            if entry.held.is_closed() {
+            if entry.held.is_closed() && entry.owner.pid == owner {
+                // As an opener does.
+                entry.awaited = true;
                 entry.is_asked_for();
                 files.insert(*number);
             }
         }
-        self.waiting.push(Waiting { connection, files });
+        self.waiting.push(Waiting {
+            connection,
+            since: Instant::now(),
+            files,
+        });
         self.answer_those_waiting();
         self.take_back(Instant::now(), Said::default(), false);
     }
@@ -73,7 +90,7 @@ impl Leases {
         };
         let is_over = |waiting: &mut Waiting| {
             waiting.files.retain(is_awaited);
-            waiting.files.is_empty()
+            waiting.files.is_empty() || waiting.since.elapsed() > LONGEST
         };
         for waiting in self.waiting.extract_if(.., is_over) {
             wire::answer(&waiting.connection, &Answer::yes());

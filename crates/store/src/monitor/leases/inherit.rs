@@ -343,6 +343,12 @@ impl Leases {
         self.postponed.iter().any(|left| left.id() == Some(id))
     }
 
+    /// Whether one of those was closed by this program.
+    pub(super) fn is_closed_and_postponed(&self, owner: Option<i32>) -> bool {
+        let its = |left: &Left| left.record.closed && left.owner.pid == owner;
+        self.postponed.iter().any(its)
+    }
+
     /// Gives up a lease whose pool cannot be opened yet, if there is one. Its program has published the file itself, so
     /// nothing waits for the pool any more. It goes by the number that the dead monitor gave, which its successor keeps: two
     /// files of one program may have the same inode number, on two file systems.

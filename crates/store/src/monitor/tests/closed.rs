@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::super::client;
 use super::leases::{WRITTEN, both, is_leased, kill, len, opener, patiently, seen_by, staging};
 use super::*;
-use crate::testing::{eventually, open_rw, runtime_at};
+use crate::testing::{eventually, open_rw};
 
 /// A program that has staged bytes of a file and left it, and closed it.
 fn left(scratch: &Scratch, mode: &str) -> (Helper, PathBuf, Vec<u8>) {
@@ -18,11 +18,6 @@ fn left(scratch: &Scratch, mode: &str) -> (Helper, PathBuf, Vec<u8>) {
     program.ask("leave", "left");
     program.ask("close", "closed");
     (program, path, all)
-}
-
-fn wait_for_closed(scratch: &Scratch) {
-    let dir = runtime_at(&scratch.path("run"));
-    patiently(|| client::wait_for_closed(&dir)).expect("an answer");
 }
 
 /// Whether a process has the file open, the one that asks but once.
@@ -39,13 +34,13 @@ fn what_a_program_has_closed_is_in_the_file_when_somebody_has_waited_for_it() {
         scratch.runtime();
         scratch.old_file("data");
         let _monitor = monitor(&scratch);
-        let (_program, path, all) = left(&scratch, mode);
-        wait_for_closed(&scratch);
+        let (mut program, path, all) = left(&scratch, mode);
+        program.ask("wait", "waited");
         assert_eq!(len(&path), all.len(), "mode {mode}");
         assert!(!is_open(&path), "mode {mode}");
         assert!(std::fs::read(&path).expect("read") == all, "mode {mode}");
         // There is nothing more to wait for.
-        wait_for_closed(&scratch);
+        program.ask("wait", "waited");
     }
 }
 
@@ -55,12 +50,12 @@ fn who_opens_or_waits_for_what_was_closed_sees_all_of_it() {
     scratch.runtime();
     scratch.old_file("data");
     let _monitor = monitor_with(&scratch, &[("T_BURIES_SLOWLY", Path::new("1"))]);
-    let (_program, path, all) = left(&scratch, "atomic");
+    let (mut program, path, all) = left(&scratch, "atomic");
     let begun = || scratch.path("burying").exists();
     eventually("it is begun at once", begun);
     assert!(is_leased(&path) && len(&path) < all.len());
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| wait_for_closed(&scratch));
+        let waits = scope.spawn(|| program.ask("wait", "waited"));
         let opener = opener(&path);
         std::thread::sleep(Duration::from_millis(300));
         assert!(!waits.is_finished() && len(&path) < all.len());
@@ -79,16 +74,30 @@ fn a_standby_goes_on_with_what_was_closed() {
     scratch.old_file("data");
     let arguments = ["T_BURIES_SLOWLY", "T_STANDBY"].map(|name| (name, Path::new("1")));
     let _monitor = monitor_with(&scratch, &arguments);
-    let (_program, path, all) = left(&scratch, "atomic");
+    let (mut program, path, all) = left(&scratch, "atomic");
     eventually("it is begun", || scratch.path("burying").exists());
     let (monitor, _) = both(&scratch);
     kill(monitor);
     assert!(len(&path) < all.len());
     std::fs::write(scratch.path("bury"), "").expect("write");
     eventually("it is published", || len(&path) == all.len());
-    wait_for_closed(&scratch);
+    program.ask("wait", "waited");
     eventually("nobody has it", || !is_open(&path));
     assert!(std::fs::read(&path).expect("read") == all);
+}
+
+/// Who has closed nothing waits for nobody's files.
+#[test]
+fn nobody_waits_for_what_others_have_closed() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    scratch.old_file("data");
+    let _monitor = monitor_with(&scratch, &[("T_BURIES_SLOWLY", Path::new("1"))]);
+    let (_program, path, all) = left(&scratch, "atomic");
+    patiently(|| client::wait_for_closed(&dir)).expect("an answer");
+    assert!(len(&path) < all.len());
+    std::fs::write(scratch.path("bury"), "").expect("write");
+    eventually("it is published", || len(&path) == all.len());
 }
 
 /// A program that was killed then has left it all the same.

@@ -393,6 +393,10 @@ fn helper_stages() {
                 let left = patiently(|| client::close(&program.dir, &lease)).expect("leave");
                 Ok(if left { "left" } else { "kept" })
             }
+            "wait" => {
+                patiently(|| client::wait_for_closed(&program.dir)).expect("an answer");
+                Ok("waited")
+            }
             "close" => {
                 let other = std::fs::File::open("/dev/null").expect("open");
                 // SAFETY: integers only; the number leads to something else from now on.
