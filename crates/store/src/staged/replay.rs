@@ -136,7 +136,7 @@ pub fn recover<M: Medium, B: BaseFile>(
         report.kept.clear();
         let mut found = attachment.scan()?;
         let unsynced = make_bases_durable(&found, &open);
-        match commit_orphans(attachment, &mut found.files, &unsynced) {
+        match commit_orphans(attachment, &mut found.files) {
             // No room: then each by itself, which makes some.
             Err(Error::Pool(error)) if is_pressure(&error) => {}
             result => result?,
@@ -164,7 +164,8 @@ pub fn recover<M: Medium, B: BaseFile>(
 }
 
 /// Before the first commit of a file: nobody may have made durable before what it was staged over, and its name
-/// ([`super::StagedFile::base_is_durable`]). The files of which that cannot be done now: nothing of them is committed.
+/// ([`super::StagedFile::base_is_durable`]). The files of which that cannot be done now: they are committed with the others
+/// all the same, as all of these happen at one instant, but not by themselves.
 fn make_bases_durable<B: BaseFile>(
     found: &Recovery,
     open: &impl Fn(&FileName) -> Result<B>,

@@ -4,7 +4,6 @@
 //! through what all threads write. What has to be published afterwards is published file by file: the
 //! ring of commits (`adit_pool`) counts until the last of them is retired.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -153,17 +152,15 @@ fn commit_locked<M: Medium, B: BaseFile>(files: &[&StagedFile<M, B>]) -> Result<
 
 /// Commits what the dead left uncommitted in this boot, at one instant: a loss of power in the middle of
 /// the recovery must not leave one file of theirs new and another one old. Best effort: what is locked
-/// by others, was written since the walk, or is `unsynced` is left to be committed by itself. The records of `found`
+/// by others, or was written since the walk, is left to be committed by itself. The records of `found`
 /// say afterwards what is committed.
 pub(super) fn commit_orphans<M: Medium>(
     attachment: &Attachment<M>,
     found: &mut [RecoveredFile],
-    unsynced: &BTreeSet<u64>,
 ) -> Result<()> {
     let mut orphans: Vec<&mut RecoveredFile> = found
         .iter_mut()
         .filter(|file| file.orphaned && file.uncommitted > 0)
-        .filter(|file| !unsynced.contains(&file.file_id))
         .collect();
     if orphans.len() < 2 {
         return Ok(());
