@@ -122,9 +122,9 @@ enumerate:
 
 # Real programs as users run them on a disk, and with every file adopted at once on the other media, on XFS those that
 # write most; and these in the mode that promises most, in which few writes of a short file are left to the kernel there.
-# The last of all are what closes many files, with the option that leaves these to the monitor.
-CLOSING := bash commands cp git killed make model rsync tar
 STAGED := bash commands fsx full git killed leveldb limits lmdb mariadb model outsider postgres redis restic shared sqlite tail
+# What closes many files, with the option that leaves these to the monitor.
+CLOSING := bash commands cp git killed make model rsync tar
 .PHONY: lab
 lab: lab-programs lab-disks lab-vm
 

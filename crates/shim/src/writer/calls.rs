@@ -601,9 +601,13 @@ impl Writer {
     fn sync_here(&self, ofd: &Ofd, fd: i32) -> Option<sys::Result> {
         self.bypassed.store(false, Ordering::Relaxed);
         self.transacts.store(true, Ordering::Relaxed);
-        if self.timed.swap(false, Ordering::Relaxed) {
-            // The kernel's `fsync` makes them durable, of a file that nobody publishes any more.
-            return self.put_down(ofd, fd).err().map(Err);
+        if self.timed.load(Ordering::Relaxed) {
+            // The kernel's `fsync` makes them durable, of a file that nobody publishes any more. The others, where all are
+            // committed together, still have to be.
+            if let Err(errno) = self.put_down(ofd, fd) {
+                return Some(Err(errno));
+            }
+            self.timed.store(false, Ordering::Relaxed);
         }
         match together::sync(ofd, fd) {
             // Others see it from here on; and what they have staged anew was not among it. Nor was what is in the kernel

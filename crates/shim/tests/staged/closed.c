@@ -116,6 +116,14 @@ int main(int count, char **words) {
     }
     int fd = made(path);
     static const struct timespec never[2];
+    if (!strcmp(what, "others")) {
+        // What is committed the monitor publishes when it has aged.
+        static const struct timespec then[2] = {{1000000, 5}, {1000000, 5}};
+        int second = made(other);
+        if (fsync(fd) || pwrite(second, "more", 4, SIZE) != 4 || futimens(fd, then) || fsync(fd)) return 3;
+        sleep(2);
+        return see(other, ""), 0;
+    }
     if (!strcmp(what, "time of none") && (futimens(fd, never) || close(fd))) return 3;
     if (!strcmp(what, "time of none")) return sync(), see(path, ""), 0;
     if (!strcmp(what, "times synced")) {

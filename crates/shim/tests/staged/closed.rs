@@ -94,6 +94,18 @@ fn nobody_notices_that_a_closed_file_is_published_later() {
     clear(&place);
 }
 
+/// A file whose times were set is published by its `fsync`, and the others are committed with it all the same.
+#[test]
+fn an_fsync_of_times_commits_the_other_files() {
+    let Some((place, program)) = place("closed-times") else {
+        return;
+    };
+    let mode = Some("atomic ADIT_COMMIT=together");
+    let (said, ..) = told(&place, &program, mode, "others");
+    assert_eq!(said, "5004 bytes, mode 600, time -1\n");
+    clear(&place);
+}
+
 /// So many that some of them have to be waited for meanwhile.
 #[test]
 fn many_files_are_closed_and_whole_when_their_program_has_ended() {

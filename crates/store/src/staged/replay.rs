@@ -125,7 +125,8 @@ impl Recovered {
 ///
 /// Files of living attachments are theirs and left alone. Memory: what the log itself needs to be
 /// walked, and the operations of one file at a time. Files are made durable one by one, and their records retired for many
-/// at once: where a fence is a sync of the kernel, each file takes that of its own and no other, but one more before its first commit.
+/// at once: where a fence is a sync of the kernel, each file takes that of its own, one more before its first commit, and no
+/// other.
 pub fn recover<M: Medium, B: BaseFile>(
     attachment: &Attachment<M>,
     open: impl Fn(&FileName) -> Result<B>,
