@@ -190,18 +190,27 @@ where
     W: Fn(&World),
     J: Fn(&World, &History) -> Result<(), String>,
 {
+    replay_one(config, text, &workload, &recover_and_judge)
+}
+
+fn replay_one(
+    config: &Config,
+    text: &str,
+    workload: &dyn Fn(&World),
+    recover_and_judge: Judge<'_>,
+) -> Result<(), Box<Failure>> {
     let (seed, steps) = parse(text).unwrap_or_else(|error| panic!("replay string {text}: {error}"));
     let world = World::new(config.size);
     let mut snapshot = snapshot_at(&world, steps[0].point, || workload(&world));
     let mut image = snapshot.crash(steps[0].choice, &snapshot.units(), seed);
     for step in &steps[1..] {
         snapshot = snapshot_at(&image, step.point, || {
-            let _ = judge(&image, &recover_and_judge);
+            let _ = judge(&image, recover_and_judge);
         });
         image = snapshot.crash(step.choice, &snapshot.units(), seed);
     }
     let fingerprint = image.fingerprint();
-    judge(&image, &recover_and_judge).map_err(|message| {
+    judge(&image, recover_and_judge).map_err(|message| {
         let history = image.history();
         Box::new(Failure {
             replay: text.to_owned(),
@@ -218,7 +227,7 @@ fn replay_wanted(config: &Config) -> Option<String> {
     (name == config.name).then_some(text)
 }
 
-fn count_points<W: Fn(&World)>(config: &Config, workload: &W) -> u64 {
+fn count_points(config: &Config, workload: &dyn Fn(&World)) -> u64 {
     let world = World::new(config.size);
     workload(&world);
     world.end_watch()
@@ -248,10 +257,7 @@ fn snapshots_at(world: &World, points: Vec<u64>, work: impl FnOnce()) -> Vec<Sna
 }
 
 /// Recovery and verdict on one image; a panic is a verdict, too.
-fn judge<J>(image: &World, recover_and_judge: &J) -> Result<(), String>
-where
-    J: Fn(&World, &History) -> Result<(), String>,
-{
+fn judge(image: &World, recover_and_judge: Judge<'_>) -> Result<(), String> {
     let history = image.history();
     catch_unwind(AssertUnwindSafe(|| recover_and_judge(image, &history))).unwrap_or_else(|panic| {
         let text = panic
@@ -263,14 +269,17 @@ where
     })
 }
 
+/// Recovery and what is said of it. All that enumerates is compiled once, whoever calls it.
+type Judge<'a> = &'a dyn Fn(&World, &History) -> Result<(), String>;
+
 /// One enumeration under way.
-struct Run<'a, J> {
+struct Run<'a> {
     config: &'a Config,
     points: u64,
     /// Images at the first level, and nested ones.
     budget: u64,
     nested_budget: u64,
-    recover_and_judge: &'a J,
+    recover_and_judge: &'a (dyn Fn(&World, &History) -> Result<(), String> + Sync),
     seen: Mutex<HashSet<u64>>,
     failure: Mutex<Option<(u64, Box<Failure>)>>,
     states: AtomicU64,
@@ -281,11 +290,12 @@ struct Run<'a, J> {
     skipped: AtomicU64,
 }
 
-impl<'a, J> Run<'a, J>
-where
-    J: Fn(&World, &History) -> Result<(), String> + Sync,
-{
-    fn new(config: &'a Config, points: u64, recover_and_judge: &'a J) -> Self {
+impl<'a> Run<'a> {
+    fn new(
+        config: &'a Config,
+        points: u64,
+        recover_and_judge: &'a (dyn Fn(&World, &History) -> Result<(), String> + Sync),
+    ) -> Self {
         let nested = if config.nested_points > 0 {
             config.max_states / 2
         } else {
@@ -309,7 +319,7 @@ where
     }
 
     /// Runs the workload once more; its crash points flow to the judging threads.
-    fn whole_workload<W: Fn(&World) + Sync>(&self, workload: &W) {
+    fn whole_workload(&self, workload: &dyn Fn(&World)) {
         let (sender, receiver) = sync_channel::<Snapshot>(4);
         let receiver = Mutex::new(receiver);
         std::thread::scope(|scope| {

@@ -242,11 +242,15 @@ impl World {
     pub fn setup<T>(&self, work: impl FnOnce() -> T) -> T {
         self.lock().quiet += 1;
         let result = work();
+        self.settle();
+        result
+    }
+
+    fn settle(&self) {
         let mut state = self.lock();
         state.quiet -= 1;
         state.cells.settle();
         state.disk.settle();
-        result
     }
 
     /// From here on nothing is a crash point: the judge may use the recovered structure.

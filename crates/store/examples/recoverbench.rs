@@ -57,7 +57,7 @@ fn main() {
     let scan_busy = busy_so_far() - busy;
     let started = Instant::now();
     let busy = busy_so_far();
-    let report = recover(&attachment, |name| {
+    let report = recover(&attachment, &|name| {
         let flags = OFlags::RDWR | OFlags::CREATE;
         let fd = rustix::fs::open(
             scratch

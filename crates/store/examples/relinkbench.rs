@@ -402,7 +402,7 @@ fn event(line: &str) -> Option<(&str, Run)> {
 fn verified(dir: &Path, said: &Said) {
     let pool = PoolFile::open(&dir.join("pool")).expect("pool");
     let attachment = pool.attach().expect("attach");
-    let report = recover(&attachment, open_by_name).expect("recover");
+    let report = recover(&attachment, &open_by_name).expect("recover");
     assert!(report.kept.is_empty(), "kept: {:?}", report.kept);
     attachment.detach().expect("detach");
     let file = File::open(dir.join("victim")).expect("open");

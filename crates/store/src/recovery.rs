@@ -92,7 +92,7 @@ fn recover_giving_up<M: Medium>(
 ) -> staged::Result<Recovered> {
     let elsewhere = RefCell::new(Vec::new());
     let is_given_up = |path: &[u8]| given_up.iter().any(|it| it.as_os_str().as_bytes() == path);
-    let mut done = staged::recover(attachment, |name| {
+    let mut done = staged::recover(attachment, &|name| {
         let found = staged::find(name, within).map_err(|error| match error {
             Error::OtherFile(_) if is_given_up(&name.path) => Error::GivenUp,
             error => error,

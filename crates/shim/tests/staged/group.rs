@@ -41,7 +41,7 @@ fn after_a_loss_of_power(place: &Place) -> [String; 2] {
     let locks = Box::new(LocalLocks::default());
     let next = Pool::open(medium, locks, BootId([9; 16])).expect("open");
     let attachment = next.attach().expect("attach");
-    let report = staged::recover(&attachment, staged::open_by_name);
+    let report = staged::recover(&attachment, &staged::open_by_name);
     let report = report.expect("recover");
     assert!(report.kept.is_empty(), "{report:?}");
     ["A", "B"].map(|name| fs::read_to_string(place.dir.join(name)).expect(name))

@@ -76,6 +76,12 @@ struct Begun<'a, M: Medium> {
     target: Result<Option<Target>>,
 }
 
+/// What happens at the first call alone.
+fn once(event: impl FnOnce()) -> impl FnMut() {
+    let mut event = Some(event);
+    move || event.take().map_or((), |event| event())
+}
+
 impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Publishes several files of one pool, with one walk over its logs for what others have logged of them.
     /// The results are in the order of the files. One that somebody has locked, or that this process publishes
@@ -206,22 +212,22 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// anybody can know. Fails with nothing lost: the file stays staged. Waits for another publisher as
     /// long as he lives.
     pub fn take_away(&self, before_forgetting: impl FnOnce()) -> Result<Published> {
-        self.take_away_as(Scope::Everything, before_forgetting)
+        self.take_away_as(Scope::Everything, &mut once(before_forgetting))
     }
 
     /// The same, unless others have the file staged, too: [`Error::Shared`].
     pub fn take_away_alone(&self, before_forgetting: impl FnOnce()) -> Result<Published> {
-        self.take_away_as(Scope::Alone, before_forgetting)
+        self.take_away_as(Scope::Alone, &mut once(before_forgetting))
     }
 
     /// The same of a file that needs no publishing: [`Error::Unpublished`], and nothing else happens, where it does. Waits
     /// for no other publisher: [`Error::Publishing`].
     pub fn take_away_published(&self, before_forgetting: impl FnOnce()) -> Result<()> {
-        self.take_away_as(Scope::Nothing, before_forgetting)
+        self.take_away_as(Scope::Nothing, &mut once(before_forgetting))
             .map(drop)
     }
 
-    fn take_away_as(&self, scope: Scope, before_forgetting: impl FnOnce()) -> Result<Published> {
+    fn take_away_as(&self, scope: Scope, before_forgetting: &mut dyn FnMut()) -> Result<Published> {
         self.stage.attachment().ensure_current()?;
         let _one = lock(&self.publishing);
         let mut done = Published::default();
@@ -241,8 +247,6 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
                 }
             }
         }
-        let mut before_forgetting = Some(before_forgetting);
-        let mut forgetting = || before_forgetting.take().map_or((), |before| before());
         let mut end = || {
             let (guard, mut claim) = match scope {
                 // There is always a later time for that, and who publishes may have been stopped.
@@ -250,7 +254,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
                 _ => self.claim_patiently()?,
             };
             // The guard goes before the claim, which takes the lock again.
-            self.publish_rest(guard, &mut claim, (scope, &mut forgetting), &mut done)
+            self.publish_rest(guard, &mut claim, (scope, before_forgetting), &mut done)
         };
         let finds_no_room =
             |ended: &Result<()>| matches!(ended, Err(Error::Pool(error)) if is_pressure(error));
@@ -368,7 +372,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         &self,
         mut guard: FileGuard<'_, M>,
         claim: &mut Claim<'_, M>,
-        (scope, before_forgetting): (Scope, &mut impl FnMut()),
+        (scope, before_forgetting): (Scope, &mut dyn FnMut()),
         done: &mut Published,
     ) -> Result<()> {
         // Those who wait for the device with what they logged are told that it happened.

@@ -129,14 +129,14 @@ impl Recovered {
 /// other.
 pub fn recover<M: Medium, B: BaseFile>(
     attachment: &Attachment<M>,
-    open: impl Fn(&FileName) -> Result<B>,
+    open: &dyn Fn(&FileName) -> Result<B>,
 ) -> Result<Recovered> {
     let mut report = Recovered::default();
     bury_claims(attachment)?;
     for _ in 0..PASSES {
         report.kept.clear();
         let mut found = attachment.scan()?;
-        let unsynced = make_bases_durable(&found, &open);
+        let unsynced = make_bases_durable(&found, open);
         match commit_orphans(attachment, &mut found.files) {
             // No room: then each by itself, which makes some.
             Err(Error::Pool(error)) if is_pressure(&error) => {}
@@ -147,7 +147,7 @@ pub fn recover<M: Medium, B: BaseFile>(
         report.living = living
             .map(|file| (file.name.clone(), file.records))
             .collect();
-        publish_orphans(attachment, &found, &unsynced, &open, &mut report)?;
+        publish_orphans(attachment, &found, &unsynced, open, &mut report)?;
         let released = attachment.release_orphans()?;
         report.released.slots += released.slots;
         report.released.chunks += released.chunks;
@@ -169,7 +169,7 @@ pub fn recover<M: Medium, B: BaseFile>(
 /// all the same, as all of these happen at one instant, but not by themselves.
 fn make_bases_durable<B: BaseFile>(
     found: &Recovery,
-    open: &impl Fn(&FileName) -> Result<B>,
+    open: &dyn Fn(&FileName) -> Result<B>,
 ) -> BTreeSet<u64> {
     let nothing_is_committed =
         |file: &&RecoveredFile| file.uncommitted > 0 && file.uncommitted == file.records;
@@ -187,7 +187,7 @@ fn publish_orphans<M: Medium, B: BaseFile>(
     attachment: &Attachment<M>,
     found: &Recovery,
     unsynced: &BTreeSet<u64>,
-    open: &impl Fn(&FileName) -> Result<B>,
+    open: &dyn Fn(&FileName) -> Result<B>,
     report: &mut Recovered,
 ) -> Result<()> {
     // They were killed when they waited for this.
@@ -278,7 +278,7 @@ fn replay<'a, M: Medium, B: BaseFile>(
     attachment: &'a Attachment<M>,
     found: &Recovery,
     file: &'a RecoveredFile,
-    open: &impl Fn(&FileName) -> Result<B>,
+    open: &dyn Fn(&FileName) -> Result<B>,
     done: &mut Published,
 ) -> Result<Replayed<'a, M>> {
     let pool = attachment.pool();

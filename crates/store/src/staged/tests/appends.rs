@@ -30,11 +30,11 @@ enum Plant {
 fn run_step(
     nth: usize,
     step: Step,
-    staged: StagedFile<SimMedium, SimFile>,
+    staged: StagedFile<AnyMedium, SimFile>,
     only: AppendsOnly,
-    open: &impl Fn() -> (StagedFile<SimMedium, SimFile>, AppendsOnly),
+    open: &impl Fn() -> (StagedFile<AnyMedium, SimFile>, AppendsOnly),
     plant: Plant,
-) -> Result<(StagedFile<SimMedium, SimFile>, AppendsOnly)> {
+) -> Result<(StagedFile<AnyMedium, SimFile>, AppendsOnly)> {
     match step {
         Step::Write(at, len) => {
             let (at, bytes) = (at as u64, bytes_of(nth, len));
@@ -73,7 +73,7 @@ fn run_step(
 }
 
 /// A pool, and a file that is durable.
-fn begin(world: &World) -> (Arc<Stage<SimMedium>>, SimFile) {
+fn begin(world: &World) -> (Arc<Stage<AnyMedium>>, SimFile) {
     let boot = boot_of(world);
     create_pool(world, boot);
     let file = world.create("dir/file").expect("create");
@@ -246,7 +246,7 @@ impl BaseFile for Interrupted {
     }
 }
 
-type Watched = (StagedFile<SimMedium, Interrupted>, AppendsOnly);
+type Watched = (StagedFile<AnyMedium, Interrupted>, AppendsOnly);
 
 /// What was written before an `fsync` is durable when that returns, also if another one that began
 /// before has not returned yet.

@@ -25,7 +25,7 @@ pub(super) struct Watched {
     medium: SimMedium,
     fence: Box<dyn Fn(&SimMedium) + Send + Sync>,
     /// The next write fails, as on a disk that is full for a moment.
-    pub(super) refuses: AtomicBool,
+    pub(super) refuses: Arc<AtomicBool>,
 }
 
 impl Medium for Watched {
@@ -60,7 +60,7 @@ pub(super) fn forgetful(medium: SimMedium, left: Arc<AtomicU64>) -> Watched {
     Watched {
         medium,
         fence: Box::new(fence),
-        refuses: AtomicBool::new(false),
+        refuses: Arc::default(),
     }
 }
 
@@ -167,7 +167,7 @@ fn only_a_commit_fences() {
 }
 
 /// A file and a stage for it behind a page cache, and a number that each fence makes smaller by one.
-fn counted() -> (SimFile, Arc<Stage<Watched>>, Arc<AtomicU64>) {
+fn counted() -> (SimFile, Arc<Stage<AnyMedium>>, Arc<AtomicU64>) {
     let world = World::new(tiny_size(24));
     world.put_behind_page_cache(TINY.header_len());
     create_pool(&world, boot(1));
@@ -332,13 +332,13 @@ fn a_forgotten_fence_is_found() {
 
 const PAGE: usize = 4096;
 
-type Staged = StagedFile<Watched, SimFile>;
+type Staged = StagedFile<AnyMedium, SimFile>;
 
 /// What a test knows of a file whose first write waits for the device.
 struct Scene {
     staged: Arc<Staged>,
     /// Another attachment: of the monitor, say.
-    other: Arc<Stage<Watched>>,
+    other: Arc<Stage<AnyMedium>>,
     /// That attachment's view of the file, where the file is shared.
     watcher: Option<Staged>,
     file: SimFile,
@@ -428,7 +428,7 @@ fn fly_with(
             Watched {
                 medium: world.medium(),
                 fence: Box::new(fence),
-                refuses: AtomicBool::new(false),
+                refuses: Arc::default(),
             }
         };
         let all = world.setup(|| {
@@ -731,7 +731,7 @@ fn read_what_was_found(mode: Mode, shared: bool, finds: Finds, blind: Blind) -> 
     let medium = Watched {
         medium: world.medium(),
         fence: Box::new(fence),
-        refuses: AtomicBool::new(false),
+        refuses: Arc::default(),
     };
     let pool = open_pool(medium, boot(1)).expect("open");
     let stage = Stage::new(pool.attach().expect("attach"));

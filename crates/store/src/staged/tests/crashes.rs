@@ -11,12 +11,12 @@ use adit_sim::{Crash, Failure, History, Report, enumerate, sequences};
 use super::*;
 
 /// Runs the story on a machine whose pool lies on `medium` and whose base file is `base`.
-pub(super) fn tell<M: Medium, B: BaseFile>(
+pub(super) fn tell<B: BaseFile>(
     world: &World,
     steps: &[Step],
     mode: Mode,
     boot: BootId,
-    medium: M,
+    medium: impl Medium + 'static,
     base: impl Fn(SimFile) -> B,
     relink: impl Fn() -> Option<Relink<B>>,
 ) {
@@ -32,7 +32,7 @@ pub(super) fn tell<M: Medium, B: BaseFile>(
             .then(|| Stage::new(pool.attach().expect("attach")));
         (stage, other, file)
     });
-    let relinking = |staged: StagedFile<M, B>| match relink() {
+    let relinking = |staged: StagedFile<AnyMedium, B>| match relink() {
         Some(relink) => staged.with_relink(relink),
         None => staged,
     };
@@ -71,7 +71,7 @@ pub(super) fn recovered(world: &World, boot: BootId) -> Result<Vec<u8>, String> 
         let handle = u64::from_le_bytes(name.handle[..8].try_into().expect("handle"));
         world.open_by_handle(handle).map_err(Error::from)
     };
-    let report = recover(&attachment, find).map_err(|e| format!("recover: {e}"))?;
+    let report = recover(&attachment, &find).map_err(|e| format!("recover: {e}"))?;
     world.judging();
     if let Some(kept) = report.kept.first() {
         return Err(format!("kept: {}", kept.reason));
@@ -80,7 +80,7 @@ pub(super) fn recovered(world: &World, boot: BootId) -> Result<Vec<u8>, String> 
     if !problems.is_empty() {
         return Err(format!("check found {problems:?}"));
     }
-    let again = recover(&attachment, find).map_err(|e| format!("again: {e}"))?;
+    let again = recover(&attachment, &find).map_err(|e| format!("again: {e}"))?;
     if again.done != Published::default() {
         return Err(format!("a second recovery still did {:?}", again.done));
     }

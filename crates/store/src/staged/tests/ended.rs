@@ -23,7 +23,7 @@ impl Medium for FailedMedium {
 
 /// Has a file published, or its staging ended, by a program that cannot collect the space then.
 fn without_space<T>(
-    end: impl FnOnce(&StagedFile<FailedMedium, SimFile>, &AtomicBool) -> crate::staged::Result<T>,
+    end: impl FnOnce(&StagedFile<AnyMedium, SimFile>, &AtomicBool) -> crate::staged::Result<T>,
 ) {
     let world = World::new(tiny_size(6));
     create_pool(&world, boot(1));

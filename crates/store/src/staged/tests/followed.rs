@@ -72,12 +72,12 @@ fn read_while_the_entry_goes(before: u32, between: u32) -> (Option<Vec<u8>>, usi
     let steps = Steps::default();
     let stage = |steps: &Steps| {
         let medium = Stepped(world.medium(), steps.clone());
-        let pool = Pool::open(medium, Box::new(locks.clone()), boot(1)).expect("open");
+        let pool = open_locked(medium, locks.clone(), boot(1)).expect("open");
         Stage::new(pool.attach().expect("attach"))
     };
     let reader = stage(&steps);
     let monitor = stage(&Steps::default());
-    let open = |stage: &Arc<Stage<Stepped>>, file: &SimFile| {
+    let open = |stage: &Arc<Stage<AnyMedium>>, file: &SimFile| {
         StagedFile::open(stage, &name_of(file), file.clone(), Mode::Strict).expect("stage")
     };
     let ours = open(&reader, &files[0]);
@@ -100,7 +100,7 @@ fn read_while_the_entry_goes(before: u32, between: u32) -> (Option<Vec<u8>>, usi
     let theirs = Arc::new(theirs);
     let (publisher, taker) = (Arc::clone(&theirs), theirs);
     let last = files[4].clone();
-    let is_free = |view: &StagedFile<Stepped, SimFile>| {
+    let is_free = |view: &StagedFile<AnyMedium, SimFile>| {
         let lock = view.stage.attachment().try_lock_file(view.file());
         lock.is_ok_and(|lock| lock.is_some())
     };
@@ -176,10 +176,10 @@ fn a_reader_does_not_take_another_files_words_for_its_own() {
     }
 }
 
-type Plain = StagedFile<SimMedium, SimFile>;
+type Plain = StagedFile<AnyMedium, SimFile>;
 
 /// A file as a walk over all logs has it.
-fn walked(stage: &Arc<Stage<SimMedium>>, entry: FileRef, file: &SimFile, mode: Mode) -> Plain {
+fn walked(stage: &Arc<Stage<AnyMedium>>, entry: FileRef, file: &SimFile, mode: Mode) -> Plain {
     let walked = StagedFile::open_unread(stage, entry, file.clone(), mode).expect("view");
     let guard = stage.attachment().lock_file(entry).expect("lock");
     let walk = walked.rebuild(&guard, guard.next_seq().expect("seq"));
@@ -214,7 +214,7 @@ fn differential(seed: u64, cached: bool) -> u32 {
     let file = world.create("dir/file").expect("create");
     let g = world.create("dir/g").expect("create");
     file.write_at(0, &first_bytes()).expect("write");
-    let pool = Pool::open(world.medium(), Box::new(locks.clone()), boot(1)).expect("open");
+    let pool = open_locked(world.medium(), locks.clone(), boot(1)).expect("open");
     let stage = || Stage::new(pool.attach().expect("attach"));
     let (program, monitor, fresh) = (stage(), stage(), stage());
     let mut model = first_bytes();
@@ -349,7 +349,7 @@ fn a_dead_relink_and_pages_used_again() {
                 if buried {
                     let next = pool.attach().expect("attach");
                     let find = |_: &FileName| -> Result<SimBase> { panic!("it lives") };
-                    recover(&next, find).expect("recover");
+                    recover(&next, &find).expect("recover");
                 }
                 for round in 10..20 {
                     staged.write_at(0, &[round; PAGE]).expect("write");
@@ -476,12 +476,12 @@ fn recover_beside_the_living(
     let steps = Steps::default();
     let stage = |steps: &Steps| {
         let medium = Stepped(world.medium(), steps.clone());
-        let pool = Pool::open(medium, Box::new(locks.clone()), boot(1)).expect("open");
+        let pool = open_locked(medium, locks.clone(), boot(1)).expect("open");
         Stage::new(pool.attach().expect("attach"))
     };
     let quiet = Steps::default();
     let (dead, living, recoverer) = (stage(&quiet), stage(&quiet), stage(&steps));
-    let open = |stage: &Arc<Stage<Stepped>>, file: &SimFile| {
+    let open = |stage: &Arc<Stage<AnyMedium>>, file: &SimFile| {
         let staged = StagedFile::open(stage, &name_of(file), file.clone(), mode).expect("stage");
         staged.share().expect("share");
         staged
@@ -514,7 +514,7 @@ fn recover_beside_the_living(
         let (ours, model) = (Arc::clone(&ours), Arc::clone(&model));
         let deed = move || {
             for nth in 0..2 {
-                let view: &StagedFile<Stepped, SimFile> = &ours[nth];
+                let view: &StagedFile<AnyMedium, SimFile> = &ours[nth];
                 if let Ok(None) = view.stage.attachment().try_lock_file(view.file()) {
                     return false;
                 }
@@ -542,10 +542,10 @@ fn recover_beside_the_living(
     steps.on.store(true, Ordering::Relaxed);
     let ended = match kill {
         Some(events) => world
-            .kill_after(events, || drop(recover(recoverer.attachment(), find)))
+            .kill_after(events, || drop(recover(recoverer.attachment(), &find)))
             .is_some(),
         None => {
-            let report = recover(recoverer.attachment(), find).expect("recover");
+            let report = recover(recoverer.attachment(), &find).expect("recover");
             if !report.kept.is_empty() {
                 wrong.push(format!("kept: {:?}", report.kept));
             }
@@ -588,7 +588,7 @@ fn recover_beside_the_living(
             Err(error) => panic!("{what}: {error}"),
         }
     }
-    recover(next.attachment(), find).expect("recover");
+    recover(next.attachment(), &find).expect("recover");
     for nth in 0..2 {
         match ours[nth].publish(Scope::Everything) {
             Ok(_) | Err(Error::Taken) => {}
@@ -741,7 +741,7 @@ fn where_a_file_ends_is_not_what_the_dead_knew() {
         let pool = open_pool(world.medium(), boot(1)).expect("open");
         let stage = || Stage::new(pool.attach().expect("attach"));
         let (program, next) = (stage(), stage());
-        let open = |stage: &Arc<Stage<SimMedium>>| {
+        let open = |stage: &Arc<Stage<AnyMedium>>| {
             StagedFile::open(stage, &name_of(&file), file.clone(), mode).expect("stage")
         };
         let ours = open(&program);
@@ -781,7 +781,7 @@ fn a_reader_waits_for_no_publishers_disk() {
     let middle = super::reads::Middle::default();
     let stage = |middle: &super::reads::Middle| {
         let medium = Fencing(world.medium(), middle.clone());
-        let pool = Pool::open(medium, Box::new(locks.clone()), boot(1)).expect("open");
+        let pool = open_locked(medium, locks.clone(), boot(1)).expect("open");
         Stage::new(pool.attach().expect("attach"))
     };
     let (program, monitor) = (stage(&super::reads::Middle::default()), stage(&middle));
@@ -910,7 +910,7 @@ fn a_sync_does_not_wait_for_the_recovery_of_other_files() {
     let files: Vec<SimFile> = (0..FILES)
         .map(|nth| world.create(&format!("dir/{nth}")).expect("create"))
         .collect();
-    let open = |stage: &Arc<Stage<SimMedium>>, nth: usize| {
+    let open = |stage: &Arc<Stage<AnyMedium>>, nth: usize| {
         let base = Sleepy(files[nth].clone());
         StagedFile::open(stage, &name_of(&files[nth]), base, Mode::Strict).expect("stage")
     };
@@ -935,7 +935,7 @@ fn a_sync_does_not_wait_for_the_recovery_of_other_files() {
                     .map(Sleepy)
                     .map_err(Error::from)
             };
-            let report = recover(recoverer.attachment(), find).expect("recover");
+            let report = recover(recoverer.attachment(), &find).expect("recover");
             assert!(report.kept.is_empty(), "{:?}", report.kept);
         });
         let claimed = || ours.version().expect("word") & adit_pool::PUBLISHER != 0;

@@ -104,3 +104,10 @@ macro_rules! base_of {
         }
     };
 }
+
+/// Whatever medium a test has. The engine is compiled once for all of them, which is most of what building the tests takes.
+pub(super) struct AnyMedium(pub(super) Box<dyn adit_pmem::Medium>);
+
+impl adit_pmem::Medium for AnyMedium {
+    medium_of!(0: size load store compare_exchange read write_streaming flush fence order fence_is_slow);
+}

@@ -77,7 +77,7 @@ fn path(nth: usize) -> String {
     format!("dir/{nth}")
 }
 
-fn tell<M: Medium>(world: &World, acts: &[Act], medium: M) {
+fn tell(world: &World, acts: &[Act], medium: impl Medium + 'static) {
     let boot = boot_of(world);
     let (stage, other, files) = world.setup(|| {
         create_pool(world, boot);
@@ -99,7 +99,8 @@ fn tell<M: Medium>(world: &World, acts: &[Act], medium: M) {
     let open = |file: &SimFile| open_at(&stage, file);
     let mut staged: Vec<_> = files.iter().map(open).collect();
     // What the other one knows of them from one time to the next.
-    let mut watched: Vec<Option<StagedFile<M, SimFile>>> = files.iter().map(|_| None).collect();
+    let mut watched: Vec<Option<StagedFile<AnyMedium, SimFile>>> =
+        files.iter().map(|_| None).collect();
     for (nth, act) in acts.iter().enumerate() {
         let nth = nth + 1;
         world.begin(nth as u64);
@@ -158,12 +159,12 @@ fn find(world: &World, name: &FileName) -> super::Result<SimFile> {
     world.open_by_handle(handle).map_err(Error::from)
 }
 
-fn recovered<M: Medium>(world: &World, medium: M) -> Result<Contents, String> {
+fn recovered(world: &World, medium: impl Medium + 'static) -> Result<Contents, String> {
     let pool = open_pool(medium, boot_of(world)).map_err(|e| format!("open: {e}"))?;
     let attachment = pool.attach().map_err(|e| format!("attach: {e}"))?;
     nothing_is_damaged(&attachment)?;
     let find = |name: &FileName| find(world, name);
-    let report = recover(&attachment, find).map_err(|e| format!("recover: {e}"))?;
+    let report = recover(&attachment, &find).map_err(|e| format!("recover: {e}"))?;
     world.judging();
     // What was staged of a file that is not there any more is somebody's to decide on.
     let there = |kept: &&Kept| kept.name.as_ref().is_none_or(|name| find(name).is_ok());
@@ -183,7 +184,7 @@ fn recovered<M: Medium>(world: &World, medium: M) -> Result<Contents, String> {
     (0..FILES).map(read).collect()
 }
 
-fn judge<M: Medium>(
+fn judge<M: Medium + 'static>(
     acts: &[Act],
     medium: impl Fn(&World) -> M + Sync,
 ) -> impl Fn(&World, &History) -> Result<(), String> + Sync {
@@ -213,7 +214,7 @@ fn judge<M: Medium>(
     }
 }
 
-fn run<M: Medium, R: Medium>(
+fn run<M: Medium + 'static, R: Medium + 'static>(
     name: &str,
     acts: &[Act],
     cached: bool,
@@ -252,7 +253,7 @@ fn survives(name: &str, acts: &[Act], states: u64) {
     }
 }
 
-fn is_found<M: Medium, R: Medium>(
+fn is_found<M: Medium + 'static, R: Medium + 'static>(
     name: &str,
     acts: &[Act],
     medium: impl Fn(&World) -> M + Sync + Copy,
@@ -433,7 +434,7 @@ fn commits_one_after_the_other_are_found() {
 struct Meddling<F> {
     medium: SimMedium,
     meddle: F,
-    fences: AtomicU64,
+    fences: Arc<AtomicU64>,
 }
 
 impl<F> Meddling<F> {
@@ -441,7 +442,7 @@ impl<F> Meddling<F> {
         Self {
             medium,
             meddle,
-            fences: AtomicU64::new(0),
+            fences: Arc::default(),
         }
     }
 }
@@ -552,6 +553,7 @@ fn a_group_is_one_fence() {
         }
         create_pool(&world, boot(1));
         let medium = Meddling::new(world.medium(), |_: &SimMedium, _, _: &[u8]| false);
+        let fences = Arc::clone(&medium.fences);
         let pool = open_pool(medium, boot(1)).expect("open");
         let stage = Stage::new(pool.attach().expect("attach"));
         let open = |nth| {
@@ -559,7 +561,7 @@ fn a_group_is_one_fence() {
             StagedFile::open(&stage, &name_of(&file), file, Mode::Atomic).expect("stage")
         };
         let files: Vec<_> = (0..FILES).map(open).collect();
-        let fences = || pool.medium().fences.load(Ordering::Relaxed);
+        let fences = || fences.load(Ordering::Relaxed);
         let all: Vec<_> = files.iter().collect();
         for flushes in [1 + u64::from(cached), 1] {
             for file in &files {
@@ -592,11 +594,12 @@ fn files_are_recovered_with_few_fences() {
                 .expect("append");
         }
         let medium = Meddling::new(world.medium(), |_: &SimMedium, _, _: &[u8]| false);
+        let fences = Arc::clone(&medium.fences);
         let pool = open_pool(medium, boot(2)).expect("open");
         let attachment = pool.attach().expect("attach");
-        let fences = || pool.medium().fences.load(Ordering::Relaxed);
+        let fences = || fences.load(Ordering::Relaxed);
         let before = fences();
-        let report = recover(&attachment, |name| find(&world, name)).expect("recover");
+        let report = recover(&attachment, &|name| find(&world, name)).expect("recover");
         assert_eq!(report.published.len(), files);
         assert_eq!(pool.files().expect("files"), []);
         fences() - before
@@ -616,7 +619,7 @@ fn recover_and_overwrite(
         create_pool(world, boot);
         let locks = LocalLocks::default();
         let attach = |medium| {
-            let pool = Pool::open(medium, Box::new(locks.clone()), boot).expect("open");
+            let pool = open_locked(medium, locks.clone(), boot).expect("open");
             pool.attach().expect("attach")
         };
         let recovers = attach(medium(world));
@@ -632,7 +635,7 @@ fn recover_and_overwrite(
         (recovers, other, files)
     });
     let recovered = world.kill_after(instant, || {
-        recover(&recovers, |name| find(world, name)).expect("recover")
+        recover(&recovers, &|name| find(world, name)).expect("recover")
     });
     drop(recovers);
     for (nth, (file, base)) in files.into_iter().enumerate() {
@@ -694,7 +697,7 @@ fn files_of_two_pools_are_not_committed_together() {
         let file = world.create(&path(0)).expect("create");
         (Stage::new(pool.attach().expect("attach")), file)
     });
-    let open = |(stage, file): &(Arc<Stage<SimMedium>>, SimFile)| {
+    let open = |(stage, file): &(Arc<Stage<AnyMedium>>, SimFile)| {
         StagedFile::open(stage, &name_of(file), file.clone(), Mode::Atomic).expect("stage")
     };
     let files = pools.each_ref().map(open);

@@ -151,12 +151,13 @@ fn a_write_that_is_tried_again_still_has_its_bytes() {
     create_pool(&world, boot(1));
     let file = world.create("dir/file").expect("create");
     let medium = forgetful(world.medium(), Arc::new(AtomicU64::new(u64::MAX)));
+    let refuses = Arc::clone(&medium.refuses);
     let pool = open_pool(medium, boot(1)).expect("open");
     let stage = Stage::new(pool.attach().expect("attach"));
     let staged = StagedFile::open(&stage, &name_of(&file), file.clone(), Mode::Strict);
     let staged = staged.expect("stage");
     staged.append(&[1; 500]).expect("append");
-    pool.medium().refuses.store(true, Ordering::Relaxed);
+    refuses.store(true, Ordering::Relaxed);
     staged.append(&[2; 500]).expect("the second try");
     let expected = [[1; 500], [2; 500]].concat();
     assert_eq!(read_all(&staged), expected);
@@ -192,7 +193,7 @@ fn a_failed_relink_lets_in_one_publisher() {
     let pool = open_pool(world.medium(), boot(1)).expect("open");
     let one = Stage::new(pool.attach().expect("attach"));
     let two = Stage::new(pool.attach().expect("attach"));
-    let other: Arc<Mutex<Option<StagedFile<SimMedium, SimFile>>>> = Arc::default();
+    let other: Arc<Mutex<Option<StagedFile<AnyMedium, SimFile>>>> = Arc::default();
     let base = meddled(&file, {
         let other = Arc::clone(&other);
         move || {
@@ -335,18 +336,18 @@ fn a_recovery_after_a_failed_relink_is_alone_with_the_file() {
             let _ = waits.recv_timeout(Duration::from_millis(300));
         }
     };
-    let report = recover(&recoverer, |_| Ok(meddled(&file, meddle.clone()))).expect("recover");
+    let report = recover(&recoverer, &|_| Ok(meddled(&file, meddle.clone()))).expect("recover");
     assert_eq!(report.published.len(), 1, "{report:?}");
     let writer = writer.lock().expect("lock").take().expect("it ran");
     writer.join().expect("writer");
     assert_eq!(contents(&file).expect("read"), [9; 100]);
 }
 
-type Plain = StagedFile<SimMedium, SimFile>;
+type Plain = StagedFile<AnyMedium, SimFile>;
 
 /// A dead process has left a record of a file that somebody alive has as well: the file, what the living one
 /// knows of it, and an attachment for the recovery.
-fn left_behind() -> (SimFile, Arc<Plain>, adit_pool::Attachment<SimMedium>) {
+fn left_behind() -> (SimFile, Arc<Plain>, adit_pool::Attachment<AnyMedium>) {
     left_behind_by(Mode::Strict, &[Write(0, 100)])
 }
 
@@ -354,7 +355,7 @@ fn left_behind() -> (SimFile, Arc<Plain>, adit_pool::Attachment<SimMedium>) {
 fn left_behind_by(
     mode: Mode,
     steps: &[Step],
-) -> (SimFile, Arc<Plain>, adit_pool::Attachment<SimMedium>) {
+) -> (SimFile, Arc<Plain>, adit_pool::Attachment<AnyMedium>) {
     let world = World::new(tiny_size(24));
     create_pool(&world, boot(1));
     let file = world.create("dir/file").expect("create");
@@ -376,7 +377,7 @@ fn left_behind_by(
 
 /// Recovers, and does something else when the file is opened for the first time, which is after the walk.
 fn recover_beside(
-    recoverer: &adit_pool::Attachment<SimMedium>,
+    recoverer: &adit_pool::Attachment<AnyMedium>,
     file: &SimFile,
     meanwhile: impl Fn() + Sync,
 ) -> Recovered {
@@ -387,7 +388,7 @@ fn recover_beside(
         }
         Ok(file.clone())
     };
-    recover(recoverer, open).expect("recover")
+    recover(recoverer, &open).expect("recover")
 }
 
 /// Between the walk and the lock of the file somebody publishes a part of what was found: the rest is not taken for
@@ -448,7 +449,7 @@ fn a_recovery_forgets_no_file_that_somebody_writes() {
         let alive = Arc::clone(&alive);
         move || alive.write_at(0, &[9; 100]).expect("write")
     };
-    let report = recover(&recoverer, |_| Ok(meddled(&file, write.clone()))).expect("recover");
+    let report = recover(&recoverer, &|_| Ok(meddled(&file, write.clone()))).expect("recover");
     assert_eq!(report.published.len(), 1, "{report:?}");
     assert_eq!(read_all(&alive), [9; 100]);
     alive.publish(Scope::Everything).expect("publish");
@@ -477,7 +478,7 @@ fn whose_claim_is_gone_retires_nothing() {
         let alive = Arc::clone(&alive);
         move || take_over(&alive)
     };
-    let report = recover(&recoverer, |_| Ok(meddled(&file, overtake.clone()))).expect("recover");
+    let report = recover(&recoverer, &|_| Ok(meddled(&file, overtake.clone()))).expect("recover");
     assert!(report.published.is_empty(), "{report:?}");
     assert_eq!((report.kept.len(), retired(&alive)), (1, 0), "{report:?}");
 
@@ -559,7 +560,7 @@ fn a_dead_claim_goes_whoever_holds_the_lock() {
     let guard = stopped.lock_file(entry).expect("lock");
     let nobody = u64::from(TINY.slot_count);
     guard.set_version(7 << 16 | nobody).expect("version");
-    recover(&recoverer, |_| Ok(file.clone())).expect("recover");
+    recover(&recoverer, &|_| Ok(file.clone())).expect("recover");
     assert_eq!(guard.version().expect("version"), 7 << 16);
 }
 
@@ -572,7 +573,7 @@ fn a_publisher_whose_disk_refuses_the_mark_gives_up_his_claim() {
     let [medium, others] = [0, 1].map(|core| world.medium_on_core(core));
     let locks = LocalLocks::default();
     let attach = |medium| {
-        let pool = Pool::open(medium, Box::new(locks.clone()), boot(1)).expect("open");
+        let pool = open_locked(medium, locks.clone(), boot(1)).expect("open");
         Stage::new(pool.attach().expect("attach"))
     };
     let [stage, other] = [medium.clone(), others].map(attach);

@@ -110,8 +110,8 @@ impl Model {
 }
 
 struct Process {
-    stage: Arc<Stage<SimMedium>>,
-    files: Vec<Option<StagedFile<SimMedium, SimBase>>>,
+    stage: Arc<Stage<AnyMedium>>,
+    files: Vec<Option<StagedFile<AnyMedium, SimBase>>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -138,16 +138,16 @@ impl Life<'_> {
         boot(self.world.boot_id())
     }
 
-    fn pool(&self, core: u32) -> Arc<Pool<SimMedium>> {
+    fn pool(&self, core: u32) -> Arc<Pool<AnyMedium>> {
         let medium = self.world.medium_on_core(core);
-        Pool::open(medium, Box::new(self.locks.clone()), self.boot()).expect("open")
+        open_locked(medium, self.locks.clone(), self.boot()).expect("open")
     }
 
     fn base(&self, nth: usize) -> SimBase {
         SimBase::File(self.world.open(&path(nth)).expect("file"), self.case.can)
     }
 
-    fn open(&self, stage: &Arc<Stage<SimMedium>>, nth: usize) -> StagedFile<SimMedium, SimBase> {
+    fn open(&self, stage: &Arc<Stage<AnyMedium>>, nth: usize) -> StagedFile<AnyMedium, SimBase> {
         let base = self.base(nth);
         let name = name_of(base.file());
         let staged = StagedFile::open(stage, &name, base, self.case.mode).expect("stage");
@@ -169,7 +169,7 @@ impl Life<'_> {
         matches!(self.case.mode, Mode::Strict | Mode::Sync)
     }
 
-    fn recover(&self, attachment: &adit_pool::Attachment<SimMedium>, lost: Option<usize>) -> usize {
+    fn recover(&self, attachment: &adit_pool::Attachment<AnyMedium>, lost: Option<usize>) -> usize {
         let find = |name: &FileName| {
             let handle = u64::from_le_bytes(name.handle[..8].try_into().expect("handle"));
             let file = self.world.open_by_handle(handle)?;
@@ -180,7 +180,7 @@ impl Life<'_> {
             }
             Ok(SimBase::File(file, self.case.can))
         };
-        let report = recover(attachment, find).expect("recover");
+        let report = recover(attachment, &find).expect("recover");
         report.kept.len()
     }
 
@@ -448,12 +448,8 @@ fn drop_taken(all: &mut [Process]) {
 
 /// What is found after a crash, by who recovers all of it.
 fn found(world: &World, case: Case) -> Result<Contents, String> {
-    let pool = Pool::open(
-        world.medium(),
-        Box::new(LocalLocks::default()),
-        boot(world.boot_id()),
-    )
-    .map_err(|e| format!("open: {e}"))?;
+    let pool =
+        open_pool(world.medium(), boot(world.boot_id())).map_err(|e| format!("open: {e}"))?;
     let attachment = pool.attach().map_err(|e| format!("attach: {e}"))?;
     let find = |name: &FileName| {
         let handle = u64::from_le_bytes(name.handle[..8].try_into().expect("handle"));
@@ -461,7 +457,7 @@ fn found(world: &World, case: Case) -> Result<Contents, String> {
         Ok(SimBase::File(file, case.can))
     };
     nothing_is_damaged(&attachment)?;
-    let report = recover(&attachment, find).map_err(|e| format!("recover: {e}"))?;
+    let report = recover(&attachment, &find).map_err(|e| format!("recover: {e}"))?;
     if let Some(kept) = report.kept.first() {
         return Err(format!("kept: {}", kept.reason));
     }

@@ -48,7 +48,7 @@ fn left_after(
     crash: Crash,
     mode: Mode,
     is_cached: bool,
-    ends: impl FnOnce(&[StagedFile<SimMedium, SimFile>]),
+    ends: impl FnOnce(&[StagedFile<AnyMedium, SimFile>]),
 ) -> World {
     let world = World::new(tiny_size(12));
     if is_cached {
@@ -81,7 +81,7 @@ fn find(world: &World, name: &FileName) -> super::Result<SimFile> {
 fn recovered(world: &World, medium: &SimMedium) -> super::Result<Recovered> {
     let pool = open_pool(medium.clone(), boot_of(world))?;
     let attachment = pool.attach()?;
-    recover(&attachment, |name| find(world, name))
+    recover(&attachment, &|name| find(world, name))
 }
 
 fn contents_of(world: &World, nth: usize) -> Vec<u8> {
@@ -191,7 +191,11 @@ fn files_that_are_committed_together_wait_together() {
 }
 
 /// A file that is staged for some time, whatever comes of it.
-fn stage_one(world: &World, attachment: adit_pool::Attachment<SimMedium>) -> super::Result<()> {
+fn stage_one(
+    world: &World,
+    medium: &SimMedium,
+    attachment: adit_pool::Attachment<AnyMedium>,
+) -> super::Result<()> {
     let stage = Stage::new(attachment);
     let file = world.create("dir/new").expect("create");
     let staged = StagedFile::open(&stage, &name_of(&file), file, Mode::Strict);
@@ -204,7 +208,7 @@ fn stage_one(world: &World, attachment: adit_pool::Attachment<SimMedium>) -> sup
     });
     world.unlink("dir/new").expect("unlink");
     let attachment = stage.into_attachment().expect("alone");
-    attachment.pool().medium().lose(&[]);
+    medium.lose(&[]);
     attachment.detach().expect("detach");
     written.map(drop)
 }
@@ -217,13 +221,13 @@ fn a_chunk_that_cannot_be_written_is_passed_over() {
     let medium = world.medium();
     let pool = open_pool(medium.clone(), boot(1)).expect("open");
     // From then on there is a chunk for names.
-    stage_one(&world, pool.attach().expect("attach")).expect("staged");
+    stage_one(&world, &medium, pool.attach().expect("attach")).expect("staged");
     let free = pool.free_chunks().expect("count");
     let mut failed = 0;
     for page in pages() {
         let attachment = pool.attach().expect("attach");
         medium.lose(std::slice::from_ref(&page));
-        failed += usize::from(stage_one(&world, attachment).is_err());
+        failed += usize::from(stage_one(&world, &medium, attachment).is_err());
         assert_eq!(pool.free_chunks().expect("count"), free, "{page:?}");
     }
     // The name has two pages.

@@ -38,9 +38,11 @@ use std::sync::Arc;
 
 use adit_pmem::{BaseFile, Medium};
 use adit_pool::layout::Geometry;
-use adit_pool::{BootId, CreateOptions, FileName, LocalLocks, Pool};
+use adit_pool::{BootId, CreateOptions, FileName, LocalLocks, Pool, SlotLocks};
 use adit_sim::{Config, SimFile, SimMedium, World};
 use rustix::io::Errno;
+
+use forward::AnyMedium;
 
 use super::*;
 
@@ -71,8 +73,20 @@ fn create_pool(world: &World, boot: BootId) {
     Pool::create(&world.medium(), &options).expect("create");
 }
 
-fn open_pool<M: Medium>(medium: M, boot: BootId) -> adit_pool::Result<Arc<Pool<M>>> {
-    Pool::open(medium, Box::new(LocalLocks::default()), boot)
+fn open_pool(
+    medium: impl Medium + 'static,
+    boot: BootId,
+) -> adit_pool::Result<Arc<Pool<AnyMedium>>> {
+    open_locked(medium, LocalLocks::default(), boot)
+}
+
+/// [`open_pool`] with locks that something else looks at, too.
+fn open_locked(
+    medium: impl Medium + 'static,
+    locks: impl SlotLocks + 'static,
+    boot: BootId,
+) -> adit_pool::Result<Arc<Pool<AnyMedium>>> {
+    Pool::open(AnyMedium(Box::new(medium)), Box::new(locks), boot)
 }
 
 fn config(name: &str, chunks: u32, states: u64) -> Config {

@@ -196,7 +196,7 @@ fn two_publishers(world: &World, blind: bool) {
         create_pool(world, boot_of(world));
         let file = world.create("dir/file").expect("create");
         file.write_at(0, &first_bytes()).expect("write");
-        let pool = Pool::open(world.medium(), Box::new(locks.clone()), boot_of(world));
+        let pool = open_locked(world.medium(), locks.clone(), boot_of(world));
         (pool.expect("open"), file)
     });
     let one = Stage::new(pool.attach().expect("attach"));

@@ -11,7 +11,7 @@ const PAGE: usize = 4096;
 struct Setup {
     world: World,
     file: SimFile,
-    pool: Arc<Pool<SimMedium>>,
+    pool: Arc<Pool<AnyMedium>>,
 }
 
 fn set_up(chunks: u32) -> Setup {
@@ -25,7 +25,7 @@ fn set_up(chunks: u32) -> Setup {
 
 impl Setup {
     /// The file, staged by an attachment of its own.
-    fn staged(&self, mode: Mode) -> StagedFile<SimMedium, SimFile> {
+    fn staged(&self, mode: Mode) -> StagedFile<AnyMedium, SimFile> {
         let stage = Stage::new(self.pool.attach().expect("attach"));
         StagedFile::open(&stage, &name_of(&self.file), self.file.clone(), mode).expect("stage")
     }
@@ -33,7 +33,7 @@ impl Setup {
 
 /// Appends so many bytes at a time, and all of them succeed.
 fn append_all(
-    staged: &StagedFile<SimMedium, SimFile>,
+    staged: &StagedFile<AnyMedium, SimFile>,
     model: &mut Vec<u8>,
     lengths: impl IntoIterator<Item = usize>,
 ) {
@@ -190,7 +190,7 @@ fn a_full_pool_of_a_dead_program_can_be_committed() {
                     .find(|file| name_of(file).handle == name.handle);
                 Ok(found.expect("one of the two").clone())
             };
-            let report = recover(&attachment, find).expect("recover");
+            let report = recover(&attachment, &find).expect("recover");
             assert!(report.kept.is_empty(), "{chunks} {len}: {:?}", report.kept);
             assert_eq!(contents(&file).expect("read"), models[0]);
             assert_eq!(contents(&other).expect("read"), models[1]);
@@ -201,7 +201,7 @@ fn a_full_pool_of_a_dead_program_can_be_committed() {
 }
 
 /// A stage whose pool becomes larger once, for this reason: `hog` has most of it, and leaves.
-fn growing(pool: &Arc<Pool<SimMedium>>, hog: SimFile, reason: Growth) -> Arc<Stage<SimMedium>> {
+fn growing(pool: &Arc<Pool<AnyMedium>>, hog: SimFile, reason: Growth) -> Arc<Stage<AnyMedium>> {
     let other = Stage::new(pool.attach().expect("attach"));
     let hogging = StagedFile::open(&other, &name_of(&hog), hog, Mode::Atomic).expect("stage");
     while pool.free_chunks().expect("chunks") > 6 {
@@ -270,7 +270,7 @@ fn a_pool_grows_before_it_is_published() {
 /// Who takes a file away may have to commit what its program has not, and a log for that needs a place, too.
 #[test]
 fn a_pool_grows_for_who_takes_an_uncommitted_file_away() {
-    let Setup { file, pool, .. } = set_up(3);
+    let Setup { world, file, pool } = set_up(3);
     let staged = StagedFile::open(
         &Stage::new(pool.attach().expect("attach")),
         &name_of(&file),
@@ -281,11 +281,12 @@ fn a_pool_grows_for_who_takes_an_uncommitted_file_away() {
     let mut model = first_bytes();
     append_all(&staged, &mut model, [100]);
     assert_eq!(pool.free_chunks().expect("chunks"), 0);
-    let grow = |attachment: &Attachment<SimMedium>, growth| {
+    let medium = world.medium();
+    let grow = move |attachment: &Attachment<AnyMedium>, growth| {
         growth == Growth::ToPublish && {
             let pool = attachment.pool();
             let chunks = pool.chunk_count().expect("chunks") + 1;
-            pool.medium().grow(pool.geometry().chunk(chunks));
+            medium.grow(pool.geometry().chunk(chunks));
             matches!(attachment.grow_to(chunks), Ok(now) if now == chunks)
         }
     };
@@ -405,7 +406,7 @@ fn unmatched_files_are_kept() {
         false => Ok(file.clone()),
     };
     for _ in 0..2 {
-        let report = recover(&attachment, find).expect("recover");
+        let report = recover(&attachment, &find).expect("recover");
         assert_eq!(report.kept.len(), 1);
         let kept = &report.kept[0];
         assert_eq!(
@@ -416,7 +417,7 @@ fn unmatched_files_are_kept() {
     }
     let published = [first_bytes(), b"of the one".to_vec()].concat();
     assert_eq!(contents(&file).expect("read"), published);
-    let report = recover(&attachment, |_: &FileName| Ok(lost.clone())).expect("recover");
+    let report = recover(&attachment, &|_: &FileName| Ok(lost.clone())).expect("recover");
     assert!(report.kept.is_empty());
     assert_eq!(contents(&lost).expect("read"), b"of the lost");
 }
@@ -442,10 +443,10 @@ fn what_cannot_be_made_durable_first_is_not_committed() {
         true => Err(Error::Base(Errno::AGAIN)),
         false => Ok(Unsynced(file.clone())),
     };
-    let report = recover(&attachment, find).expect("recover");
+    let report = recover(&attachment, &find).expect("recover");
     assert_eq!((report.kept.len(), uncommitted()), (1, 1));
     assert_eq!(contents(&file).expect("read"), first_bytes());
-    let report = recover(&attachment, |_: &FileName| Ok(file.clone())).expect("recover");
+    let report = recover(&attachment, &|_: &FileName| Ok(file.clone())).expect("recover");
     assert_eq!((report.kept.len(), uncommitted()), (0, 0));
     let all = [first_bytes(), b"not committed".to_vec()].concat();
     assert_eq!(contents(&file).expect("read"), all);
@@ -526,14 +527,14 @@ fn what_is_published_of_idle_files_makes_room() {
     let grown = Arc::new(AtomicBool::new(false));
     let grow = {
         let grown = Arc::clone(&grown);
-        move |_: &Attachment<SimMedium>, _| {
+        move |_: &Attachment<AnyMedium>, _| {
             grown.store(true, Ordering::Relaxed);
             false
         }
     };
     let stage = Stage::growing(setup.pool.attach().expect("attach"), Box::new(grow));
     let other = Stage::new(setup.pool.attach().expect("attach"));
-    let open = |stage: &Arc<Stage<SimMedium>>, file: &SimFile| {
+    let open = |stage: &Arc<Stage<AnyMedium>>, file: &SimFile| {
         StagedFile::open(stage, &name_of(file), file.clone(), Mode::Strict).expect("stage")
     };
     let idle: Vec<_> = (0..3)

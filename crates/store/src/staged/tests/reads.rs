@@ -61,7 +61,7 @@ impl BaseFile for SlowBase {
 
 const PAGE: usize = 4096;
 
-type Slow = StagedFile<SlowMedium, SlowBase>;
+type Slow = StagedFile<AnyMedium, SlowBase>;
 
 fn slow_file() -> (Arc<Slow>, Middle, Middle) {
     let world = World::new(tiny_size(6));

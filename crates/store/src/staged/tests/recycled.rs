@@ -106,7 +106,7 @@ fn a_published_page_is_covered_no_more() {
         let other = world.create("dir/other").expect("create");
         let pool = open_pool(world.medium(), boot(1)).expect("open");
         let stages = [0; 2].map(|_| Stage::new(pool.attach().expect("attach")));
-        let open = |stage: &Arc<Stage<SimMedium>>, file: &SimFile| {
+        let open = |stage: &Arc<Stage<AnyMedium>>, file: &SimFile| {
             StagedFile::open(stage, &name_of(file), file.clone(), Mode::Posix).expect("stage")
         };
         let staged = open(&stages[0], &file);

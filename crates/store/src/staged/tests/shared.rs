@@ -20,11 +20,11 @@ use adit_pool::PoolFile;
 
 const PAGE: usize = 4096;
 
-type Simulated = StagedFile<SimMedium, SimFile>;
+type Simulated = StagedFile<AnyMedium, SimFile>;
 
 /// Programs that share a file.
 struct Crowd {
-    stages: Vec<Arc<Stage<SimMedium>>>,
+    stages: Vec<Arc<Stage<AnyMedium>>>,
     modes: Vec<Mode>,
     file: SimFile,
 }
@@ -44,7 +44,7 @@ impl Crowd {
     }
 
     fn open(&self) -> Vec<Simulated> {
-        let open = |(stage, mode): (&Arc<Stage<SimMedium>>, &Mode)| {
+        let open = |(stage, mode): (&Arc<Stage<AnyMedium>>, &Mode)| {
             let name = name_of(&self.file);
             let staged = StagedFile::open(stage, &name, self.file.clone(), *mode).expect("stage");
             staged.share().expect("share");
@@ -543,10 +543,10 @@ fn read_while_pages_go(shared: bool, blind: Blind, in_the_middle: bool) -> Vec<u
     let middle = Middle::default();
     let stage = |middle: &Middle| {
         let medium = SlowMedium(world.medium(), middle.clone());
-        let pool = Pool::open(medium, Box::new(locks.clone()), boot(1)).expect("open");
+        let pool = open_locked(medium, locks.clone(), boot(1)).expect("open");
         Stage::new(pool.attach().expect("attach"))
     };
-    let open = |stage: &Arc<Stage<SlowMedium>>, file: &SimFile| {
+    let open = |stage: &Arc<Stage<AnyMedium>>, file: &SimFile| {
         StagedFile::open(stage, &name_of(file), file.clone(), Mode::Strict).expect("stage")
     };
     let reader = stage(&middle);
@@ -689,7 +689,7 @@ enum Act {
 }
 
 impl Act {
-    fn run(self, theirs: &StagedFile<Stepping, SteppingBase>) {
+    fn run(self, theirs: &StagedFile<AnyMedium, SteppingBase>) {
         match self {
             Self::Show(byte) | Self::Fold(byte) => theirs.write_at(0, &[byte; 2 * PAGE]),
             Self::Cut => theirs.truncate(0),
@@ -727,7 +727,7 @@ fn read_while_another_acts(mode: Mode, acts: &[(u32, Act)], blind: Blind) -> (bo
     let instants = Instants::default();
     let open = |instants: &Instants| {
         let medium = Stepping(world.medium(), instants.clone());
-        let pool = Pool::open(medium, Box::new(locks.clone()), boot(1)).expect("open");
+        let pool = open_locked(medium, locks.clone(), boot(1)).expect("open");
         let stage = Stage::new(pool.attach().expect("attach"));
         let base = SteppingBase(file.clone(), instants.clone());
         let staged = StagedFile::open(&stage, &name_of(&file), base, mode).expect("stage");
@@ -950,7 +950,7 @@ fn dies_after(events: u64, mode: Mode) -> bool {
         modes,
         file,
     } = Crowd::of(&world, boot(1), &[mode; 2], &first_bytes());
-    let open = |stage: &Arc<Stage<SimMedium>>| {
+    let open = |stage: &Arc<Stage<AnyMedium>>| {
         let staged = StagedFile::open(stage, &name_of(&file), file.clone(), modes[0]);
         let staged = staged.expect("stage");
         staged.share().expect("share");

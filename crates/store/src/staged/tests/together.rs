@@ -89,8 +89,8 @@ const PAGE: usize = 4096;
 /// One writes through blinkers, the other publishes; they share a base file.
 struct Two {
     file: SimFile,
-    other: Arc<Stage<Blinkered>>,
-    staged: StagedFile<Blinkered, SlowBase>,
+    other: Arc<Stage<AnyMedium>>,
+    staged: StagedFile<AnyMedium, SlowBase>,
     middle: Middle,
 }
 
@@ -106,7 +106,7 @@ fn two(blind: Blind) -> Two {
             blind,
             frozen: Arc::default(),
         };
-        Pool::open(medium, Box::new(locks.clone()), boot(1)).expect("open")
+        open_locked(medium, locks.clone(), boot(1)).expect("open")
     };
     let stage = Stage::new(pool(blind).attach().expect("attach"));
     let other = Stage::new(pool(Blind::No).attach().expect("attach"));
@@ -123,10 +123,10 @@ fn two(blind: Blind) -> Two {
 
 impl Two {
     fn other(
-        other: &Arc<Stage<Blinkered>>,
+        other: &Arc<Stage<AnyMedium>>,
         entry: FileRef,
         file: &SimFile,
-    ) -> StagedFile<Blinkered, SimFile> {
+    ) -> StagedFile<AnyMedium, SimFile> {
         StagedFile::open_entry(other, entry, file.clone(), Mode::Strict).expect("stage")
     }
 
@@ -539,7 +539,7 @@ fn a_killed_program_loses_nothing() {
             }
         }
         let open = |_: &FileName| Ok(kernel_file(&path));
-        let report = recover(stage.attachment(), open).expect("recover");
+        let report = recover(stage.attachment(), &open).expect("recover");
         assert!(report.kept.is_empty(), "{:?}", report.kept);
         let found = count_records(&std::fs::read(&path).expect("read"));
         assert!(
@@ -625,10 +625,10 @@ fn relink_ends_after(events: u64, can: Can) -> bool {
 
 /// A program with some files, and somebody who looks after them.
 struct Watched {
-    own: Vec<StagedFile<SimMedium, SimFile>>,
-    other: Vec<StagedFile<SimMedium, SimFile>>,
+    own: Vec<StagedFile<AnyMedium, SimFile>>,
+    other: Vec<StagedFile<AnyMedium, SimFile>>,
     bases: Vec<SimFile>,
-    stage: Arc<Stage<SimMedium>>,
+    stage: Arc<Stage<AnyMedium>>,
     world: World,
 }
 
@@ -686,7 +686,7 @@ impl Watched {
 }
 
 /// Which of these files somebody has locked who has said that he takes long.
-fn take_long(stage: &Stage<SimMedium>, files: &[FileRef]) -> Vec<bool> {
+fn take_long(stage: &Stage<AnyMedium>, files: &[FileRef]) -> Vec<bool> {
     let pool = stage.attachment().pool();
     let takes_long = |file: &FileRef| {
         let entry = pool.geometry().file_entry((file.id() & 0xff_ffff) as u32);
