@@ -17,6 +17,7 @@ use rustix::process::{Pid, Resource, getpriority_process, getrlimit, setpriority
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
 
 use adit_store::monitor::client::Refused;
+use adit_store::monitor::{ENDING, UNTIL_ANOTHER_ENDS, join};
 use adit_store::registry::{RuntimeDir, prepare_filter};
 
 use super::environment::{Environment, PRELOAD};
@@ -67,7 +68,7 @@ pub(crate) fn start(
         let _ = prepare_filter(&dir);
     }
     let pid = std::process::id();
-    if is_served(&dir, pid, awaited) {
+    if is_served(join(&dir, pid), awaited) {
         return Ok(());
     }
     // The monitor serves all programs of the user: it must not be held to the limits of the first.
@@ -130,8 +131,8 @@ fn be_scheduled_as_usual() {
 
 /// Whether a monitor serves the directory that stays for this process, or has no room for one more: that does not end
 /// soon, as so many others need it, and another one could not begin beside it. It is said where files are staged at once.
-fn is_served(dir: &RuntimeDir, pid: u32, staged: bool) -> bool {
-    match adit_store::monitor::join(dir, pid) {
+fn is_served(joined: Result<(), Refused>, staged: bool) -> bool {
+    match joined {
         Err(Refused::TooMany) if staged => {
             eprintln!(
                 "adit: the monitor stays for as many programs as it can\n  \
@@ -146,9 +147,15 @@ fn is_served(dir: &RuntimeDir, pid: u32, staged: bool) -> bool {
 /// Whether it answers in time.
 fn answers(dir: &RuntimeDir, pid: u32) -> bool {
     let begun = Instant::now();
-    while begun.elapsed() < PATIENCE {
-        if is_served(dir, pid, true) {
+    let mut patience = PATIENCE;
+    while begun.elapsed() < patience {
+        let joined = join(dir, pid);
+        if is_served(joined, true) {
             return true;
+        }
+        // The one that was started waits for the end of another.
+        if joined == Err(ENDING) {
+            patience = UNTIL_ANOTHER_ENDS;
         }
         adit_pmem::rest(Duration::from_millis(1));
     }

@@ -392,9 +392,6 @@ impl Held {
 
     /// The program is gone, and nobody waits for its other files.
     pub(super) fn orphan(&self) {
-        if let Some(fd) = &self.fd {
-            forget_cached(fd.as_fd());
-        }
         self.orphaned.store(true, Ordering::Release);
     }
 
@@ -479,6 +476,11 @@ impl Held {
         #[cfg(test)]
         if self.is_orphaned() || self.is_closed() {
             planted::wait_in_burying();
+        }
+        // Of the dead: the kernel may have told a failed write-back to them alone. Not in the main thread: it waits for a disk
+        // that is to write what is dirty.
+        if let Some(fd) = self.fd.as_ref().filter(|_| self.is_orphaned()) {
+            forget_cached(fd.as_fd());
         }
         match self.end_staging() {
             // Who has ended it may not have made that durable.
@@ -718,6 +720,8 @@ pub(super) fn commit_together(files: &[Arc<Held>]) {
     // In the other modes nothing waits for a commit.
     let waiting = |held: &&Arc<Held>| matches!(held.terms.mode, Mode::Posix | Mode::Atomic);
     by_pool(files.iter().filter(waiting), |files| {
+        #[cfg(test)]
+        planted::wait_in_committing(&files[0].0.pool.path);
         let files: Vec<&Staged> = files.iter().map(|(_, staged)| &**staged).collect();
         let _ = StagedFile::commit_group(&files);
     });
@@ -792,6 +796,7 @@ pub(super) mod planted {
     static LEFT: AtomicU32 = AtomicU32::new(u32::MAX);
     static SLOWLY: AtomicBool = AtomicBool::new(false);
     static BURIES_SLOWLY: AtomicBool = AtomicBool::new(false);
+    static AGES_SLOWLY: AtomicBool = AtomicBool::new(false);
     static UNSHARED: AtomicU32 = AtomicU32::new(0);
 
     /// So many times a file cannot be shared.
@@ -834,6 +839,24 @@ pub(super) mod planted {
     pub(super) fn wait_in_opening(path: &Path) {
         if path.ends_with(SLOW_POOL) {
             wait_for_word("opening", "open");
+        }
+    }
+
+    /// What the dead have left in such a pool is committed when the test says so.
+    pub(super) fn wait_in_committing(path: &Path) {
+        if path.ends_with(SLOW_POOL) {
+            wait_for_word("committing", "commit");
+        }
+    }
+
+    /// What has aged in such a pool is published when the test says so.
+    pub(in crate::monitor) fn age_slowly() {
+        AGES_SLOWLY.store(true, Ordering::Relaxed);
+    }
+
+    pub(in crate::monitor) fn wait_in_aging(path: &Path) {
+        if AGES_SLOWLY.load(Ordering::Relaxed) && path.ends_with(SLOW_POOL) {
+            wait_for_word("aging", "age");
         }
     }
 

@@ -2,8 +2,8 @@
 //!
 //! The main thread takes leases and answers; whatever may wait for a disk or a lock runs in a worker
 //! (`workers.rs` says what happens where the kernel gives no thread).
-//! There is a worker per broken lease, because somebody waits for each; one that publishes what has
-//! aged, file after file; for a dead program one that commits all its files at one instant, then one per
+//! There is a worker per broken lease, because somebody waits for each; for each pool one that publishes what has
+//! aged, file after file, and one that commits all files of the dead at one instant; then one per
 //! file, some at a time so that openers always find a place, and when these are through one that repairs
 //! what the dead left in the pool; one that opens a pool, and one that finds out which, for all that ask
 //! meanwhile; and one at the start that recovers all listed pools.
@@ -105,12 +105,11 @@ pub(super) struct Leases {
     next: u64,
     since: Instant,
     looked_at: Instant,
-    published_at: Instant,
     pace: Pace,
-    /// A worker publishes what has aged.
-    aging: bool,
-    /// A worker commits what the dead left.
-    committing: bool,
+    /// Pools of which a worker publishes what has aged, or did.
+    ages: Vec<Age>,
+    /// Pools of which one commits what the dead left.
+    committing: Vec<Arc<OpenPool>>,
     /// A worker looks for leases that nobody knows.
     adopting: bool,
     /// When one looks once more.
@@ -193,10 +192,10 @@ pub(super) enum Report {
     PoolOf(Question, Option<PathBuf>),
     /// A pool is opened, or could not be.
     Opened(PathBuf, Result<Box<OpenPool>, Errno>),
-    /// What has aged is published.
-    Aged(Aged),
-    /// What these files of the dead lacked is committed.
-    Committed(Vec<u64>),
+    /// What has aged of a pool is published.
+    Aged(Weak<OpenPool>, Aged),
+    /// What these files of the dead lacked, of a pool, is committed.
+    Committed(Arc<OpenPool>, Vec<u64>),
     /// Leases that nobody knew, and shared files.
     Found(Vec<Stray>, Vec<Shared>),
     /// Pools are recovered.
@@ -209,6 +208,13 @@ pub(super) enum Report {
 
 /// A file that is held, and its program.
 type Aging = (u64, Weak<Held>, Option<i32>);
+
+/// When what has aged of a pool was published last. A worker is at it, which takes as long as its disk does.
+struct Age {
+    pool: Weak<OpenPool>,
+    published_at: Instant,
+    under_way: bool,
+}
 
 /// What was seen while publishing what has aged.
 #[derive(Default)]
@@ -247,10 +253,9 @@ impl Leases {
             next: means.first,
             since: Instant::now(),
             looked_at: Instant::now(),
-            published_at: Instant::now(),
             pace,
-            aging: false,
-            committing: false,
+            ages: Vec::new(),
+            committing: Vec::new(),
             adopting: false,
             adopts_again: None,
             bereft: Vec::new(),
@@ -424,8 +429,11 @@ impl Leases {
                 self.go_on_with(&path, &opened);
                 self.answer_those_asking(&path, opened);
             }
-            Report::Aged(Aged { left, ended, lost }) => {
-                self.aging = false;
+            Report::Aged(pool, Aged { left, ended, lost }) => {
+                let mut ages = self.ages.iter_mut();
+                if let Some(age) = ages.find(|age| age.pool.ptr_eq(&pool)) {
+                    age.under_way = false;
+                }
                 for number in lost {
                     if let Some(entry) = self.held.get_mut(&number) {
                         entry.again_at.get_or_insert_with(Instant::now);
@@ -448,8 +456,8 @@ impl Leases {
                     }
                 }
             }
-            Report::Committed(files) => {
-                self.committing = false;
+            Report::Committed(pool, files) => {
+                self.committing.retain(|its| !Arc::ptr_eq(its, &pool));
                 for entry in files.iter().filter_map(|number| self.held.get(number)) {
                     entry.held.orphan();
                 }
@@ -601,28 +609,51 @@ impl Leases {
         });
     }
 
-    /// Publishes what has aged, file after file, in one worker, which also looks whose programs are gone.
+    /// Publishes what has aged, file after file, in one worker for each pool, which also looks whose programs are gone.
     fn publish_aged(&mut self, now: Instant) {
-        if self.aging || self.held.is_empty() {
-            return;
+        self.ages.retain(|age| age.pool.strong_count() > 0);
+        let mut pools: Vec<(&Arc<OpenPool>, Vec<Aging>)> = Vec::new();
+        for (number, entry) in &self.held {
+            let is_programs = entry.dead_since.is_none() && !entry.held.is_closed();
+            if entry.breaking.is_some() || !is_programs {
+                continue;
+            }
+            let held = &entry.held;
+            let aging = (*number, Arc::downgrade(held), entry.owner.pid);
+            match pools
+                .iter_mut()
+                .find(|(pool, _)| Arc::ptr_eq(pool, &held.pool))
+            {
+                Some((_, files)) => files.push(aging),
+                None => pools.push((&held.pool, vec![aging])),
+            }
         }
-        let all: Vec<Aging> = self
-            .held
-            .iter()
-            .filter(|(_, entry)| {
-                let is_programs = entry.dead_since.is_none() && !entry.held.is_closed();
-                entry.breaking.is_none() && is_programs
-            })
-            .map(|(number, entry)| (*number, Arc::downgrade(&entry.held), entry.owner.pid))
-            .collect();
-        self.aging = true;
-        let due = now.duration_since(self.published_at) >= self.pace.publish_after;
-        if due {
-            self.published_at = now;
+        for (pool, files) in pools {
+            let weak = Arc::downgrade(pool);
+            let known = self.ages.iter().position(|age| age.pool.ptr_eq(&weak));
+            let at = known.unwrap_or_else(|| {
+                self.ages.push(Age {
+                    pool: Weak::clone(&weak),
+                    published_at: now,
+                    under_way: false,
+                });
+                self.ages.len() - 1
+            });
+            let age = &mut self.ages[at];
+            if age.under_way {
+                continue;
+            }
+            age.under_way = true;
+            let due = now.duration_since(age.published_at) >= self.pace.publish_after;
+            if due {
+                age.published_at = now;
+            }
+            let quiet_for = due.then_some(self.pace.give_back_after);
+            self.workers.start(Haste::Whenever, move || {
+                let aged = publish_aging(&files, quiet_for);
+                Report::Aged(weak, aged)
+            });
         }
-        let quiet_for = self.pace.give_back_after;
-        let publish = move || Report::Aged(age(&all, due.then_some(quiet_for)));
-        self.workers.start(Haste::Whenever, publish);
     }
 
     fn close_idle_pools(&mut self, now: Instant) {
@@ -758,25 +789,24 @@ fn peer_of(connection: &Fd) -> Result<Option<i32>, Errno> {
     Ok(lease::who(connection.as_fd())?.pid)
 }
 
-/// Publishes files that are still held, if that is due, and gives those back that have been quiet for so long. Tells those whose programs have left the pool without a word: their
-/// slot is free, though the process may live, as after an `exec` that nobody saw.
-fn age(all: &[Aging], due: Option<Duration>) -> Aged {
-    let mut living: Vec<(*const OpenPool, Vec<u32>, bool)> = Vec::new();
+/// Publishes files of one pool that are still held, if that is due, and gives those back that have been quiet for so long.
+/// Tells those whose programs have left the pool without a word: their slot is free, though the process may live, as after
+/// an `exec` that nobody saw.
+fn publish_aging(all: &[Aging], due: Option<Duration>) -> Aged {
+    let mut pool: Option<(Vec<u32>, bool)> = None;
     let mut known: BTreeMap<i32, Option<OpenFiles>> = BTreeMap::new();
     let mut aged = Aged::default();
     let mut here = Vec::new();
+    let mut at_once = MANY;
     for (number, held, pid) in all {
         let Some(held) = held.upgrade() else {
             continue;
         };
-        let pool = Arc::as_ptr(&held.pool);
-        if !living.iter().any(|(known, ..)| *known == pool) {
-            living.push((pool, held.pool.living_slots(), held.pool.is_removed()));
-        }
-        let its = || living.iter().filter(|(known, ..)| *known == pool);
-        let lives =
-            its().any(|(_, slots, _)| slots.contains(&held.terms.slot)) && !held.is_unseated();
-        let is_removed = its().any(|(.., removed)| *removed);
+        #[cfg(test)]
+        held::planted::wait_in_aging(&held.pool.path);
+        let (living, is_removed) =
+            pool.get_or_insert_with(|| (held.pool.living_slots(), held.pool.is_removed()));
+        let lives = living.contains(&held.terms.slot) && !held.is_unseated();
         let mut open_files = || {
             let of_program = known.entry((*pid)?);
             of_program
@@ -786,19 +816,18 @@ fn age(all: &[Aging], due: Option<Duration>) -> Aged {
         // What could not be published now is tried again at the next look, and at the break.
         if !lives {
             aged.left.push(*number);
-        } else if is_removed || held.is_left(&mut open_files) {
+        } else if *is_removed || held.is_left(&mut open_files) {
             aged.lost.push(*number);
         } else {
-            here.push((held.pool.is_slow(), *number, Arc::downgrade(&held)));
+            // Those on slow media one by one.
+            at_once = if held.pool.is_slow() { 1 } else { MANY };
+            here.push((*number, Arc::downgrade(&held)));
         }
     }
-    here.sort_by_key(|(slow, ..)| *slow);
     let mut places = MANY;
-    // Those on slow media one by one.
-    let groups = here.chunk_by(|one, next| !one.0 && !next.0);
-    for here in groups.flat_map(|files| files.chunks(MANY)) {
+    for here in here.chunks(at_once) {
         let here = here.iter();
-        let here = here.filter_map(|(_, number, held)| Some((*number, held.upgrade()?)));
+        let here = here.filter_map(|(number, held)| Some((*number, held.upgrade()?)));
         let (numbers, files): (Vec<u64>, Vec<Arc<Held>>) = here.unzip();
         if let Some(quiet_for) = due {
             held::publish_together(&files);

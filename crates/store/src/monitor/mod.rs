@@ -273,20 +273,30 @@ fn inherit(number: i32) -> Result<Beginning, MonitorError> {
     })
 }
 
+/// What a monitor that is told to end says to who wants it to stay: another one can serve when everything is in the files,
+/// and those have ended whom it stays for a while.
+pub const ENDING: Refused = Refused::NoMonitor(Errno::SHUTDOWN);
+
+/// How long it is worth waiting for the end of one that says so.
+pub const UNTIL_ANOTHER_ENDS: Duration = Duration::from_secs(30);
+
 /// Takes the lock of the one monitor, or makes sure that its holder knows whom to stay for, if it has room for that. The
 /// holder may be about to end, hence the rounds.
 fn take_lock(dir: &RuntimeDir, fd: &Fd, options: &Options) -> Result<Option<Fd>, MonitorError> {
     let flags = OFlags::RDWR | OFlags::CREATE;
     let mode = Mode::RUSR | Mode::WUSR;
     let lock = sys::open_at(fd, LOCK, flags, mode).map_err(failed("open its lock file"))?;
-    for _ in 0..100 {
+    let begun = Instant::now();
+    let mut rounds = 0;
+    while rounds < 100 {
         let operation = FlockOperation::NonBlockingLockExclusive;
         if sys::try_lock(&lock, operation).map_err(failed("lock its file"))? {
             return Ok(Some(lock));
         }
         match options.stay_for.map(|pid| join(dir, pid)) {
             None | Some(Ok(()) | Err(Refused::TooMany)) => return Ok(None),
-            Some(Err(_)) => {}
+            Some(Err(ENDING)) if begun.elapsed() < UNTIL_ANOTHER_ENDS => {}
+            Some(Err(_)) => rounds += 1,
         }
         adit_pmem::rest(Duration::from_millis(5));
     }

@@ -21,7 +21,7 @@ use super::lease;
 use super::leases::Leases;
 use super::records::{Listed, Record, Records};
 use super::reserve::Reservations;
-use super::{Ready, has_room_for};
+use super::{ENDING, Ready, has_room_for};
 use crate::registry::attention::Attention;
 use crate::registry::sys::{self, Fd};
 use crate::registry::wire::{self, Answer, Request, SOCKET};
@@ -150,12 +150,12 @@ impl Server {
     /// up: in another namespace of processes it is somebody else's, init's for example, who never ends.
     fn join(&mut self, connection: &Fd, pid: u32, along: Option<Fd>) -> Result<(), Refused> {
         let life = match along {
+            // Nobody: it is asked only whether it answers.
+            None if pid == 0 && !self.leases.is_ending() => return Ok(()),
             // It would soon have nobody.
-            _ if self.leases.is_ending() => return Err(Refused::NoMonitor(Errno::SHUTDOWN)),
+            _ if self.leases.told_at().is_some() => return Err(ENDING),
             Some(fd) if is_process(&fd) => fd,
             Some(_) => return Err(Refused::NotUnderstood),
-            // Nobody: it is asked only whether it answers.
-            None if pid == 0 => return Ok(()),
             None => lease::peer(connection.as_fd()).map_err(Refused::NoMonitor)?,
         };
         self.stay_while(life)

@@ -172,6 +172,9 @@ fn helper_monitor() {
     if std::env::var_os("T_BURIES_SLOWLY").is_some() {
         held::planted::bury_slowly();
     }
+    if std::env::var_os("T_AGES_SLOWLY").is_some() {
+        held::planted::age_slowly();
+    }
     if std::env::var_os("T_SHARES_SLOWLY").is_some() {
         held::planted::share_slowly();
     }

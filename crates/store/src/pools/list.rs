@@ -57,8 +57,8 @@ struct Memory {
 
 impl PoolList {
     /// The list of this user: in `adit` below `XDG_STATE_HOME`, else below `.local/state` in the home
-    /// directory. Without either, as for a service, below the runtime directory: it then lasts as
-    /// long as that.
+    /// directory. Where there is none and he can make none, as for a service, whose home may be `/nonexistent` or root's,
+    /// below the runtime directory: it then lasts as long as that.
     #[must_use]
     pub fn of_user(xdg_state_home: Option<&OsStr>, home: Option<&OsStr>, runtime: &Path) -> Self {
         let absolute = |name: &&OsStr| Path::new(name).is_absolute();
@@ -67,7 +67,9 @@ impl PoolList {
             let home = home.filter(absolute)?;
             Some(Path::new(home).join(".local/state"))
         });
-        Self::at(&state.map_or_else(|| runtime.to_owned(), |state| state.join("adit")))
+        let list = state.map(|state| Self::at(&state.join("adit")));
+        let usable = |list: &Self| is_there(&list.dir.join("pools")) || list.can_be_begun();
+        list.filter(usable).unwrap_or_else(|| Self::at(runtime))
     }
 
     /// The list in a directory, which is made when there is something to list.
@@ -193,6 +195,16 @@ impl PoolList {
     pub(super) fn may_be_made(&self) -> bool {
         let is_to_be_had = || is_there(&self.dir) || self.home().is_some_and(is_there);
         self.dir.is_absolute() && is_to_be_had() && !self.lies_in_anothers()
+    }
+
+    /// Whether this user could make it, where there is none.
+    fn can_be_begun(&self) -> bool {
+        let nearest = self.dir.ancestors().find(|dir| is_there(dir));
+        let can_write = |dir: &Path| {
+            let access = Access::WRITE_OK | Access::EXEC_OK;
+            rustix::fs::accessat(CWD, dir.as_os_str().as_bytes(), access, AtFlags::EACCESS).is_ok()
+        };
+        self.may_be_made() && nearest.is_some_and(|dir| dir.is_dir() && can_write(dir))
     }
 
     /// Whether its directory, or what there is of the way to it, is another user's, and not root's.
@@ -539,6 +551,35 @@ mod tests {
         std::os::unix::fs::symlink(&pool, &path).expect("link");
         assert_eq!(list.add(&[3; 16], &pool), Err(Errno::LOOP));
         assert!(path.is_symlink());
+    }
+
+    /// The home directory of a service may be `/nonexistent`, or a file, or one in which it can make nothing.
+    #[test]
+    fn who_has_no_home_to_write_to_has_his_list_where_he_registers() {
+        let scratch = Scratch::new();
+        let (home, runtime) = (scratch.path("home"), scratch.path("run"));
+        let of = |home: &Path| PoolList::of_user(None, Some(home.as_os_str()), &runtime).dir;
+        assert_eq!(of(&home), runtime);
+        std::fs::write(&home, "").expect("write");
+        assert_eq!(of(&home), runtime);
+        std::fs::remove_file(&home).expect("remove");
+        std::fs::create_dir(&home).expect("make");
+        assert_eq!(of(&home), home.join(".local/state/adit"));
+        let set_mode = |path: &Path, mode| {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            std::fs::set_permissions(path, mode).expect("chmod");
+        };
+        if !rustix::process::geteuid().is_root() {
+            set_mode(&home, 0o500);
+            assert_eq!(of(&home), runtime);
+            set_mode(&home, 0o700);
+        }
+        // One that is there is read, whether or not it can be changed now.
+        let list = PoolList::at(&of(&home));
+        list.add(&[1; 16], &scratch.path("pool")).expect("add");
+        set_mode(list.directory(), 0o500);
+        assert_eq!(of(&home), list.dir);
+        set_mode(list.directory(), 0o700);
     }
 
     #[test]

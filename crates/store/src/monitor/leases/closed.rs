@@ -2,13 +2,15 @@
 //! each other, with nobody waiting for each. Who must not go on before that is over asks for it: before a name changes, a
 //! program is executed or ends.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
 use super::{Entry, Leases, peer_of};
 use crate::monitor::client::Refused;
+use crate::monitor::held::Held;
 use crate::monitor::lease::Said;
 use crate::registry::sys::Fd;
 use crate::registry::wire::{self, Answer};
@@ -27,7 +29,7 @@ const LONGEST: Duration = Duration::from_secs(15);
 pub(super) struct Waiting {
     connection: Fd,
     since: Instant,
-    files: BTreeSet<u64>,
+    files: BTreeMap<u64, Weak<Held>>,
 }
 
 impl Leases {
@@ -60,13 +62,13 @@ impl Leases {
             wire::answer(&connection, &Refused::Pool(Errno::AGAIN).answer());
             return;
         }
-        let mut files = BTreeSet::new();
+        let mut files = BTreeMap::new();
         for (number, entry) in &mut self.held {
             if entry.held.is_closed() && entry.owner.pid == owner {
                 // As an opener does.
                 entry.awaited = true;
                 entry.is_asked_for();
-                files.insert(*number);
+                files.insert(*number, Arc::downgrade(&entry.held));
             }
         }
         self.waiting.push(Waiting {
@@ -80,13 +82,17 @@ impl Leases {
 
     pub(super) fn answer_those_waiting(&mut self) {
         let held = &self.held;
-        let is_awaited = |number: &u64| {
+        let is_awaited = |number: &u64, its: &mut Weak<Held>| {
             let failing = |entry: &Entry| {
                 entry
                     .failing_since
                     .is_some_and(|at| at.elapsed() > PATIENCE)
             };
-            held.get(number).is_some_and(|entry| !failing(entry))
+            match held.get(number) {
+                Some(entry) => !failing(entry),
+                // Who was publishing it when it was closed has its descriptor for a moment.
+                None => its.strong_count() > 0,
+            }
         };
         let is_over = |waiting: &mut Waiting| {
             waiting.files.retain(is_awaited);

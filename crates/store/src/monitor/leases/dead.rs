@@ -27,8 +27,10 @@ impl Leases {
         if let Some(at) = self.bereft.iter().position(is_clear) {
             let pool = self.bereft.swap_remove(at);
             self.recovering = true;
-            let within = self.places.file_system_of(&pool.path);
+            let places = self.places.clone();
             self.workers.start(Haste::Whenever, move || {
+                // To look for it may take as long as the slowest disk that a list of pools is on.
+                let within = places.file_system_of(&pool.path);
                 let _ = recovery::recover_once_with(pool.stage().attachment(), within.as_ref());
                 Report::Recovered
             });
@@ -75,28 +77,33 @@ impl Leases {
 
     /// Has what the files of the dead lack committed, before the first of them is published: a loss of
     /// power in between must not find some of them only. Where it cannot be committed for all, each file's
-    /// is with its publication.
+    /// is with its publication. Those of one pool at a time, which may take as long as its disk does: who opens a file of
+    /// another pool does not wait for that.
     pub(super) fn commit_dead(&mut self) {
-        if self.committing {
-            return;
-        }
-        let left = self.held.iter().filter(|(_, entry)| {
-            entry.dead_since.is_some() && !entry.held.is_orphaned() && entry.breaking.is_none()
-        });
-        let (numbers, files): (Vec<u64>, Vec<Arc<Held>>) = left
+        let mut left: Vec<(u64, Arc<Held>)> = self
+            .held
+            .iter()
+            .filter(|(_, entry)| {
+                entry.dead_since.is_some() && !entry.held.is_orphaned() && entry.breaking.is_none()
+            })
             .map(|(number, entry)| (*number, Arc::clone(&entry.held)))
-            .unzip();
-        match &files[..] {
-            [] => {}
-            [one] => one.orphan(),
-            _ => {
-                self.committing = true;
-                self.workers.start(Haste::Whenever, move || {
-                    held::commit_together(&files);
-                    held::look_together(&files);
-                    Report::Committed(numbers)
-                });
+            .collect();
+        while let Some(pool) = left.first().map(|(_, held)| Arc::clone(&held.pool)) {
+            let here = left.extract_if(.., |(_, held)| Arc::ptr_eq(&held.pool, &pool));
+            let (numbers, files): (Vec<u64>, Vec<Arc<Held>>) = here.unzip();
+            if self.committing.iter().any(|its| Arc::ptr_eq(its, &pool)) {
+                continue;
             }
+            if let [one] = &files[..] {
+                one.orphan();
+                continue;
+            }
+            self.committing.push(Arc::clone(&pool));
+            self.workers.start(Haste::Awaited, move || {
+                held::commit_together(&files);
+                held::look_together(&files);
+                Report::Committed(pool, numbers)
+            });
         }
     }
 }

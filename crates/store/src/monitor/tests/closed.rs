@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::super::client;
 use super::leases::{WRITTEN, both, is_leased, kill, len, opener, patiently, seen_by, staging};
 use super::*;
-use crate::testing::{eventually, open_rw};
+use crate::testing::{alone, eventually, open_rw};
 
 /// A program that has staged bytes of a file and left it, and closed it.
 fn left(scratch: &Scratch, mode: &str) -> (Helper, PathBuf, Vec<u8>) {
@@ -22,6 +22,8 @@ fn left(scratch: &Scratch, mode: &str) -> (Helper, PathBuf, Vec<u8>) {
 
 /// Whether a process has the file open, the one that asks but once.
 fn is_open(path: &Path) -> bool {
+    // Whoever another test is starting would have a copy.
+    let _alone = alone();
     let file = open_rw(path);
     // SAFETY: integers only; the lease ends with the description.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) != 0 }

@@ -688,10 +688,16 @@ fn nth_of_several(nth: usize) -> String {
 
 /// A program of its own that has appended to so many files, and their paths.
 fn staging_several(scratch: &Scratch, count: usize) -> (Helper, Vec<PathBuf>) {
+    staging_several_in(scratch, count, Path::new(""))
+}
+
+/// The same in a pool of its own.
+fn staging_several_in(scratch: &Scratch, count: usize, pool: &Path) -> (Helper, Vec<PathBuf>) {
     let path = |nth| scratch.old_file(&nth_of_several(nth));
     let paths = (0..count).map(path).collect();
     let role = "monitor::tests::leases::helper_stages_several";
-    let mut program = Helper::start(role, &[("T_DIR", scratch.0.as_path())]);
+    let arguments = [("T_DIR", scratch.0.as_path()), ("T_OWN_POOL", pool)];
+    let mut program = Helper::start(role, &arguments);
     program.wait_for("appended");
     (program, paths)
 }
@@ -708,7 +714,10 @@ fn helper_stages_several() {
     let paths = paths.take_while(|path| path.exists());
     let files: Vec<File> = paths.map(|path| open_rw(&path)).collect();
     let scratch = Scratch(dir);
-    let program = Program::new(&scratch, &files[0]);
+    let program = match argument("T_OWN_POOL") {
+        none if none.as_os_str().is_empty() => Program::new(&scratch, &files[0]),
+        pool => Program::at(&scratch, pool),
+    };
     std::mem::forget(scratch);
     let stage = |file| {
         let entry = program.enter(file);
@@ -745,7 +754,7 @@ fn has_what_was_written(published: u32, monitor_arguments: &[(&str, &Path)]) -> 
     let locks = Box::new(adit_pool::LocalLocks::default());
     let next = adit_pool::Pool::open(medium, locks, adit_pool::BootId([9; 16])).expect("open");
     let attachment = next.attach().expect("attach");
-    let report = crate::staged::recover(&attachment, crate::staged::open_by_name);
+    let report = crate::staged::recover(&attachment, &crate::staged::open_by_name);
     assert!(report.expect("recover").kept.is_empty());
     paths.iter().map(|path| is_longer(&path)).collect()
 }
@@ -866,6 +875,49 @@ fn nobody_waits_for_a_pool_but_who_asks_for_it() {
         }
     });
     assert_eq!(len(&scratch.path("opening")), 1, "opened once");
+}
+
+/// What files of the dead lack is committed pool by pool: of one on a disk that does not answer nobody waits for that who
+/// has opened a file of another pool, whose program is dead, too.
+#[test]
+fn an_opener_waits_for_no_commit_in_another_pool() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let all = [std::fs::read(&path).expect("read"), WRITTEN.to_vec()].concat();
+    let _monitor = monitor(&scratch);
+    std::fs::write(scratch.path("open"), "").expect("write");
+    let (mut slow, paths) = staging_several_in(&scratch, 2, &slow_pool(&scratch));
+    let mut program = staging(&scratch, "atomic", "data");
+    program.ask("append", "appended");
+    slow.kill();
+    eventually("they are being committed", || {
+        scratch.path("committing").exists()
+    });
+    program.kill();
+    assert!(seen_by(opener(&path)) == all, "let in by the kernel");
+    assert!(paths.iter().all(|path| len(path) < all.len()));
+    std::fs::write(scratch.path("commit"), "").expect("write");
+    eventually("all are published", || {
+        paths.iter().all(|path| len(path) == all.len())
+    });
+}
+
+/// So is what has aged published.
+#[test]
+fn what_has_aged_waits_for_no_other_pool() {
+    let scratch = Scratch::new();
+    scratch.runtime();
+    let path = scratch.old_file("data");
+    let before = len(&path);
+    let _monitor = monitor_with(&scratch, &[("T_AGES_SLOWLY", Path::new("1"))]);
+    std::fs::write(scratch.path("open"), "").expect("write");
+    let _slow = staging_several_in(&scratch, 2, &slow_pool(&scratch));
+    eventually("it publishes", || scratch.path("aging").exists());
+    let mut program = staging(&scratch, "sync", "data");
+    program.ask("append", "appended");
+    eventually("it is published", || len(&path) == before + WRITTEN.len());
+    std::fs::write(scratch.path("age"), "").expect("write");
 }
 
 /// What cannot be opened is refused, and asked for anew by whoever asks next.
@@ -1060,6 +1112,35 @@ fn a_monitor_that_is_told_to_end_stays_for_nobody() {
     eventually("it says so", || join(&dir, std::process::id()).is_err());
     std::fs::write(scratch.path("bury"), "").expect("write");
     assert!(monitor.child.wait().expect("wait").success());
+}
+
+/// Also while it stays for those it serves. One that is started then has the lock when these have ended.
+#[test]
+fn who_comes_while_a_monitor_is_told_to_end_gets_another() {
+    let scratch = Scratch::new();
+    let dir = scratch.runtime();
+    scratch.old_file("data");
+    let mut monitor = monitor_with(&scratch, &[("T_GRACE", Path::new("1"))]);
+    let mut program = staging(&scratch, "sync", "data");
+    tell_to_end(&scratch);
+    eventually("it says so", || {
+        join(&dir, std::process::id()) == Err(ENDING)
+    });
+    assert_eq!(join(&dir, 0), Ok(()));
+    let options = Options {
+        stay_for: Some(std::process::id()),
+        ..quick()
+    };
+    let fd = dir.open().expect("open");
+    std::thread::scope(|scope| {
+        let next = scope.spawn(|| take_lock(&dir, &fd, &options).expect("lock"));
+        // Longer than one that does not answer is waited for.
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(!next.is_finished());
+        program.kill();
+        assert!(monitor.child.wait().expect("wait").success());
+        assert!(next.join().expect("no panic").is_some());
+    });
 }
 
 /// The processes that serve a runtime directory: the monitor, and its standby.
