@@ -56,6 +56,16 @@ static void *tested(void *x) {
   read(a, b, 10);
   return "returned";
 }
+static void *closes(void *x) {
+  int fd = open("a", O_RDWR);
+  (void)x;
+  started = 1;
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+  while (!asked) usleep(100);
+  pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+  close(fd);
+  return "returned";
+}
 static void *many(void *x) {
   char b[1000];
   for (int i = 0; i < 2000; i++) pread(a, b, 1000, 1000 * (i % 200));
@@ -81,6 +91,7 @@ int main(void) {
   one("reading a file", reads, 10);
   one("cancellation off", off, 100);
   one("pending at a read", tested, 0);
+  one("pending at a close", closes, 0);
   // open and close: descriptors may leak, memory and locks must not.
   for (int i = 0; i < 5; i++) one("opening", opens, 1000);
   pthread_t t[8];

@@ -160,9 +160,19 @@ fn alias(number: c_long, arguments: [usize; 5]) -> Option<Fate> {
     let [fd, second, third, ..] = arguments;
     let (fd, new) = (fd as c_int, second as c_int);
     let fate = match number {
-        libc::SYS_fcntl => descriptors::ready_for_fcntl(fd, new, third)
-            .and_then(|()| make(number, arguments))
-            .map(|done| Some(descriptors::after_fcntl(fd, new, third, done as c_int))),
+        libc::SYS_fcntl => descriptors::ready_for_fcntl(fd, new, third).and_then(|()| {
+            // What the others return may be less than zero, a group of processes say, and is the kernel's to return.
+            if !matches!(new, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_GETFL) {
+                return Ok(None);
+            }
+            let done = make(number, arguments)?;
+            Ok(Some(descriptors::after_fcntl(
+                fd,
+                new,
+                third,
+                done as c_int,
+            )))
+        }),
         libc::SYS_close => told(descriptors::close(fd)),
         libc::SYS_dup => told(descriptors::dup(fd)),
         libc::SYS_dup2 => told(descriptors::dup2(fd, new)),

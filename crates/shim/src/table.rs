@@ -109,8 +109,8 @@ interpose! {
     opens mkstemps64 (names::before_temporary, descriptors::still_refused, descriptors::opened_temporary);
     opens mkostemps (names::before_temporary, descriptors::still_refused, descriptors::opened_temporary);
     opens mkostemps64 (names::before_temporary, descriptors::still_refused, descriptors::opened_temporary);
-    live close (descriptors::close);
-    live __close (descriptors::close);
+    closes close (descriptors::close);
+    closes __close (descriptors::close);
     before close_range (descriptors::close_range);
     before closefrom (descriptors::closefrom);
     replace dup (descriptors::dup);

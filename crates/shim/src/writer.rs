@@ -317,8 +317,11 @@ impl Writer {
             }
         }
         let _inside = engine::enter();
-        if !matches!(*self.look(), State::Staged(_) | State::Parents) {
-            return kernel;
+        let state = self.look();
+        if !matches!(*state, State::Staged(_) | State::Parents) {
+            // It may have been staged when the kernel was asked, and given back since.
+            let flags = sys::fcntl(fd as usize, libc::F_GETFL as usize, 0);
+            return flags.map_or(kernel, |flags| flags as i32);
         }
         let append = if self.appends { libc::O_APPEND } else { 0 };
         (kernel & !libc::O_ASYNC) | append

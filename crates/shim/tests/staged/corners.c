@@ -89,6 +89,12 @@ static void flags(void) {
     say("as by name", flags == fcntl(fd, F_GETFL));
     say("close on exec", syscall(SYS_fcntl, fd, F_SETFD, FD_CLOEXEC));
     say("no descriptor", syscall(SYS_fcntl, 900, F_GETFL, 0));
+    // What is less than zero is no error where it is the number of a group.
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_DGRAM, 0, ends)) perror("socketpair");
+    say("owned", fcntl(ends[0], F_SETOWN, -getpgrp()));
+    long group = syscall(SYS_fcntl, ends[0], F_GETOWN);
+    say("a group", group == -getpgrp() || (group == -1 && errno == getpgrp()));
     // Not of a descriptor, whatever the first word is, also where a fault could not be handled.
     sigset_t all;
     sigfillset(&all);
