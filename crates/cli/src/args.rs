@@ -20,7 +20,7 @@ pub(crate) const GIVE_BACK_AFTER: &str = "ADIT_GIVE_BACK_AFTER";
 #[command(name = "adit", version, propagate_version = true)]
 #[command(
     after_help = "Exit status: 0 done, 1 the answer is no, 2 bad usage, 3 could not be done. \
-`adit run` passes on the program's own status (125 adit failed, 126 not executable, 127 not found)."
+`adit run` passes on the program's own status (125 adit failed or bad usage, 126 not executable, 127 not found)."
 )]
 pub(crate) struct Cli {
     /// What to do.
@@ -32,16 +32,31 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run a program with Adit: its reads and writes become loads and stores where that is safe
+    #[command(
+        after_help = "Exit status: the program's own; 125 when Adit failed or was used wrongly, 126 when the \
+program is not executable, 127 when there is none of that name."
+    )]
     Run(RunArgs),
     /// Say what Adit can promise for the files under a path, and why
+    #[command(
+        after_help = "Exit status: 0 when the promise of the mode is kept here, 1 when it is not, 2 bad usage, \
+3 when that cannot be found out."
+    )]
     Doctor(DoctorArgs),
     /// Make, inspect, check, recover or remove a pool
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "Exit status: 0 done; 1 when `check` finds damage, or `recover` leaves \
+something behind; 2 bad usage; 3 could not be done, as with a file that is no pool."
+    )]
     Pool(PoolCommand),
     /// Show the attached programs and what Adit does for them
     Stat(StatArgs),
     /// Make a file's bytes, size and times visible to everyone and durable, but for what waits in mode atomic for its
     /// fsync
+    #[command(
+        after_help = "Exit status: 0 done, 1 when a file could not be flushed, 2 bad usage, 3 could not be done."
+    )]
     Flush(FlushArgs),
     /// Measure Adit beside the kernel and beside the raw copy, in one run
     Bench(BenchArgs),
@@ -188,7 +203,8 @@ pub(crate) struct RunArgs {
     /// In mode posix, who has the bytes that are appended to a file, until it is published
     #[arg(long, env = "ADIT_APPENDS", value_enum, default_value = "auto")]
     pub(crate) appends: Appends,
-    /// Fail instead of running with a weaker promise, or without Adit
+    /// Fail instead of running with a weaker promise, or without Adit: it is about the files that the program opens
+    /// itself. What it is started with, and what becomes its descriptor 0, 1 or 2, is the kernel's
     #[arg(long, env = "ADIT_REQUIRE", value_parser = clap::builder::FalseyValueParser::new(),
           action = clap::ArgAction::SetTrue)]
     pub(crate) require: bool,
@@ -201,7 +217,9 @@ pub(crate) struct RunArgs {
     #[arg(long, env = "ADIT_POOL_SIZE", value_name = "SIZE", value_parser = parse_made_pool_size)]
     pub(crate) pool_size: Option<u64>,
     /// How much of a pool's log the program may fill before what it has staged is published, from 4M to 128M (65,536
-    /// to 2,097,152 writes). In mode atomic, where only a commit lets that happen, more writes between two are refused
+    /// to 2,097,152 writes). In mode atomic, where only a commit lets that happen, more writes between two are refused; a
+    /// file that was never synced and is only appended to is committed then, unless `--require`, `--commit together` or
+    /// `--path` says more
     /// [default: 32M]
     #[arg(long, env = "ADIT_LOG_SIZE", value_name = "SIZE", value_parser = parse_log_size)]
     pub(crate) log_size: Option<u64>,
@@ -212,7 +230,8 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) pace: PaceArgs,
     /// Declare that no program writes under this directory, or reads there between fsyncs, that is not started with
-    /// the same declaration: these stage its files at the same time, and see each other at once
+    /// the same declaration: these stage its files at the same time, and see each other at once. May be repeated, or
+    /// several separated by colons
     #[arg(
         long = "path",
         env = "ADIT_PATH",
@@ -244,6 +263,9 @@ pub(crate) struct DoctorArgs {
     /// The file or directory to judge
     #[arg(default_value = ".")]
     pub(crate) path: PathBuf,
+    /// The mode whose promise the exit status tells about
+    #[arg(long, value_enum, default_value = "posix")]
+    pub(crate) mode: Mode,
     /// Report as JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -256,7 +278,7 @@ pub(crate) enum PoolCommand {
     Create {
         /// The pool file; it must not exist
         file: PathBuf,
-        /// Its size, 8M at least: bytes, or a number with K, M, G or T
+        /// Its size, 8M at least: bytes, or a number with K, M, G or T; less what is not a multiple of 2M
         #[arg(long, default_value = "64M", value_parser = parse_pool_size)]
         size: u64,
     },

@@ -56,6 +56,25 @@ fn a_new_pool_is_sound_empty_and_removable() {
         done.code() == Some(3) && done.err.contains("a file already"),
         "{done:?}"
     );
+    let how = |path: &Path| {
+        done.err
+            .contains(&format!("adit pool rm {}", path.display()))
+    };
+    assert!(how(&pool), "{done:?}");
+    // What is no pool is not removed by that.
+    let other = scratch.0.join("other");
+    std::fs::write(&other, "no pool").unwrap();
+    let refused = on(["pool", "create"], &other);
+    assert!(!refused.err.contains("pool rm"), "{refused:?}");
+    let short = scratch.0.join("short");
+    std::fs::copy(&pool, &short).unwrap();
+    let cut = std::fs::OpenOptions::new()
+        .write(true)
+        .open(&short)
+        .unwrap();
+    cut.set_len(100).unwrap();
+    let said = on(["pool", "info"], &short);
+    assert!(said.err.contains("truncated: 100 bytes"), "{said:?}");
     let done = finish(adit(["run", "--pool"]).arg(&pool).arg("true"));
     assert_eq!(done.code(), Some(0), "{done:?}");
     assert_eq!(on(["pool", "rm"], &pool).code(), Some(0));

@@ -86,6 +86,19 @@ fn doctor_says_when_nothing_would_be_staged() {
     }
 }
 
+/// Whether a mode works is its exit status, also where that of the others is another.
+#[test]
+fn doctor_judges_the_mode_that_it_is_asked_for() {
+    let status = |dir: &str, mode: &str| finish(&mut adit(["doctor", "--mode", mode, dir])).code();
+    // Nothing is staged without a monitor; what the kernel can keep it keeps.
+    for (mode, kept) in [("posix", 0), ("sync", 0), ("atomic", 1), ("strict", 1)] {
+        assert_eq!(status("/dev/shm", mode), Some(kept), "{mode}");
+    }
+    for (mode, kept) in [("posix", 1), ("sync", 0), ("strict", 1)] {
+        assert_eq!(status("/proc", mode), Some(kept), "{mode}");
+    }
+}
+
 #[test]
 fn doctor_sees_a_limited_address_space() {
     let script = format!(

@@ -85,6 +85,20 @@ fn nothing_to_run_and_unknown_options() {
     assert_eq!(finish(&mut adit(["run", "--help"])).code(), Some(0));
 }
 
+/// Who asks for it believes that several files are committed together. What a program in another mode was started with it
+/// hands on.
+#[test]
+fn nothing_is_committed_together_in_another_mode() {
+    let together = ["run", "--commit", "together"];
+    let done = finish(adit(together).args(["--mode", "strict", "true"]));
+    let advised = done.err.contains("--mode atomic");
+    assert!(done.code() == Some(125) && advised, "{done:?}");
+    let done = finish(adit(together).args(["--mode", "atomic", "true"]));
+    assert_eq!(done.code(), Some(0), "{done:?}");
+    let done = finish(adit(["run", "true"]).env("ADIT_COMMIT", "together"));
+    assert_eq!(done.code(), Some(0), "{done:?}");
+}
+
 #[test]
 fn a_variable_that_is_set_to_nothing_says_nothing() {
     for name in [

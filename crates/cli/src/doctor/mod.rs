@@ -66,9 +66,9 @@ struct Machine {
     huge_pages_tmpfs: String,
 }
 
-/// Reports, and says by its status whether mode posix works here.
+/// Reports, and says by its status whether a mode works here.
 pub(crate) fn doctor(args: &DoctorArgs) -> Outcome {
-    let report = examine(&args.path)?;
+    let report = examine(&args.path, args.mode)?;
     if args.json {
         output::json(&report)?;
     } else {
@@ -83,7 +83,7 @@ pub(crate) fn medium_of(dir: &Path) -> MediumKind {
         .map_or(MediumKind::Other, |report| report.detected.kind)
 }
 
-fn examine(path: &Path) -> Result<Report, Failure> {
+fn examine(path: &Path, mode: Mode) -> Result<Report, Failure> {
     let failed = |why: String| {
         Failure::new(format!("{}: {why}", path.display()))
             .next("name a file or directory that exists")
@@ -130,7 +130,7 @@ fn examine(path: &Path) -> Result<Report, Failure> {
         medium: found.detected.kind.name(),
         why: found.detected.reason.to_string(),
         library: library.ok(),
-        works: promises.iter().any(|p| p.mode == Mode::Posix && p.works),
+        works: promises.iter().any(|p| p.mode == mode && p.works),
         promises,
         probes,
         not_probed,

@@ -46,7 +46,14 @@ fn failure(file: &Path, error: &Error) -> Failure {
         return Failure::new(format!("{name}: this is not an Adit pool"))
             .next("choose another file");
     }
-    let text = error.to_string();
+    let text = match (error, file.metadata()) {
+        // Not how much of it could be mapped.
+        (&Error::Truncated { expected, .. }, Ok(now)) => {
+            let found = now.len();
+            Error::Truncated { expected, found }.to_string()
+        }
+        _ => error.to_string(),
+    };
     match text.rsplit_once("; ") {
         Some((what, next)) => Failure::new(format!("{name}: {what}")).next(next),
         None => Failure::new(format!("{name}: {text}")),
@@ -111,6 +118,8 @@ fn remedy(errno: Errno) -> &'static str {
         }
         Errno::NOMEM => "lift the limits on memory (ulimit -v, ulimit -d)",
         Errno::MFILE | Errno::NFILE => "lift the limit on open files (ulimit -n)",
+        Errno::ROFS => "mount its file system for writing: mount -o remount,rw",
+        Errno::ISDIR => "name the file that is the pool",
         Errno::IO => "look for what the kernel says of the device (dmesg)",
         _ => "check the path and its permissions",
     }
@@ -118,10 +127,12 @@ fn remedy(errno: Errno) -> &'static str {
 
 fn create(file: &Path, size: u64) -> Outcome {
     if file.symlink_metadata().is_ok() {
-        return Err(
-            Failure::new(format!("{}: there is a file already", file.display()))
-                .next("choose another name, or remove it: adit pool rm FILE"),
-        );
+        let name = file.display();
+        let next = match is_pool(file) {
+            true => format!("choose another name, or remove it: adit pool rm {name}"),
+            false => "choose another name".to_owned(),
+        };
+        return Err(Failure::new(format!("{name}: there is a file already")).next(next));
     }
     let make = || PoolFile::create(file, size, Geometry::default());
     let made = limits::lifted_for(make).map_err(|e| failure(file, &e))?;

@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use adit_pool::{PoolFile, Rejected};
 use adit_store::{recovery, staged};
 
-use crate::args::{Appends, Mode, PaceArgs, RunArgs};
+use crate::args::{Appends, Commit, Mode, PaceArgs, RunArgs};
 use crate::failure::{Failure, Outcome, RUN_FAILED, RUN_NOT_EXECUTABLE, RUN_NOT_FOUND, words};
 use crate::{limits, runtime};
 use environment::Environment;
@@ -37,6 +37,7 @@ pub(crate) use monitor::OFF as NO_MONITOR;
 /// Becomes the program.
 pub(crate) fn run(mut args: RunArgs) -> Outcome {
     check_directories(&mut args)?;
+    check_commit(&args)?;
     let name = &args.command[0];
     let mut environment = Environment::inherited();
     let file = find(name, environment.get("PATH"))?;
@@ -45,6 +46,21 @@ pub(crate) fn run(mut args: RunArgs) -> Outcome {
     prepare(&mut environment, &args, &judgement)?;
     announce(&args);
     exec(&file, &args.command, &environment).map(|never| match never {})
+}
+
+/// Whoever asks for commits of several files believes that there are any. What only the environment says is inherited from a
+/// program in another mode, perhaps.
+fn check_commit(args: &RunArgs) -> Result<(), Failure> {
+    let is_inherited = std::env::var_os("ADIT_COMMIT").is_some_and(|value| !value.is_empty());
+    if args.mode == Mode::Atomic || args.commit == Commit::Each || is_inherited {
+        return Ok(());
+    }
+    let what = format!(
+        "in mode {} nothing is committed, so not together either",
+        args.mode.name()
+    );
+    let next = "add --mode atomic, or leave --commit out";
+    Err(Failure::new(what).next(next).code(RUN_FAILED))
 }
 
 /// The monitor may be somebody's whose list of pools is another. Without a runtime directory there is none, and
@@ -137,11 +153,13 @@ fn check_directories(args: &mut RunArgs) -> Result<(), Failure> {
     for dir in &mut args.paths {
         let found = dir.canonicalize().ok().filter(|d| d.is_dir());
         let Some(found) = found else {
-            return Err(
-                Failure::new(format!("--path {}: no such directory", dir.display()))
-                    .next("declare directories that exist")
-                    .code(RUN_FAILED),
-            );
+            let what = match dir.exists() {
+                true => "no directory",
+                false => "no such directory",
+            };
+            return Err(Failure::new(format!("--path {}: {what}", dir.display()))
+                .next("declare directories that exist; colons separate several")
+                .code(RUN_FAILED));
         };
         if found.as_os_str().as_bytes().contains(&b':') {
             return Err(Failure::new(format!(
