@@ -86,12 +86,13 @@ test-doc:
 	RUSTDOCFLAGS="$(DOC_FLAGS)" $(call limit,600) $(DOC) -p adit-shim
 
 # The tests of the command preload the library: it is built before they start. Half of what tests take they wait, for
-# leases, limits and each other: some more run at a time than there are processors.
+# leases, limits and each other: twice as many run at a time as there are processors.
 .PHONY: test-cargo
 test-cargo:
 	$(call limit,900) $(CARGO) build --locked --workspace
 	$(call limit,900) $(CARGO) test --locked --workspace --no-run
-	RUST_TEST_THREADS=$$(($$(nproc) + 2)) $(call limit,1500) $(CARGO) test --locked --workspace --no-fail-fast
+	$(call limit,60) tests/all --self-test
+	$(call limit,1500) tests/all
 
 # What these two do keeps one processor busy.
 .PHONY: test-random

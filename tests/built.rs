@@ -34,8 +34,9 @@ fn profile() -> &'static Path {
         let test = std::env::current_exe().expect("own path");
         let profile = test.ancestors().nth(2).expect("target directory");
         let mut cargo = Command::new(env!("CARGO"));
+        // The whole, as `make test` has built it: parts alone would be built anew, with other features of what they need.
         cargo.args(["build", "--quiet", "--locked"]);
-        cargo.args(["-p", "adit-shim", "-p", "adit-cli", "--manifest-path"]);
+        cargo.args(["--workspace", "--manifest-path"]);
         cargo.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
         cargo
             .arg("--target-dir")
