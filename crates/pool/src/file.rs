@@ -251,7 +251,7 @@ impl Medium for ReadOnlyMedium {
                 Ok(0) => return Err(outside),
                 Ok(more) => done += more,
                 Err(Errno::INTR) => {}
-                Err(_) => return Err(outside),
+                Err(errno) => return Err(OutOfRange::lost(offset, into.len() as u64, errno)),
             }
         }
         Ok(())
@@ -821,6 +821,22 @@ mod tests {
         let path = scratch::place().join("no such directory/pool");
         let why = why_not_writable(&path);
         assert!(matches!(why, Error::Kernel { .. }), "{why:?}");
+    }
+
+    /// A check goes round what a disk cannot read, where it is told that this is why.
+    #[test]
+    fn what_cannot_be_read_is_told_from_what_lies_outside() {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let medium = ReadOnlyMedium {
+            // The kernel reads no bytes of a directory.
+            fd: rustix::fs::open(c"/", flags, rustix::fs::Mode::empty()).expect("open"),
+            size: AtomicU64::new(1 << 20),
+            mirror: None,
+            slow: false,
+            ahead: Ahead::default(),
+        };
+        let read = medium.read(0, &mut [0; 8]).expect_err("no bytes");
+        assert_eq!(read.errno, Some(Errno::ISDIR));
     }
 
     /// What one has begun to use of the new blocks would be zeroed by another who makes them ready, too.

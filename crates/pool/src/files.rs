@@ -621,7 +621,8 @@ impl<M: Medium> Attachment<M> {
             // A half-written entry is not live, one that was being emptied is locked, and a chunk without a group
             // is found by the next rebuild; only the count may be off.
             let recounted = self.pool.recount_files();
-            recounted.inspect_err(|_| lock.leave_unrepaired())?;
+            let repaired = recounted.and_then(|()| self.make_name_table_durable());
+            repaired.inspect_err(|_| lock.leave_unrepaired())?;
         }
         Ok(lock)
     }
@@ -650,7 +651,12 @@ impl<M: Medium> Attachment<M> {
             }
             // That may take syncs of the device, and a walk over the logs for somebody dead.
             lock.takes_long();
-            if let Some(file) = self.make_entry(name)? {
+            let made = self.make_entry(name);
+            if let Err(Error::OutOfRange(_)) = made {
+                // A chunk may have names by now, and not durably so.
+                lock.leave_unrepaired();
+            }
+            if let Some(file) = made? {
                 return Ok(file);
             }
             drop(lock);
@@ -789,6 +795,24 @@ impl<M: Medium> Attachment<M> {
             pool.medium().flush(pool.geometry().chunk_word(chunk), 8)?;
         }
         Ok(pool.medium().flush(NAMES + group * 8, 8)?)
+    }
+
+    /// Makes durable which chunks have names. Whoever died over naming one, or could not, may have left that unsaid, and what is
+    /// entered there next is only ordered behind it.
+    fn make_name_table_durable(&self) -> Result<()> {
+        let pool = &self.pool;
+        let geometry = pool.geometry();
+        let names = geometry.names_per_chunk();
+        let groups = u64::from(geometry.file_count).div_ceil(names);
+        pool.medium().flush(NAMES, groups * 8)?;
+        for group in 0..groups {
+            // A damaged one is somebody else's to tell of.
+            if let Ok(Some(place)) = pool.name_place((group * names) as u32) {
+                let chunk = (place >> geometry.chunk_shift) as u32;
+                pool.medium().flush(geometry.chunk_word(chunk), 8)?;
+            }
+        }
+        pool.fence()
     }
 
     fn name_place_or_lease(&self, index: u32) -> Result<u64> {

@@ -241,21 +241,27 @@ pub(crate) type LockedFile<'a, M> = Locked<'a, M, ENTRY, ITS_LOCK>;
 pub(crate) const NOBODY: u64 = 0xffff | 1 << 32;
 
 impl<M: Medium, const N: usize, const AT: usize> Locked<'_, M, N, AT> {
+    /// Not in a child that was forked while the lock was held: it has a copy of this guard, not of the lock.
+    fn set(&self, word: u64) {
+        let Attachment { epoch, owner, .. } = self.attachment;
+        if epoch.is_current() {
+            self.word.set(*owner, word);
+        }
+    }
+
     /// Whoever takes the lock next is told again that its owner died: what he left could not be repaired.
     pub(crate) fn leave_unrepaired(&self) {
-        self.word.set(self.attachment.owner, NOBODY);
+        self.set(NOBODY);
     }
 
     /// Who wants the lock waits from here on for as long as this thread's process lives.
     pub(crate) fn takes_long(&self) {
-        let owner = self.attachment.owner;
-        self.word.set(owner, owner.word() | LONG);
+        self.set(self.attachment.owner.word() | LONG);
     }
 
     /// What took long is over: who wants the lock from here on waits for as long as for any other.
     pub(crate) fn takes_no_longer(&self) {
-        let owner = self.attachment.owner;
-        self.word.set(owner, owner.word());
+        self.set(self.attachment.owner.word());
     }
 }
 

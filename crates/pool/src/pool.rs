@@ -193,9 +193,14 @@ impl<M: Medium> Pool<M> {
         self.walkers.load(Ordering::Relaxed)
     }
 
-    /// The superblock that counts now.
+    /// The superblock that counts now. One of another pool, or of one of other sizes, is none: everything would lie elsewhere.
     pub fn superblock(&self) -> Result<Superblock> {
-        read_superblock(&self.medium)
+        let superblock = read_superblock(&self.medium)?;
+        if superblock.geometry() == self.geometry && superblock.uuid == self.uuid {
+            return Ok(superblock);
+        }
+        let what = "it is another pool's than when this one was opened";
+        Err(Error::damaged("superblock", SUPERBLOCK_A, what))
     }
 
     /// Whether any file is staged anywhere: one load, so that cheap doors stay cheap.
@@ -449,6 +454,11 @@ impl<M: Medium> Exclusive<'_, M> {
 pub(crate) fn write_superblock<M: Medium>(medium: &M, superblock: &mut Superblock) -> Result<()> {
     superblock.update += 1;
     superblock.crc = superblock.expected_crc();
+    if !superblock.is_valid() {
+        // Somebody has forged the number of times: nobody could open the pool any more.
+        let what = "it cannot be written once more";
+        return Err(Error::damaged("superblock", SUPERBLOCK_A, what));
+    }
     // What we see may be a dead writer's and not durable yet: the copy that we keep has to be.
     medium.flush(SUPERBLOCK_A, Superblock::SIZE as u64)?;
     medium.flush(SUPERBLOCK_B, Superblock::SIZE as u64)?;
@@ -481,6 +491,9 @@ pub(crate) fn read_raw<M: Medium>(medium: &M, offset: u64) -> Result<Superblock>
     Ok(Superblock::decode(&bytes))
 }
 
+/// So often two copies are read again of which none is whole.
+const READS: u32 = 8;
+
 /// The valid superblock that was written last, or why there is none.
 pub(crate) fn read_superblock<M: Medium>(medium: &M) -> Result<Superblock> {
     if medium.size() < SHARED {
@@ -489,10 +502,22 @@ pub(crate) fn read_superblock<M: Medium>(medium: &M) -> Result<Superblock> {
             found: medium.size(),
         });
     }
-    let copies = [
-        read_raw(medium, SUPERBLOCK_A)?,
-        read_raw(medium, SUPERBLOCK_B)?,
-    ];
+    let read = || -> Result<[Superblock; 2]> {
+        Ok([
+            read_raw(medium, SUPERBLOCK_A)?,
+            read_raw(medium, SUPERBLOCK_B)?,
+        ])
+    };
+    let mut copies = read()?;
+    // Somebody may have been at the one while that was read, and at the other one then.
+    for _ in 0..READS {
+        let is_ours = |copy: &Superblock| copy.magic == MAGIC;
+        if copies.iter().any(Superblock::is_valid) || !copies.iter().any(is_ours) {
+            break;
+        }
+        std::thread::yield_now();
+        copies = read()?;
+    }
     let best = copies
         .iter()
         .filter(|copy| copy.is_valid())

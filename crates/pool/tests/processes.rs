@@ -464,9 +464,13 @@ fn the_parent_goes_on_after_a_child() {
         // What a child that unwinds would do to the copies.
         let (a, guard) = copies;
         let refused = guard.append(&Op::Truncate { size: 1 }, When::Now).is_err();
+        let refused = refused && guard.retire(1).is_err();
         i32::from(!refused || a.ensure_current().is_ok())
     });
     assert_eq!(code, 0);
+    let other = pool.attach().unwrap();
+    let taken = other.try_lock_file(file).unwrap().is_some();
+    assert!(!taken, "the parent has it locked");
     assert!(is_alive(&pool, a.slot()));
     guard.append(&Op::Truncate { size: 3 }, When::Now).unwrap();
     drop(guard);

@@ -85,8 +85,11 @@ pub(crate) fn start(
     }
     for _ in 0..ATTEMPTS {
         launch(&prepared).map_err(Failure::new)?;
-        if answers(&dir, pid) {
-            return Ok(());
+        match answers(&dir, pid) {
+            Ok(()) => return Ok(()),
+            // Another one would wait as well.
+            Err(ENDING) => break,
+            Err(_) => {}
         }
     }
     Err(Failure::new("it was started and does not answer"))
@@ -144,22 +147,24 @@ fn is_served(joined: Result<(), Refused>, staged: bool) -> bool {
     }
 }
 
-/// Whether it answers in time.
-fn answers(dir: &RuntimeDir, pid: u32) -> bool {
+/// Waits until it answers; what it said last where it does not in time.
+fn answers(dir: &RuntimeDir, pid: u32) -> Result<(), Refused> {
     let begun = Instant::now();
-    let mut patience = PATIENCE;
-    while begun.elapsed() < patience {
+    loop {
         let joined = join(dir, pid);
         if is_served(joined, true) {
-            return true;
+            return Ok(());
         }
         // The one that was started waits for the end of another.
-        if joined == Err(ENDING) {
-            patience = UNTIL_ANOTHER_ENDS;
+        let patience = match joined {
+            Err(ENDING) => UNTIL_ANOTHER_ENDS,
+            _ => PATIENCE,
+        };
+        if begun.elapsed() > patience {
+            return joined;
         }
         adit_pmem::rest(Duration::from_millis(1));
     }
-    false
 }
 
 fn prepare(dir: &RuntimeDir, pid: u32, pace: &PaceArgs) -> Option<Prepared> {

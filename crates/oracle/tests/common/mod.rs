@@ -82,7 +82,7 @@ pub(crate) fn runner() -> PathBuf {
         if let Some(path) = std::env::var_os("ADIT_BIN") {
             return path.into();
         }
-        build("adit-cli");
+        build();
         target_dir().join("adit")
     })
     .clone()
@@ -142,16 +142,17 @@ pub(crate) fn library() -> PathBuf {
         if let Some(path) = std::env::var_os("ADIT_LIB") {
             return path.into();
         }
-        build("adit-shim");
+        build();
         target_dir().join("libadit.so")
     })
     .clone()
 }
 
-fn build(package: &str) {
+fn build() {
     let mut cargo = Command::new(env!("CARGO"));
     cargo
-        .args(["build", "-q", "-p", package])
+        // The whole, as `make test` has built it: parts alone would be built anew, with other features of what they need.
+        .args(["build", "-q", "--locked", "--workspace"])
         .arg("--manifest-path");
     cargo.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml"));
     if !cfg!(debug_assertions) {
@@ -163,7 +164,7 @@ fn build(package: &str) {
     }
     assert!(
         cargo.status().expect("cargo").success(),
-        "{package} does not build"
+        "it does not build"
     );
 }
 

@@ -592,6 +592,7 @@ fn in_the_end_of_a_staging_that_a_reader_sees() {
 #[test]
 fn in_the_first_use_of_a_file() {
     survives(Act::Enter);
+    survives_on((Act::Enter, On::Disk));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use adit_pmem::Medium as _;
 use adit_pool::layout::{
     ChunkKind, ChunkWord, FileEntry, MAGIC, NAMES, Record, SHARED, SUPERBLOCK_A, SUPERBLOCK_B,
     Shared, Superblock, VERSION, checked_word, crc_of_record,
@@ -437,6 +438,62 @@ fn open_error(change: impl Fn(&mut Superblock), both: bool) -> Option<Error> {
         }
     }
     open(Memory::new(&bytes), &LocalLocks::default(), boot(1)).err()
+}
+
+fn forge_both(medium: &Memory, change: impl Fn(&mut Superblock)) {
+    for at in [SUPERBLOCK_A, SUPERBLOCK_B] {
+        let mut bytes = [0; Superblock::SIZE];
+        medium.read(at, &mut bytes).unwrap();
+        let mut superblock = Superblock::decode(&bytes);
+        let crc = superblock.crc;
+        change(&mut superblock);
+        if superblock.crc == crc {
+            superblock.crc = superblock.expected_crc();
+        }
+        medium.write_streaming(at, &superblock.encode()).unwrap();
+    }
+}
+
+/// Whoever reads the first copy while that is written, and then the second one while that is, has found no damage.
+#[test]
+fn copies_that_were_being_written_are_read_again() {
+    let medium = Memory::new(&image());
+    let mut sound = [0; Superblock::SIZE];
+    medium.read(SUPERBLOCK_A, &mut sound).unwrap();
+    forge_both(&medium, |superblock| superblock.crc ^= 1);
+    let writes = medium.clone();
+    medium.when_read(SUPERBLOCK_B, move || {
+        writes.write_streaming(SUPERBLOCK_A, &sound).unwrap();
+    });
+    open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+    assert!(medium.was_read());
+}
+
+/// Where the tables lie is known from when the pool was opened.
+#[test]
+fn a_superblock_of_another_pool_is_noticed_by_who_has_opened_this_one() {
+    let changes: [fn(&mut Superblock); 2] = [
+        |superblock| superblock.max_chunks += 1,
+        |superblock| superblock.uuid[0] ^= 1,
+    ];
+    for change in changes {
+        let medium = Memory::new(&image());
+        let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+        forge_both(&medium, change);
+        let attached = pool.attach();
+        assert!(matches!(attached, Err(Error::Damaged { .. })));
+    }
+}
+
+/// Who wrote it once more would leave a pool that nobody can open.
+#[test]
+fn a_superblock_that_was_written_too_often_is_left_as_it_is() {
+    let medium = Memory::new(&image());
+    forge_both(&medium, |superblock| superblock.update = (1 << 63) - 1);
+    for _ in 0..2 {
+        let pool = open(medium.clone(), &LocalLocks::default(), boot(1)).unwrap();
+        assert!(matches!(pool.attach(), Err(Error::Damaged { .. })));
+    }
 }
 
 #[test]

@@ -453,6 +453,7 @@ impl Held {
 
     /// Publishes what may be published, and makes everything that is in the file durable.
     pub(super) fn flush(&self) -> Result<()> {
+        self.begin_with_what_is_there();
         match self.publish() {
             Err(error) if !is_gone(&error) => return Err(error),
             _ => {}
@@ -477,11 +478,7 @@ impl Held {
         if self.is_orphaned() || self.is_closed() {
             planted::wait_in_burying();
         }
-        // Of the dead: the kernel may have told a failed write-back to them alone. Not in the main thread: it waits for a disk
-        // that is to write what is dirty.
-        if let Some(fd) = self.fd.as_ref().filter(|_| self.is_orphaned()) {
-            forget_cached(fd.as_fd());
-        }
+        self.begin_with_what_is_there();
         match self.end_staging() {
             // Who has ended it may not have made that durable.
             Err(error) if is_gone(&error) && self.is_over() => {}
@@ -493,6 +490,14 @@ impl Held {
         }
         self.let_go();
         Ok(())
+    }
+
+    /// Before anything of a dead program is written: the kernel may have told a failed write-back to it alone. Not in the main
+    /// thread, as that waits for the disk which is to write what is dirty.
+    fn begin_with_what_is_there(&self) {
+        if let Some(fd) = self.fd.as_ref().filter(|_| self.is_orphaned()) {
+            forget_cached(fd.as_fd());
+        }
     }
 
     /// The staging has ended.

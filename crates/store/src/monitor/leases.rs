@@ -49,7 +49,7 @@ use crate::registry::anywhere::{Mark, Marks};
 use crate::registry::sys::Fd;
 
 use answers::Wanted;
-use closed::Waiting;
+use closed::{Leaving, Waiting};
 use inherit::Left;
 use which::{Asking, Question};
 
@@ -100,6 +100,8 @@ pub(super) struct Leases {
     finding: BTreeMap<Question, Vec<Asking>>,
     /// Those who wait for what was closed.
     waiting: Vec<Waiting>,
+    /// Closed files that were taken away while somebody else was at them, who has their descriptors for a moment.
+    leaving: Vec<Leaving>,
     held: BTreeMap<u64, Entry>,
     owners: Vec<Arc<Owner>>,
     next: u64,
@@ -248,6 +250,7 @@ impl Leases {
             asking_for_pools: Vec::new(),
             finding: BTreeMap::new(),
             waiting: Vec::new(),
+            leaving: Vec::new(),
             held: BTreeMap::new(),
             owners: Vec::new(),
             next: means.first,
@@ -485,6 +488,7 @@ impl Leases {
     fn was_taken(&mut self, number: u64, done: bool) {
         if done {
             let taken = self.held.remove(&number);
+            self.leaving.extend(taken.as_ref().and_then(Leaving::of));
             if let Some(dead) = taken.filter(|entry| entry.dead_since.is_some()) {
                 self.is_bereft(&dead.held.pool);
             }
@@ -632,15 +636,19 @@ impl Leases {
             let weak = Arc::downgrade(pool);
             let known = self.ages.iter().position(|age| age.pool.ptr_eq(&weak));
             let at = known.unwrap_or_else(|| {
+                // In step with the others: not later than after the time that the user has said.
+                let last = self.ages.iter().map(|age| age.published_at).max();
                 self.ages.push(Age {
                     pool: Weak::clone(&weak),
-                    published_at: now,
+                    published_at: last.unwrap_or(self.since),
                     under_way: false,
                 });
                 self.ages.len() - 1
             });
+            // Where no threads can be made those that are there must not all wait for a disk each.
+            let others_are = self.workers.are_few() && self.ages.iter().any(|age| age.under_way);
             let age = &mut self.ages[at];
-            if age.under_way {
+            if age.under_way || others_are {
                 continue;
             }
             age.under_way = true;

@@ -6,6 +6,7 @@
 //! were made before the monitor served, and where there is none of these either, the main thread does it:
 //! nothing that was asked for is ever dropped.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -38,6 +39,8 @@ pub(super) struct Workers<T> {
     receiver: Receiver<T>,
     /// How many threads are there from the start.
     standing: usize,
+    /// The kernel has given none for what was started last.
+    few: Cell<bool>,
 }
 
 struct Shared<T> {
@@ -94,7 +97,13 @@ impl<T: Send + 'static> Workers<T> {
             shared,
             receiver,
             standing,
+            few: Cell::new(false),
         })
+    }
+
+    /// Whether there were no other threads than these when one was wanted last.
+    pub(super) fn are_few(&self) -> bool {
+        self.few.get()
     }
 
     /// Readable when something is reported.
@@ -115,6 +124,7 @@ impl<T: Send + 'static> Workers<T> {
             // There are threads again: what waits need not wait for those that stay.
             shared.help();
         });
+        self.few.set(!started);
         if started {
             return;
         }

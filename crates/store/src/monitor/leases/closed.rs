@@ -29,7 +29,24 @@ const LONGEST: Duration = Duration::from_secs(15);
 pub(super) struct Waiting {
     connection: Fd,
     since: Instant,
+    leaving: Vec<Weak<Held>>,
     files: BTreeMap<u64, Weak<Held>>,
+}
+
+/// A closed file that is in nobody's care any more, and whose descriptor somebody has who is about to close it.
+pub(super) struct Leaving {
+    owner: Option<i32>,
+    held: Weak<Held>,
+}
+
+impl Leaving {
+    pub(super) fn of(entry: &Entry) -> Option<Self> {
+        let is_had = entry.held.is_closed() && Arc::strong_count(&entry.held) > 1;
+        is_had.then(|| Self {
+            owner: entry.owner.pid,
+            held: Arc::downgrade(&entry.held),
+        })
+    }
 }
 
 impl Leases {
@@ -62,6 +79,8 @@ impl Leases {
             wire::answer(&connection, &Refused::Pool(Errno::AGAIN).answer());
             return;
         }
+        let leaving = self.leaving.iter().filter(|file| file.owner == owner);
+        let leaving = leaving.map(|file| Weak::clone(&file.held)).collect();
         let mut files = BTreeMap::new();
         for (number, entry) in &mut self.held {
             if entry.held.is_closed() && entry.owner.pid == owner {
@@ -75,12 +94,14 @@ impl Leases {
             connection,
             since: Instant::now(),
             files,
+            leaving,
         });
         self.answer_those_waiting();
         self.take_back(Instant::now(), Said::default(), false);
     }
 
     pub(super) fn answer_those_waiting(&mut self) {
+        self.leaving.retain(|file| file.held.strong_count() > 0);
         let held = &self.held;
         let is_awaited = |number: &u64, its: &mut Weak<Held>| {
             let failing = |entry: &Entry| {
@@ -96,7 +117,9 @@ impl Leases {
         };
         let is_over = |waiting: &mut Waiting| {
             waiting.files.retain(is_awaited);
-            waiting.files.is_empty() || waiting.since.elapsed() > LONGEST
+            waiting.leaving.retain(|held| held.strong_count() > 0);
+            let is_over = waiting.files.is_empty() && waiting.leaving.is_empty();
+            is_over || waiting.since.elapsed() > LONGEST
         };
         for waiting in self.waiting.extract_if(.., is_over) {
             wire::answer(&waiting.connection, &Answer::yes());
