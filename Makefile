@@ -86,7 +86,7 @@ test-doc:
 	RUSTDOCFLAGS="$(DOC_FLAGS)" $(call limit,600) $(DOC) -p adit-shim
 
 # The tests of the command preload the library: it is built before they start. Half of what tests take they wait, for
-# leases, limits and each other: twice as many run at a time as there are processors.
+# leases, limits and each other: two programs run at a time, each as many tests as there are processors.
 .PHONY: test-cargo
 test-cargo:
 	$(call limit,900) $(CARGO) build --locked --workspace

@@ -620,9 +620,11 @@ impl<M: Medium> Attachment<M> {
         if acquired == Acquired::OwnerDied {
             // A half-written entry is not live, one that was being emptied is locked, and a chunk without a group
             // is found by the next rebuild; only the count may be off.
+            lock.takes_long();
             let recounted = self.pool.recount_files();
             let repaired = recounted.and_then(|()| self.make_name_table_durable());
             repaired.inspect_err(|_| lock.leave_unrepaired())?;
+            lock.takes_no_longer();
         }
         Ok(lock)
     }
@@ -798,21 +800,11 @@ impl<M: Medium> Attachment<M> {
     }
 
     /// Makes durable which chunks have names. Whoever died over naming one, or could not, may have left that unsaid, and what is
-    /// entered there next is only ordered behind it.
+    /// entered there next is only ordered behind it. That such a chunk is one of names is derived anew from this.
     fn make_name_table_durable(&self) -> Result<()> {
-        let pool = &self.pool;
-        let geometry = pool.geometry();
-        let names = geometry.names_per_chunk();
-        let groups = u64::from(geometry.file_count).div_ceil(names);
-        pool.medium().flush(NAMES, groups * 8)?;
-        for group in 0..groups {
-            // A damaged one is somebody else's to tell of.
-            if let Ok(Some(place)) = pool.name_place((group * names) as u32) {
-                let chunk = (place >> geometry.chunk_shift) as u32;
-                pool.medium().flush(geometry.chunk_word(chunk), 8)?;
-            }
-        }
-        pool.fence()
+        let geometry = self.pool.geometry();
+        let groups = u64::from(geometry.file_count).div_ceil(geometry.names_per_chunk());
+        self.pool.make_durable(NAMES, groups * 8)
     }
 
     fn name_place_or_lease(&self, index: u32) -> Result<u64> {

@@ -188,34 +188,9 @@ macro_rules! stub {
     // As `live`, of what is a cancellation point: the descriptor is as it was, as with libc's function.
     (closes $name:ident $hook:path) => {
         stub!(@common $name);
-        #[unsafe(naked)]
-        #[unsafe(no_mangle)]
-        pub(crate) unsafe extern "C" fn $name() {
-            core::arch::naked_asm!(
-                ".cfi_startproc",
-                "mov r11d, edi",
-                "cmp r11d, {max}",
-                "jae 2f",
-                "lea r10, [rip + {table}]",
-                "mov rax, qword ptr [r10 + r11*8]",
-                "test rax, rax",
-                "je 2f",
-                "push rdi",
-                ".cfi_adjust_cfa_offset 8",
-                "call {testcancel}",
-                "pop rdi",
-                ".cfi_adjust_cfa_offset -8",
-                "jmp {hook}",
-                "2:",
-                "jmp qword ptr [rip + {real}]",
-                ".cfi_endproc",
-                max = const $crate::fds::LIMIT,
-                table = sym $crate::fds::TABLE,
-                testcancel = sym $crate::signal::mask::testcancel,
-                real = sym REAL,
-                hook = sym $hook,
-            )
-        }
+        stub!(@byfd [#[unsafe(no_mangle)]] $name REAL, $hook, "mov r11d, edi", "je 2f",
+            "push rdi\n.cfi_adjust_cfa_offset 8\ncall {testcancel}",
+            "pop rdi\n.cfi_adjust_cfa_offset -8");
     };
     (slot_live $name:ident $libc:path, $hook:path) => {
         stub!(@byfd [] $name $libc, $hook, "mov r11d, dword ptr [rdi + {fileno}]", "je 2f", "", "");
@@ -226,7 +201,8 @@ macro_rules! stub {
         $(#[$export])?
         pub(crate) unsafe extern "C" fn $name() {
             core::arch::naked_asm!(
-                "/* {fileno} */",
+                ".cfi_startproc",
+                "/* {fileno} {testcancel} */",
                 $descriptor,
                 "cmp r11d, {max}",
                 "jae 2f",
@@ -237,8 +213,10 @@ macro_rules! stub {
                 "jmp {hook}",
                 "2:",
                 "jmp qword ptr [rip + {real}]",
+                ".cfi_endproc",
                 max = const $crate::fds::LIMIT,
                 table = sym $crate::fds::TABLE,
+                testcancel = sym $crate::signal::mask::testcancel,
                 fileno = const $crate::stdio::FILENO,
                 real = sym $libc,
                 hook = sym $hook,
