@@ -239,11 +239,10 @@ impl Place {
         }
     }
 
-    /// Whether somebody stages the file: the kernel lists its leases.
+    /// Whether somebody stages the file: the kernel lists its leases, with the device of the mount. Files of others,
+    /// elsewhere, have the same inode numbers.
     fn is_leased(&self) -> bool {
-        let inode =
-            std::os::unix::fs::MetadataExt::ino(&fs::metadata(self.file()).expect("the file"));
-        let named = format!(":{inode} ");
+        let named = listed_as(&self.file());
         // The kernel gives its list in pieces: what others take off it meanwhile moves a line out of sight.
         (0..10).any(|_| {
             let locks = fs::read_to_string("/proc/locks").expect("the kernel's list");
@@ -441,6 +440,21 @@ impl PartialEq for Left {
         (&self.status, &self.said, &self.complained, &self.files)
             == (&other.status, &other.said, &other.complained, &other.files)
     }
+}
+
+/// How the kernel's list of locks names a file: by the device of its mount, which on btrfs is not the file's own.
+fn listed_as(path: &Path) -> String {
+    use rustix::fs::{AtFlags, CWD, StatxFlags};
+    let wanted = StatxFlags::INO | StatxFlags::MNT_ID;
+    let name = path.as_os_str().as_encoded_bytes();
+    let file = rustix::fs::statx(CWD, name, AtFlags::empty(), wanted).expect("the file");
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("the mounts");
+    let mount = file.stx_mnt_id.to_string();
+    let mut mounts = mounts.lines().map(|line| line.split(' '));
+    let device = mounts.find_map(|mut words| (words.next()? == mount).then(|| words.nth(1))?);
+    let numbers = device.expect("its mount").split_once(':').expect("numbers");
+    let [major, minor] = [numbers.0, numbers.1].map(|number| number.parse::<u32>().expect("one"));
+    format!(" {major:02x}:{minor:02x}:{} ", file.stx_ino)
 }
 
 #[track_caller]
