@@ -10,6 +10,9 @@
 //! after relocation: the pointers worth guarding are the slots of libc's functions, which are written
 //! on first use and could not be in it.
 //!
+//! **One of it.** By its name (`-soname`) the dynamic linker knows that what is preloaded is what a program is linked with,
+//! though that may be another copy: two would each believe to have the offsets of the same descriptions.
+//!
 //! **Names inside the library** are bound by the linker (`-Bsymbolic`).
 //!
 //! **Order** ([`layout.ld`](layout.ld)): what every process touches lies together.
@@ -31,7 +34,12 @@ fn main() {
     };
     let layout = Path::new(&here).join("layout.ld");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-T,{}", layout.display());
-    for flag in ["--no-rosegment", "-z,norelro", "-Bsymbolic"] {
+    for flag in [
+        "--no-rosegment",
+        "-z,norelro",
+        "-Bsymbolic",
+        "-soname,libadit.so",
+    ] {
         println!("cargo:rustc-cdylib-link-arg=-Wl,{flag}");
     }
     let script = Path::new(&directory).join("libgcc_s.so");

@@ -55,7 +55,8 @@ something behind; 2 bad usage; 3 could not be done, as with a file that is no po
     /// Make a file's bytes, size and times visible to everyone and durable, but for what waits in mode atomic for its
     /// fsync
     #[command(
-        after_help = "Exit status: 0 done, 1 when a file could not be flushed, 2 bad usage, 3 could not be done."
+        after_help = "Exit status: 0 done; 1 when everything is durable, but the times of a file are not current; 2 bad \
+usage; 3 when a file could not be flushed."
     )]
     Flush(FlushArgs),
     /// Measure Adit beside the kernel and beside the raw copy, in one run
@@ -488,8 +489,9 @@ pub(crate) struct DemoArgs {
     /// Run only the cases whose name contains this
     #[arg(long, value_name = "NAME")]
     pub(crate) only: Vec<String>,
-    /// Alternating rounds; each is compared, the medians of the times are shown
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    /// Alternating rounds; each is compared, the medians of the times are shown. The other side begins in every second
+    /// one, as whoever comes second finds warmer caches
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) rounds: u32,
     /// Seconds a case may take on each side
     #[arg(long, default_value_t = 120, value_name = "SECONDS")]

@@ -3,7 +3,7 @@
 use std::fmt::Arguments;
 use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::failure::{FAILED, Failure, said};
 
@@ -26,7 +26,13 @@ macro_rules! eprintln {
 
 /// Writes to standard output.
 pub(crate) fn report(text: Arguments<'_>) {
-    is_written(std::io::stdout().write_fmt(text));
+    is_written(std::io::stdout().write_all(harmless(text).as_bytes()));
+}
+
+/// Names come from other programs, and from pools: nothing in them may steer a terminal.
+fn harmless(text: Arguments<'_>) -> String {
+    let steers = |c: char| c.is_control() && c != '\n' && c != '\t';
+    text.to_string().replace(steers, "?")
 }
 
 /// Where something could not be written to standard output nothing else that would be said could be, so this is the end.
@@ -39,7 +45,7 @@ pub(crate) fn is_written(done: std::io::Result<()>) {
 
 /// Writes a line to standard error.
 pub(crate) fn remark(text: Arguments<'_>) {
-    let _ = std::io::stderr().write_fmt(format_args!("{text}\n"));
+    let _ = std::io::stderr().write_all(harmless(format_args!("{text}\n")).as_bytes());
 }
 
 /// Prints a report as indented JSON.
@@ -54,9 +60,18 @@ pub(crate) fn lossy<S: serde::Serializer>(path: &Path, serializer: S) -> Result<
     serializer.serialize_str(&path.to_string_lossy())
 }
 
-/// A path as a shell takes it, whatever is in it.
+/// A path in a report that may be none.
+#[derive(Debug, serde::Serialize)]
+#[serde(transparent)]
+pub(crate) struct Lossy(#[serde(serialize_with = "lossy")] pub(crate) PathBuf);
+
+/// A path as a shell and a command take it, whatever is in it.
 pub(crate) fn quoted(path: &Path) -> String {
     let bytes = path.as_os_str().as_bytes();
+    if bytes.starts_with(b"-") {
+        // Not an option.
+        return quoted(&Path::new(".").join(path));
+    }
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/._-+,:@%=".contains(byte);
     match std::str::from_utf8(bytes) {
         Ok(text) if !bytes.is_empty() && bytes.iter().all(is_plain) => text.to_owned(),
@@ -196,9 +211,17 @@ mod tests {
             (b"l\xe4nger", r"$'l\xe4nger'"),
             (b"two\nlines'", r"$'two\nlines\''"),
             (b"", "''"),
+            (b"-rf", "./-rf"),
+            (b"-a b", "'./-a b'"),
         ] {
             assert_eq!(quoted(Path::new(OsStr::from_bytes(path))), text);
         }
+    }
+
+    #[test]
+    fn names_cannot_steer_the_terminal() {
+        let text = harmless(format_args!("a{}b\tc\n", "\x1b[2J\u{9b}1m\x07"));
+        assert_eq!(text, "a?[2J?1m?b\tc\n");
     }
 
     #[test]

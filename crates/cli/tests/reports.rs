@@ -491,6 +491,42 @@ fn stat_shows_which_files_have_a_weaker_promise() {
     drop(second_user);
 }
 
+/// What goes to the kernel while the use of a file has not paid for more is no less the kernel's.
+#[test]
+fn stat_counts_what_the_kernel_does_before_a_file_is_staged() {
+    if !has_python() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (file, done) = (scratch.0.join("file"), scratch.0.join("done"));
+    let program = "import os, sys\n\
+                   fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n\
+                   os.write(fd, bytes(1 << 20))\n\
+                   for at in range(5000): os.pread(fd, 4096, at)\n\
+                   os.mkdir(sys.argv[2]); sys.stdin.read()\n";
+    let run = ["run", "--mode", "atomic", "--", "python3", "-c", program];
+    let mut command = with_places_of(&scratch, adit(run));
+    command.env_remove("ADIT_KERNEL_BLOCKS");
+    command.args([&file, &done]).stdin(Stdio::piped());
+    let child = Ended(command.spawn().unwrap());
+    eventually("all is read", || done.exists().then_some(()));
+    let seen = json(&finish(&mut with_places_of(
+        &scratch,
+        adit(["stat", "--json"]),
+    )));
+    let mut all = seen["processes"].as_array().unwrap().iter();
+    let its = all.find(|process| process["pid"] == child.0.id());
+    let counts = &its.expect("its line")["files"][0]["counts"];
+    let of = |what: &Value| what.as_u64().unwrap_or(0);
+    let (served, passed) = (&counts["reads"], &counts["passed"]["unmapped"]);
+    // Up to so many are served before it is worth it to count them.
+    let served = of(served) + 64;
+    assert!(
+        of(passed) > 100 && served > 1000 && served + of(passed) >= 5000,
+        "{seen}"
+    );
+}
+
 #[test]
 fn stat_of_nothing_and_of_somebody_elses_directory() {
     let scratch = Scratch::new();
@@ -739,6 +775,66 @@ fn bench_and_demo_refuse_a_library_that_does_not_serve() {
         assert_eq!(done.code(), Some(3), "{done:?}");
         assert!(done.err.contains("nothing to compare"), "{done:?}");
     }
+}
+
+/// Where nothing is staged, as without a monitor, the kernel would be compared with itself; and settings are the user's,
+/// wherever the cases run.
+#[test]
+fn demo_compares_what_is_staged_whatever_the_settings_are_relative_to() {
+    let scratch = Scratch::new();
+    let demo = |runtime: &str| {
+        let mut command = adit([
+            "demo", "--mode", "strict", "--only", "bash", "--rounds", "1", "--dir", ".",
+        ]);
+        command.current_dir(&scratch.0);
+        command.env("ADIT_RUNTIME_DIR", runtime);
+        command.env("XDG_STATE_HOME", scratch.0.join("state"));
+        command
+    };
+    let done = finish(demo("none").env("ADIT_NO_MONITOR", "1"));
+    assert_eq!(done.code(), Some(3), "{done:?}");
+    assert!(done.err.contains("stages no file"), "{done:?}");
+    let done = finish(demo("runtime").env_remove("ADIT_NO_MONITOR"));
+    assert_eq!(done.code(), Some(0), "{done:?}");
+}
+
+/// Minutes of measuring are not lost where nobody reads what is printed.
+#[test]
+fn a_report_is_written_before_it_is_printed() {
+    let scratch = Scratch::new();
+    let file = scratch.0.join("report.json");
+    let mut command = adit(["bench", "apps", "--only", "redis", "--rounds", "5", "--dir"]);
+    command.arg(&scratch.0).arg("--json").arg(&file);
+    // No program is found, which is quick, and in the report.
+    let full = std::fs::File::create("/dev/full").unwrap();
+    command
+        .env("PATH", "/nowhere")
+        .stdout(full)
+        .env_remove("ADIT_NO_MONITOR");
+    command.env("ADIT_RUNTIME_DIR", scratch.0.join("runtime"));
+    command.env("XDG_STATE_HOME", scratch.0.join("state"));
+    let status = command.stderr(Stdio::null()).status().unwrap();
+    assert_eq!(status.code(), Some(3));
+    let report: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert!(report[0]["skipped"].is_array(), "{report}");
+}
+
+/// Names that are not text are in a report as far as they can be, and in what is to be typed as a shell takes them.
+#[test]
+fn odd_names_are_told() {
+    let scratch = Scratch::new();
+    let odd = scratch.0.join(std::ffi::OsStr::from_bytes(b"l\xe4nger"));
+    std::fs::create_dir(&odd).unwrap();
+    let library = odd.join("libadit.so");
+    std::fs::write(&library, b"").unwrap();
+    let mut command = adit(["doctor", "--json"]);
+    let done = finish(command.arg(&scratch.0).env("ADIT_LIB", &library));
+    let named = json(&done)["library"].as_str().unwrap().to_owned();
+    assert!(named.ends_with("nger/libadit.so"), "{done:?}");
+    let mut command = adit(["run", "--pool"]);
+    let done = finish(command.arg(&odd).arg("true"));
+    assert!(done.err.contains(r"adit pool create $'"), "{done:?}");
+    assert!(done.err.contains(r"/l\xe4nger/pool'"), "{done:?}");
 }
 
 #[test]

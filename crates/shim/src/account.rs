@@ -1,7 +1,7 @@
 //! What `adit stat` shows of a description that is open for writing: what was served, and whether the
 //! file has only a weaker promise than its mode's.
 //!
-//! A file enters the registry when its use has paid for that, or with the first write that the mode
+//! A file enters the registry when its use has paid for that, by so many calls that were served or that the kernel did, or with the first write that the mode
 //! would have staged and the kernel got: so a file with a weaker promise is always shown.
 
 use crate::signal::engine;
@@ -11,13 +11,15 @@ use adit_store::staged::Mode;
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::OnceLock;
 
-/// Served calls after which a file is shown.
+/// Calls after which a file is shown.
 const PAID: u32 = 64;
 
 /// See the module.
 pub(crate) struct Account {
     slot: OnceLock<FileSlot>,
     served: AtomicU32,
+    /// Calls that the kernel did before the file was shown.
+    early: AtomicU32,
     /// Why the kernel has the description, as an index of [`Reason::ALL`].
     why: AtomicU32,
 }
@@ -28,6 +30,7 @@ impl Account {
         Self {
             slot: OnceLock::new(),
             served: AtomicU32::new(0),
+            early: AtomicU32::new(0),
             why: AtomicU32::new(Reason::Flags as u32),
         }
     }
@@ -45,18 +48,39 @@ impl Account {
                 slot.has_promise(Promise::Staged);
                 count(slot);
             }
-            None => self.pay(fd),
+            None => {
+                let slot = self.pay(fd);
+                slot.map_or((), |slot| slot.has_promise(Promise::Staged));
+            }
         }
     }
 
-    fn pay(&self, fd: i32) {
+    /// A read of what is not staged was served from a mapping.
+    #[inline]
+    pub(crate) fn mapped(&self, fd: i32, read: usize) {
+        match self.slot.get() {
+            Some(slot) => slot.served_read(read),
+            None => drop(self.pay(fd)),
+        }
+    }
+
+    fn pay(&self, fd: i32) -> Option<&FileSlot> {
         // Counts that two threads take from each other only delay it.
         let paid = self.served.load(Ordering::Relaxed).wrapping_add(1);
         self.served.store(paid, Ordering::Relaxed);
-        if paid == PAID
-            && let Some(slot) = self.enter(fd)
-        {
-            slot.has_promise(Promise::Staged);
+        (paid == PAID).then(|| self.enter(fd))?
+    }
+
+    /// The kernel has done a call as well as the mode promises, as the use of the file has not paid for more yet.
+    pub(crate) fn not_yet(&self, fd: i32) {
+        if let Some(slot) = self.slot.get() {
+            return slot.passed(Reason::Unmapped, 1);
+        }
+        // As in `pay`.
+        let early = self.early.load(Ordering::Relaxed).wrapping_add(1);
+        self.early.store(early, Ordering::Relaxed);
+        if early == PAID {
+            self.enter(fd);
         }
     }
 
@@ -71,7 +95,7 @@ impl Account {
             Mode::Atomic | Mode::Strict => Promise::Weaker,
         });
         let why = self.why.load(Ordering::Relaxed) as usize;
-        slot.passed(Reason::ALL.get(why).copied().unwrap_or(Reason::Other));
+        slot.passed(Reason::ALL.get(why).copied().unwrap_or(Reason::Other), 1);
     }
 
     #[cold]
@@ -87,10 +111,22 @@ impl Account {
             ino: stat.st_ino,
         };
         let slot = init::REGISTRY.file(id, fd)?;
-        if let Err(second) = self.slot.set(slot) {
-            second.end();
+        match self.slot.set(slot) {
+            Ok(()) => self.count_early(),
+            Err(second) => second.end(),
         }
         self.slot.get()
+    }
+}
+
+impl Account {
+    fn count_early(&self) {
+        let early = self.early.load(Ordering::Relaxed);
+        if let Some(slot) = self.slot.get()
+            && early > 0
+        {
+            slot.passed(Reason::Unmapped, early.into());
+        }
     }
 }
 

@@ -62,7 +62,7 @@ fn noted(ofd: &Ofd, served: Served, count: impl Fn(&FileSlot, usize)) -> Option<
     if let Some(slot) = ofd.slot() {
         match served {
             Ok(bytes) => count(slot, bytes),
-            Err(reason) => slot.passed(reason),
+            Err(reason) => slot.passed(reason, 1),
         }
     }
     served.ok()

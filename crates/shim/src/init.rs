@@ -331,13 +331,24 @@ pub(crate) extern "C" fn end() {
     });
 }
 
+/// What a program that returns from `main` leaves in its streams libc writes when we are gone. Written now it is staged as
+/// all before, and published with it. Of several threads one may have a stream for ever, which only libc's last flush passes
+/// over.
+extern "C" fn exit() {
+    if staging() && single_threaded() && !vfork::in_child() {
+        // SAFETY: as at any time; nobody else is about to use a stream.
+        unsafe { libc::fflush(core::ptr::null_mut()) };
+    }
+    end();
+}
+
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
 
 #[used]
 #[unsafe(link_section = ".fini_array")]
-static END: extern "C" fn() = end;
+static END: extern "C" fn() = exit;
 
 #[allow(unreachable_pub)]
 /// Says that the library is loaded and serves this process: 1 while it promotes descriptors, else 0.

@@ -988,6 +988,11 @@ impl Staged {
             Some(only) => return only.fsync(&self.file),
             None => self.file.fsync()?,
         }
+        self.show_synced()
+    }
+
+    /// After a commit: others find it in the file where they do not wait for it.
+    pub(crate) fn show_synced(&self) -> Result<(), Error> {
         // Without a lease nobody who opens the file waits, and after a sync it is there for everybody.
         if !self.declared || !self.file.is_shared()? {
             return Ok(());

@@ -214,7 +214,15 @@ fn cutting(mode: &CStr) -> Option<c_int> {
 /// Before libc opens a stream itself and cuts the file by that: what is staged of a declared one goes to the file before, or
 /// it would be published over the cut.
 fn bar_before_a_cut(path: *const c_char, mode: &CStr) {
-    if mode.to_bytes().starts_with(b"w") && cutting(mode).is_none() {
+    let letters = mode.to_bytes();
+    // Of those that are there already `x` cuts none.
+    let cuts = letters.starts_with(b"w")
+        && !letters
+            .iter()
+            .take(LETTERS + 1)
+            .any(|letter| *letter == b'x');
+    let is_libcs = || cutting(mode).is_none() || !init::declared().is_empty() && !ready();
+    if cuts && is_libcs() {
         declared::bar_name(libc::AT_FDCWD, path, 0);
     }
 }
@@ -240,28 +248,119 @@ fn cut_stream(fd: c_int, mode: *const c_char, made: bool) -> Result<isize, c_int
     })
 }
 
-/// Before `freopen(path, mode, file)`, which puts another file on the stream's descriptor. What is
-/// buffered still belongs to the old one. Where the new one has to be cut in a transaction it is put there here.
-pub(crate) extern "C" fn before_reopen(
+/// `freopen`, which puts another file on the stream's descriptor. What is buffered still belongs to the old one. Where the
+/// new one has to be cut in a transaction it is put there here. Who prints to the stream meanwhile waits, as for libc's own.
+pub(crate) extern "C" fn reopen(
     path: *const c_char,
     mode: *const c_char,
     file: *mut FILE,
-) -> isize {
+) -> *mut FILE {
+    let _held = Held::of(file);
     hand_over_before_reopen(path, file);
     // SAFETY: libc reads the same string next.
-    let mode = unsafe { CStr::from_ptr(mode) };
-    if !path.is_null() {
-        bar_before_a_cut(path, mode);
-    }
-    let cuts = |flags| names::cuts_for_stream(path, flags);
-    let cuts = cutting(mode).filter(|_| !path.is_null()).and_then(cuts);
-    let Some(made) = cuts.filter(|_| ready()) else {
-        return GO_ON;
+    let letters = unsafe { CStr::from_ptr(mode) };
+    let cuts = (!path.is_null()).then(|| {
+        bar_before_a_cut(path, letters);
+        names::cuts_for_stream(path, cutting(letters)?)
+    });
+    let reopened = match cuts.flatten().filter(|_| ready()) {
+        Some(made) => reopen_and_cut(path, letters, file, made),
+        None => reopen_by_libc(path, mode, file),
     };
-    reopen_and_cut(path, mode, file, made).unwrap_or_else(|errno| {
+    reopened.unwrap_or_else(|errno| {
         sys::set_errno(errno);
-        FAILED
+        ptr::null_mut()
     })
+}
+
+/// A stream that nobody else uses meanwhile, by a thread that is not cancelled: the lock would stay taken for ever.
+struct Held {
+    file: *mut FILE,
+    _whole: NotCancelled,
+}
+
+impl Held {
+    /// A stream of the program's.
+    fn of(file: *mut FILE) -> Self {
+        let whole = NotCancelled::until_dropped();
+        // SAFETY: a stream that is alive.
+        unsafe { flockfile(file) };
+        Self {
+            file,
+            _whole: whole,
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: what could not be opened is closed, and still the program's.
+        unsafe { funlockfile(self.file) };
+    }
+}
+
+/// Has this thread come to the end of what it does.
+struct NotCancelled(c_int);
+
+impl NotCancelled {
+    fn until_dropped() -> Self {
+        let mut before = 0;
+        // SAFETY: a state of this thread's.
+        unsafe { pthread_setcancelstate(NEVER_CANCELLED, &raw mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for NotCancelled {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { pthread_setcancelstate(self.0, ptr::null_mut()) };
+    }
+}
+
+/// `PTHREAD_CANCEL_DISABLE`.
+const NEVER_CANCELLED: c_int = 1;
+
+unsafe extern "C" {
+    fn flockfile(file: *mut FILE);
+    fn funlockfile(file: *mut FILE);
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// A stream that is refused is closed, but stays the program's.
+fn reopen_by_libc(
+    path: *const c_char,
+    mode: *const c_char,
+    file: *mut FILE,
+) -> Result<*mut FILE, c_int> {
+    let reopened = libcs_reopen(path, mode, file)?;
+    if note(reopened) {
+        return Ok(reopened);
+    }
+    let errno = sys::errno();
+    close_for_good(reopened);
+    Err(errno)
+}
+
+fn libcs_reopen(
+    path: *const c_char,
+    mode: *const c_char,
+    file: *mut FILE,
+) -> Result<*mut FILE, c_int> {
+    type Function = unsafe extern "C" fn(*const c_char, *const c_char, *mut FILE) -> *mut FILE;
+    // SAFETY: libc's own function with the program's own stream, and strings that end.
+    let reopened = unsafe { call_real!(table::freopen, Function)(path, mode, file) };
+    if reopened.is_null() {
+        Err(sys::errno())
+    } else {
+        Ok(reopened)
+    }
+}
+
+/// As `freopen` leaves a stream for which there is no file, wherever libc keeps that.
+fn close_for_good(file: *mut FILE) {
+    hand_over_before_reopen(ptr::null(), file);
+    let _ = libcs_reopen(c"".as_ptr(), c"r".as_ptr(), file);
 }
 
 fn hand_over_before_reopen(path: *const c_char, file: *mut FILE) {
@@ -288,21 +387,15 @@ fn reopen_and_cut(
     mode: &CStr,
     file: *mut FILE,
     made: bool,
-) -> Result<isize, c_int> {
-    type Function = unsafe extern "C" fn(*const c_char, *const c_char, *mut FILE) -> *mut FILE;
+) -> Result<*mut FILE, c_int> {
     let mut appending = [0; LETTERS + 2];
     let letters = mode.to_bytes().iter().take(LETTERS + 1);
     for (into, letter) in appending.iter_mut().zip(letters) {
         *into = *letter;
     }
     appending[0] = b'a';
-    // SAFETY: libc's own function with the program's own stream, and a string that ends.
-    let file =
-        unsafe { call_real!(table::freopen, Function)(path, appending.as_ptr().cast(), file) };
-    if file.is_null() {
-        return Err(sys::errno());
-    }
-    // SAFETY: the caller has seen that the layout is known; the stream is in nobody else's hands yet.
+    let file = libcs_reopen(path, appending.as_ptr().cast(), file)?;
+    // SAFETY: the caller has seen that the layout is known, and holds the stream.
     unsafe { set_field(file, FLAGS, field::<u32>(file, FLAGS) & !APPENDS) };
     let fd = fileno(file);
     let cut = begin_at_the_start(fd).and_then(|()| {
@@ -313,12 +406,7 @@ fn reopen_and_cut(
             Err(sys::errno())
         }
     });
-    cut.map(|()| file as isize).inspect_err(|_| {
-        descriptors::close(fd);
-        // It stays the program's, as a stream that is closed.
-        // SAFETY: as above.
-        unsafe { set_field(file, FILENO, -1i32) };
-    })
+    cut.map(|()| file).inspect_err(|_| close_for_good(file))
 }
 
 /// Undoes what appending has done to a description.
@@ -357,12 +445,7 @@ pub(crate) extern "C" fn opened_temporary(
     file
 }
 
-/// After `freopen`: as [`opened`]. A stream that was refused is closed, but stays the program's.
-pub(crate) extern "C" fn reopened(_a: usize, _b: usize, _c: usize, file: *mut FILE) -> *mut FILE {
-    if note(file) { file } else { ptr::null_mut() }
-}
-
-/// Notes the descriptor of a new stream. False, with errno set, if the file must be staged and cannot be.
+/// Notes the descriptor of a new stream, which libc has just made, or the caller holds. False, with errno set, if the file must be staged and cannot be.
 fn note(file: *mut FILE) -> bool {
     // SAFETY: libc has just made it, and nobody else has it.
     let fd = unsafe { libc::fileno(file) };
@@ -510,7 +593,7 @@ pub(crate) fn prepare() {
     }
 }
 
-/// Whether the slots are ours. Tries, once.
+/// Whether the slots are ours. Tries, once, and again where it was for want of something that may be there later.
 fn ready() -> bool {
     for _ in 0..PATIENCE {
         match STATE.compare_exchange(UNTRIED, TRYING, Ordering::SeqCst, Ordering::SeqCst) {
@@ -521,10 +604,11 @@ fn ready() -> bool {
             }
             Ok(_) => {
                 let errno = sys::errno();
+                let _whole = NotCancelled::until_dropped();
                 let done = sys::with_signals_blocked(|| install(ours()));
                 sys::set_errno(errno);
-                STATE.store(if done { READY } else { REFUSED }, Ordering::SeqCst);
-                return done;
+                STATE.store(done.err().unwrap_or(READY), Ordering::SeqCst);
+                return done.is_ok();
             }
         }
     }
@@ -644,25 +728,22 @@ fn is_read_only(start: usize, len: usize) -> bool {
     search.found
 }
 
-/// Puts `slots` into libc's tables if everything is as expected and a stream then works.
-fn install(slots: Slots) -> bool {
-    let Some(tables) = Tables::find() else {
-        return false;
-    };
+/// Puts `slots` into libc's tables if everything is as expected and a stream then works; else says what is to be made of it.
+fn install(slots: Slots) -> Result<(), u32> {
+    let tables = Tables::find().ok_or(REFUSED)?;
     let mut known = [ptr::null_mut(); SLOTS];
     for (slot, name) in NAMES.into_iter().enumerate() {
-        let Some(function) = symbol(name) else {
-            return false;
-        };
+        let function = symbol(name).ok_or(REFUSED)?;
         known[slot] = function;
         LIBC[slot].store(function, Ordering::SeqCst);
     }
     if !tables.hold(&known) {
-        return false;
+        return Err(REFUSED);
     }
-    let Some(trial) = Trial::new() else {
-        return false;
-    };
+    let trial = Trial::new().map_err(|errno| match errno {
+        libc::EMFILE | libc::ENFILE | libc::ENOMEM => UNTRIED,
+        _ => REFUSED,
+    })?;
     let works = trial.looks_right(&tables)
         && tables.store(&slots)
         && trial.works(&tables)
@@ -671,7 +752,7 @@ fn install(slots: Slots) -> bool {
     if !works && !tables.hold(&known) {
         tables.store(&known);
     }
-    works
+    if works { Ok(()) } else { Err(REFUSED) }
 }
 
 unsafe extern "C" {
@@ -690,21 +771,22 @@ const BUFFER: usize = 32;
 const CREDIT: u64 = 1 << 40;
 
 impl Trial {
-    fn new() -> Option<Self> {
+    fn new() -> Result<Self, c_int> {
         // A limit on the size of files would send the program a signal for what we write.
         if data::KERNEL_WRITES.load(Ordering::Relaxed) {
-            return None;
+            return Err(libc::EFBIG);
         }
         let name = c"adit".as_ptr() as usize;
-        let fd = sys::memfd_create(name, libc::MFD_CLOEXEC as usize).ok()? as c_int;
+        let fd = sys::memfd_create(name, libc::MFD_CLOEXEC as usize)? as c_int;
         type Function = unsafe extern "C" fn(c_int, *const c_char) -> *mut FILE;
         // SAFETY: libc's own function.
         let file = unsafe { call_real!(table::fdopen, Function)(fd, c"r+".as_ptr()) };
         if file.is_null() {
+            let errno = sys::errno();
             let _ = sys::close(fd as usize);
-            return None;
+            return Err(errno);
         }
-        Some(Self { file, fd })
+        Ok(Self { file, fd })
     }
 
     /// Whether the fields of a stream are where they should be.
@@ -872,13 +954,13 @@ mod tests {
         for (slot, &bad) in planted.iter().enumerate() {
             let mut slots = ours();
             slots[slot] = bad;
-            assert!(!install(slots), "slot {slot}");
+            assert_eq!(install(slots), Err(REFUSED), "slot {slot}");
             assert!(tables.hold(&known), "slot {slot} was left");
         }
-        assert!(install(ours()));
+        assert_eq!(install(ours()), Ok(()));
         assert!(tables.hold(&ours()));
         // What somebody else has replaced is left alone.
-        assert!(!install(ours()));
+        assert_eq!(install(ours()), Err(REFUSED));
         assert!(tables.hold(&ours()));
         assert!(tables.store(&known));
     }

@@ -30,11 +30,12 @@
 //! | `replace` | jump to the Rust function, which calls libc itself; never for a cancellation point |
 //! | `alias` | as `replace`, for a second name of what libc has once |
 //! | `stream` | while streams are served: hook with the first three arguments, which may make the stream; libc, hook with those and the stream it returned; what that returns is returned |
+//! | `streams` | while streams are served: jump to the Rust function, which calls libc itself, else to libc |
 //! | `shallow` | `dlopen` without `RTLD_DEEPBIND` |
 //! | `by_handle` | `dlsym`: of a handle, tail-jump to the Rust function, with who calls; where libc asks that, to libc |
 //! | `slot_data`, `slot_served`, `slot_live` | as the shapes without `slot_`, for a slot of libc's streams: the first argument is the stream, and libc's own slot stands in for its function |
 //!
-//! No Rust frame is on the stack while libc's function runs, except under `replace` and `live`, so
+//! No Rust frame is on the stack while libc's function runs, except under `replace`, `streams` and `live`, so
 //! `pthread_cancel` unwinds what it expects (PROTOCOLS F4); `after` has a frame of its own that
 //! describes itself to the unwinder.
 //!
@@ -768,6 +769,24 @@ macro_rules! stub {
                 wanted = sym $crate::stdio::WANTED,
                 before = sym $before,
                 after = sym $after,
+                real = sym REAL,
+            )
+        }
+    };
+
+    (streams $name:ident $hook:path) => {
+        stub!(@common $name);
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                "cmp byte ptr [rip + {wanted}], 0",
+                "jne 3f",
+                "jmp qword ptr [rip + {real}]",
+                "3:",
+                "jmp {hook}",
+                wanted = sym $crate::stdio::WANTED,
+                hook = sym $hook,
                 real = sym REAL,
             )
         }

@@ -147,8 +147,8 @@ interpose! {
     // Streams: libc opens, reads, writes and closes inside itself.
     stream fopen (stdio::before_open, stdio::opened);
     stream fopen64 (stdio::before_open, stdio::opened);
-    stream freopen (stdio::before_reopen, stdio::reopened);
-    stream freopen64 (stdio::before_reopen, stdio::reopened);
+    streams freopen (stdio::reopen);
+    streams freopen64 (stdio::reopen);
     stream tmpfile (stdio::before_temporary, stdio::opened_temporary);
     stream tmpfile64 (stdio::before_temporary, stdio::opened_temporary);
     asks_live fdopen (stdio::before_fdopen, stdio::null);

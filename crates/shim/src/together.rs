@@ -7,36 +7,52 @@
 use crate::ofd::{Ofd, Users};
 use crate::signal::engine;
 use crate::stage::{self, Staged};
-use crate::writer::Held;
+use crate::writer::{Held, Writer};
 use crate::{fds, init, sys};
 use adit_store::staged::{Error, StagedFile};
 
-/// A description that is used, by one of its descriptors.
-pub(crate) struct Used<'a> {
-    pub(crate) fd: i32,
-    pub(crate) ofd: Users<'a>,
+/// A description that is open for writing and used, by one of its descriptors.
+struct Used<'a> {
+    fd: i32,
+    ofd: Users<'a>,
+    /// By the program, in this very call.
+    is_named: bool,
 }
 
 impl Used<'_> {
     fn address(&self) -> usize {
         core::ptr::from_ref::<Ofd>(&self.ofd) as usize
     }
+
+    fn writer(&self) -> Option<&Writer> {
+        self.ofd.writer()
+    }
+}
+
+/// All that this process has open for writing.
+fn all_used<'a>() -> impl Iterator<Item = Used<'a>> {
+    let writers = fds::each_promoted().filter(|(_, ofd)| ofd.writer().is_some());
+    writers.map(|(fd, ofd)| Used {
+        fd,
+        ofd,
+        is_named: false,
+    })
 }
 
 /// Puts descriptions into the order in which they are held, each once.
-pub(crate) fn in_order(used: &mut Vec<Used<'_>>) {
-    used.sort_unstable_by_key(Used::address);
+fn in_order(used: &mut Vec<Used<'_>>) {
+    used.sort_unstable_by_key(|used| (used.address(), !used.is_named));
     used.dedup_by_key(|used| used.address());
 }
 
 /// Holds the states of descriptions that are in order.
-pub(crate) fn hold<'a>(used: &'a [Used<'_>]) -> Vec<Held<'a>> {
-    let writers = used.iter().filter_map(|used| used.ofd.writer());
-    writers.map(|writer| writer.hold()).collect()
+fn hold<'a>(used: &'a [Used<'_>]) -> Vec<Held<'a>> {
+    let writers = used.iter().filter_map(Used::writer);
+    writers.map(Writer::hold).collect()
 }
 
 /// Commits files at one instant.
-pub(crate) fn commit(files: &[&Staged]) -> Result<(), i32> {
+fn commit(files: &[&Staged]) -> Result<(), i32> {
     let files: Vec<_> = files.iter().map(|staged| staged.file()).collect();
     let committed = stage::patiently(|| StagedFile::commit_group(&files));
     committed.map_err(|error| match error {
@@ -70,9 +86,9 @@ fn commit_all(one: &Ofd, fd: i32, if_so: impl Fn(Option<&Staged>) -> bool) -> Op
     let mut used = vec![Used {
         fd,
         ofd: one.enter(),
+        is_named: true,
     }];
-    let writers = fds::each_promoted().filter(|(_, ofd)| ofd.writer().is_some());
-    used.extend(writers.map(|(fd, ofd)| Used { fd, ofd }));
+    used.extend(all_used());
     in_order(&mut used);
     let held = hold(&used);
     let own = used
@@ -88,4 +104,80 @@ fn commit_all(one: &Ofd, fd: i32, if_so: impl Fn(Option<&Staged>) -> bool) -> Op
         .filter(|staged| staged.file().is_beside(first.file()))
         .collect();
     Some(commit(&all).map(|()| 0))
+}
+
+/// Commits the files of the descriptors that a program names, and does for each of them what else its `fsync` does. See
+/// [`capi`](crate::capi) for the errors.
+pub(crate) fn commit_named(fds: &[i32]) -> Result<(), i32> {
+    let mut used = named(fds)?;
+    // A child that does not know that it is one must not wait for what its parent's threads have locked.
+    for (writer, used) in used.iter().filter_map(|used| Some((used.writer()?, used))) {
+        writer.be_told(&used.ofd);
+    }
+    let _inside = engine::enter();
+    for (writer, used) in used.iter().filter_map(|used| Some((used.writer()?, used))) {
+        writer.is_about_to_sync(&used.ofd, used.fd);
+    }
+    if init::together() {
+        used.extend(all_used());
+    }
+    in_order(&mut used);
+    commit_held(&used)?;
+    // The kernel's `fsync` makes times durable, of a file that nobody publishes any more.
+    for (writer, used) in used.iter().filter_map(|used| Some((used.writer()?, used))) {
+        if used.is_named && writer.settle_times(&used.ofd, used.fd)? {
+            sys::fsync(used.fd as usize)?;
+        }
+    }
+    Ok(())
+}
+
+fn named<'a>(fds: &[i32]) -> Result<Vec<Used<'a>>, i32> {
+    let one = |&fd: &i32| match fds::promoted(fd) {
+        Some(ofd) if ofd.writer().is_some() => Ok(Used {
+            fd,
+            ofd,
+            is_named: true,
+        }),
+        _ => {
+            sys::fcntl(fd as usize, libc::F_GETFD as usize, 0)?;
+            Err(libc::EINVAL)
+        }
+    };
+    fds.iter().map(one).collect()
+}
+
+fn commit_held(used: &[Used<'_>]) -> Result<(), i32> {
+    let held = hold(used);
+    let (named, beside): (Vec<_>, Vec<_>) =
+        used.iter().zip(&held).partition(|(used, _)| used.is_named);
+    let cannot_be_part = |(used, held): &(&Used<'_>, &Held<'_>)| {
+        let was_bypassed = used.writer().is_some_and(Writer::was_bypassed);
+        used.ofd.is_wanted() || held.is_kernels() || was_bypassed
+    };
+    if named.iter().any(cannot_be_part) {
+        return Err(libc::EINVAL);
+    }
+    // What `open` itself did to a file, and what was published of it before, is the kernel's to keep; so is what others have
+    // written to one that was given back, noticed here or not.
+    let is_given_back = |held: &Held<'_>| {
+        let staged = held.staged();
+        staged.is_none_or(|staged| staged.file().is_taken())
+    };
+    let sync = |used: &Used<'_>| sys::fsync(used.fd as usize).map(drop);
+    let (kernels, staged): (Vec<_>, Vec<_>) =
+        named.into_iter().partition(|(_, held)| is_given_back(held));
+    kernels.iter().try_for_each(|(used, _)| sync(used))?;
+    let own = staged.iter().filter_map(|(_, held)| held.staged());
+    let others = beside.iter().filter_map(|(_, held)| held.staged());
+    let is_beside = |file: &&Staged| {
+        used.iter()
+            .any(|used| used.is_named && file.is_on_device_of(used.fd))
+    };
+    let files: Vec<_> = own.clone().chain(others.filter(is_beside)).collect();
+    commit(&files)?;
+    own.map(Staged::show_synced)
+        .try_for_each(|shown| shown.map_err(|error| error.errno().raw_os_error()))?;
+    let mut given_back = staged.iter().filter(|(_, held)| is_given_back(held));
+    given_back.try_for_each(|(used, _)| sync(used))
 }

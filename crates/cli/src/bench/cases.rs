@@ -7,6 +7,8 @@ use std::time::Instant;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
+use crate::failure::said;
+
 use super::sides::{Adit, Bare, Libc, Mapped, Plain, Scratch, pipe};
 use adit_pmem::MediumKind as Medium;
 
@@ -48,8 +50,10 @@ pub(super) const PAGE: usize = 4096;
 pub(super) const LINE: usize = 64;
 /// Larger than any cache, so that copies cost what they cost in real use.
 const BIG: usize = 128 << 20;
+const BIG_NAME: &str = "big";
 const THREAD_FILE: usize = 32 << 20;
-const APPENDED: usize = 16 << 20;
+/// Four times what goes to the kernel before a file that is appended to is staged, where that is done.
+const APPENDED: usize = 64 << 20;
 const SMALL_OPERATIONS: usize = 100_000;
 /// Calls on a fresh description, too few for adopting its file to pay.
 const FIRST_USE: usize = 2_000;
@@ -97,9 +101,13 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    pub(crate) fn new(dir: &Path, medium: Medium) -> Result<Self, String> {
+    /// With a big file, or only with a name for one.
+    pub(crate) fn new(dir: &Path, medium: Medium, has_big: bool) -> Result<Self, String> {
         let scratch = Scratch::new(dir)?;
-        let big = scratch.file("big", BIG)?;
+        let big = scratch.path().join(BIG_NAME);
+        if has_big {
+            scratch.file(BIG_NAME, BIG)?;
+        }
         Ok(Self {
             scratch,
             medium,
@@ -107,6 +115,17 @@ impl Stage {
             pages: places(BIG / PAGE, BIG, PAGE),
             lines: places(SMALL_OPERATIONS, BIG, LINE),
         })
+    }
+
+    /// Removes what a group of cases has made for itself.
+    pub(crate) fn clear(&self) -> Result<(), String> {
+        let of_groups = |entry: &std::fs::DirEntry| entry.file_name() != BIG_NAME;
+        let entries = std::fs::read_dir(self.scratch.path()).map_err(|e| said(&e))?;
+        entries
+            .flatten()
+            .filter(of_groups)
+            .for_each(|entry| remove(&entry.path()));
+        Ok(())
     }
 
     /// Where a file of this name would be.
@@ -306,7 +325,7 @@ fn appends(stage: &Stage) -> Result<Vec<Case<'_>>, String> {
         let path = |side: &str| stage.scratch.path().join(format!("append-{side}"));
         let (pa, pk, pr) = (path("adit"), path("kernel"), path("raw"));
         let extra = if append { libc::O_APPEND } else { 0 };
-        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC | extra;
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | extra;
         let (a, k, r) = (page(), page(), page());
         let kernel = move |path: &Path, bytes: &[u8], reserve: bool| {
             let file = plain(path, flags)?;

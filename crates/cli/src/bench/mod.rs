@@ -16,9 +16,9 @@ use std::io::{BufRead, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::args::{BenchArgs, Suite};
+use crate::args::{BenchArgs, Mode, Suite};
 use crate::doctor;
-use crate::failure::{FAILED, Failure, NO, Outcome, USAGE, said};
+use crate::failure::{Failure, NO, Outcome, USAGE, said, words};
 use crate::output::{self, Progress};
 use crate::run;
 use report::{Report, Row};
@@ -33,6 +33,14 @@ pub(crate) fn served(dir: Option<&Path>) -> bool {
     let name = format!("adit-probe-{}", std::process::id());
     let stages = |dir: &Path| (0..TRIES).any(|_| staged::stages(&dir.join(&name)) == Ok(true));
     sides::active() && dir.is_none_or(stages)
+}
+
+/// Whether the library serves a program that is started in this mode, and, if a directory is named, stages what it writes
+/// there. Where it does not, the kernel would be compared with itself.
+pub(crate) fn serves(mode: Mode, dir: Option<&Path>) -> Result<bool, Failure> {
+    let mut probe = Command::new(std::env::current_exe()?);
+    run::under_library(probe.arg("served").args(dir), mode)?;
+    Ok(probe.status()?.success())
 }
 
 /// Measures and reports.
@@ -54,7 +62,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
             "--dir {}: Adit serves no files there",
             dir.display()
         ))
-        .next(format!("adit doctor {} says why", dir.display())));
+        .next(format!("adit doctor {} says why", output::quoted(&dir))));
     }
     let to_stdout = args.json.as_deref() == Some(Path::new("-"));
     let json = args.json.as_deref().filter(|_| !to_stdout);
@@ -66,18 +74,18 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         .map(|suite| measure(*suite, &dir, args))
         .map(|report| report.map(|report| report.beside(&args.peer)))
         .collect::<Result<Vec<_>, _>>()?;
-    // First what cannot fail: a disk may have become full meanwhile.
+    // Whoever reads standard output may have gone, which is the end; a disk that has become full is not.
+    let text = serde_json::to_string_pretty(&reports).unwrap_or_default();
+    let json = json.as_mut().map_or(Ok(()), |to| to.write(&text));
+    let html = html
+        .as_mut()
+        .map_or(Ok(()), |to| to.write(&report::html(&reports)));
     if to_stdout {
         output::json(&reports)?;
     } else {
         reports.iter().for_each(Report::print);
     }
-    if let Some(destination) = &mut json {
-        destination.write(&serde_json::to_string_pretty(&reports).unwrap_or_default())?;
-    }
-    if let Some(destination) = &mut html {
-        destination.write(&report::html(&reports))?;
-    }
+    json.and(html)?;
     if reports.iter().any(|report| !report.library_active) {
         return Err(Failure::new(
             "the library does not serve the measured process, so there is nothing to compare",
@@ -147,6 +155,7 @@ fn measure(suite: Suite, dir: &Path, args: &BenchArgs) -> Result<Report, Failure
         apps::measure(dir, args, &mut report)?;
         return Ok(report);
     };
+    check_room(dir)?;
     let mut command = Command::new(std::env::current_exe()?);
     command
         .arg("bench-worker")
@@ -159,10 +168,29 @@ fn measure(suite: Suite, dir: &Path, args: &BenchArgs) -> Result<Report, Failure
     let lines = child.stdout.take().map(BufReader::new);
     collect(lines, suite, &mut report);
     let status = child.wait()?;
-    if report.library_active && !status.success() {
-        return Err(Failure::new(format!("the measuring process failed ({status})")).code(FAILED));
+    if report.library_active && !status.success() && report.failed.is_empty() {
+        report
+            .failed
+            .push(format!("the measuring process failed ({status})"));
     }
     Ok(report)
+}
+
+/// Where there is no room nothing but that would be found out, after minutes.
+fn check_room(dir: &Path) -> Result<(), Failure> {
+    const NEEDED: u64 = 512 << 20;
+    let found = rustix::fs::statvfs(dir.as_os_str().as_encoded_bytes());
+    let found = found.map_err(|errno| Failure::new(words(errno)))?;
+    let free = found.f_bavail.saturating_mul(found.f_frsize);
+    if free >= NEEDED {
+        return Ok(());
+    }
+    let (needed, free) = (output::bytes(NEEDED), output::bytes(free));
+    let what = format!(
+        "{} has {free} free, and bench needs {needed}",
+        dir.display()
+    );
+    Err(Failure::new(what).next("name another directory: --dir DIR"))
 }
 
 fn collect(lines: Option<impl BufRead>, suite: Suite, report: &mut Report) {
@@ -178,6 +206,7 @@ fn collect(lines: Option<impl BufRead>, suite: Suite, report: &mut Report) {
                 report.library_active = true;
                 report.medium = medium;
             }
+            Ok(Line::Failed(why)) => report.failed.push(why),
             Ok(Line::Measured(measured)) => {
                 report.rows.extend(Row::new(measured));
                 progress.at(report.rows.len(), cases(suite), "measured");

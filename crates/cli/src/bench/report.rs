@@ -18,6 +18,8 @@ pub(crate) struct Row {
     pub(crate) raw_ns: Option<f64>,
     pub(crate) raw_is: String,
     pub(crate) adit_to_kernel: f64,
+    /// The smallest and the largest of the rounds' ratios.
+    pub(crate) adit_to_kernel_range: [f64; 2],
     pub(crate) adit_to_raw: Option<f64>,
     /// The goal in words.
     pub(crate) goal: Option<String>,
@@ -56,12 +58,14 @@ fn median(values: &[f64]) -> Option<f64> {
     Some((sorted[middle] + upper) / 2.0)
 }
 
-/// The median of the ratios of the rounds, which is steadier than the ratio of the medians when
-/// the machine's speed drifts.
-fn ratio(of: &[f64], to: &[f64]) -> Option<f64> {
-    let ratios: Vec<f64> = of.iter().zip(to).map(|(a, b)| a / b).collect();
-    median(&ratios)
+/// The ratios of the rounds. Their median is steadier than the ratio of the medians when the machine's speed drifts.
+fn ratios(of: &[f64], to: &[f64]) -> Vec<f64> {
+    of.iter().zip(to).map(|(a, b)| a / b).collect()
 }
+
+/// What the columns of a table do not say by themselves.
+const RATIOS: &str = "ratios are medians of the rounds' ratios, not quotients of the medians beside them; \
+                      the range is that of adit/kernel";
 
 impl Row {
     /// A row; `None` when a side has no rounds.
@@ -75,8 +79,11 @@ impl Row {
                     .partial_cmp(&median(b))
                     .unwrap_or(std::cmp::Ordering::Equal)
             });
-        let adit_to_kernel = ratio(&measured.adit, &measured.kernel)?;
-        let adit_to_raw = fastest.and_then(|raw| ratio(&measured.adit, raw));
+        let to_kernel = ratios(&measured.adit, &measured.kernel);
+        let adit_to_kernel = median(&to_kernel)?;
+        let least = to_kernel.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = to_kernel.iter().copied().fold(0.0, f64::max);
+        let adit_to_raw = fastest.and_then(|raw| median(&ratios(&measured.adit, raw)));
         let goal = measured.goal.map(|goal| {
             let whose = if goal.of_raw { "raw" } else { "kernel" };
             let most = (goal.most * 1000.0).round() / 1000.0;
@@ -97,13 +104,15 @@ impl Row {
             raw_ns: fastest.and_then(|raw| median(raw)),
             raw_is: measured.raw_is,
             adit_to_kernel,
+            adit_to_kernel_range: [least, most],
             adit_to_raw,
             goal,
             met,
         })
     }
 
-    fn cells(&self) -> [String; 8] {
+    fn cells(&self) -> [String; 9] {
+        let [least, most] = self.adit_to_kernel_range;
         let number = |value: Option<f64>, digits: usize| match value {
             Some(value) => format!("{value:.digits$}"),
             None => "-".to_owned(),
@@ -114,6 +123,7 @@ impl Row {
             number(Some(self.kernel_ns), 0),
             number(self.raw_ns, 0),
             number(Some(self.adit_to_kernel), 2),
+            format!("{least:.2}-{most:.2}"),
             number(self.adit_to_raw, 2),
             self.goal.clone().unwrap_or_else(|| "-".to_owned()),
             match self.met {
@@ -125,12 +135,13 @@ impl Row {
     }
 }
 
-const HEADINGS: [&str; 8] = [
+const HEADINGS: [&str; 9] = [
     "operation",
     ">adit ns",
     ">kernel ns",
     ">raw ns",
     ">adit/kernel",
+    ">range",
     ">adit/raw",
     "goal",
     "met",
@@ -173,6 +184,9 @@ impl Report {
             table.row(row.cells());
         }
         table.print();
+        if !self.rows.is_empty() {
+            println!("{RATIOS}");
+        }
         self.peers.iter().for_each(Beside::print);
         self.remarks().for_each(|remark| println!("{remark}"));
     }
@@ -238,10 +252,11 @@ pub(crate) fn html(reports: &[Report]) -> String {
          small{color:#777}</style>\n<h1>Adit beside the kernel and the raw copy</h1>\n",
     );
     reports.iter().for_each(|report| report.html(&mut page));
-    page.push_str(
+    let _ = writeln!(
+        page,
         "<p><small>Times are nanoseconds per operation. All sides of a row ran in turn: adit through the \
-         preloaded functions, the kernel through libc's own; ratios are medians of the rounds' ratios. \
-         Hover over an operation to see what its raw limit is.</small></p></html>\n",
+         preloaded functions, the kernel through libc's own; {RATIOS}. \
+         Hover over an operation to see what its raw limit is.</small></p></html>",
     );
     page
 }
@@ -307,6 +322,7 @@ mod tests {
         ))
         .unwrap();
         assert_eq!((row.adit_to_raw, row.met), (Some(1.2), Some(true)));
+        assert_eq!(row.adit_to_kernel_range, [0.6, 0.6]);
         assert_eq!(row.adit_to_kernel, 0.6);
         let row = Row::new(measured(
             70.0,

@@ -26,6 +26,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::worker::fail;
 use crate::janitor::Janitor;
 
 /// A descriptor that the library may serve.
@@ -483,14 +484,20 @@ impl Scratch {
     }
 }
 
-/// A measurement of calls that fail is worth nothing.
 #[inline]
 fn expect(result: isize, len: usize) {
-    assert!(
-        result == len as isize,
-        "a call moved {result} of {len} bytes: {}",
-        std::io::Error::last_os_error()
-    );
+    if result != len as isize {
+        failed(result, len);
+    }
+}
+
+#[cold]
+fn failed(result: isize, len: usize) -> ! {
+    let why = std::io::Error::last_os_error();
+    fail(match result {
+        -1 => format!("a call for {len} bytes: {}", crate::failure::said(&why)),
+        moved => format!("a call moved {moved} of {len} bytes"),
+    })
 }
 
 fn last(path: &Path) -> String {

@@ -152,21 +152,31 @@ fn goal(wait: bool, otherwise: Option<Goal>) -> Option<Goal> {
 
 /// Reading what was just written and is not published.
 fn reads(stage: &Stage) -> Result<Vec<Case<'_>>, String> {
-    let at = places(WRITTEN / PAGE, WRITTEN, PAGE);
+    // A disk is waited for with each page, and a monitor for nobody.
+    let count = if stage.medium == Medium::Cached {
+        WAITING
+    } else {
+        WRITTEN / PAGE
+    };
+    let at = places(WRITTEN / PAGE, count * PAGE, PAGE);
     let (ap, kp, rp) = (at.clone(), at.clone(), at);
     let (pa, pk) = (stage.path("read-adit"), stage.path("read-kernel"));
-    let (adit, kernel) = (Adit::open(&pa, CREATE)?, plain(&pk, CREATE)?);
     let raw = Mapped::new(&stage.file("raw", FILE)?, FILE)?;
     let bytes = page();
-    for _ in 0..WRITTEN / PAGE {
-        adit.write(&bytes);
-        kernel.write(&bytes);
-    }
     let (mut a, mut k, mut r) = (page(), page(), page());
     Ok(vec![Case {
         name: "pread 4 KB, random, just written".into(),
-        adit: Box::new(move || Ok(per_operation(ap.len(), |i| adit.read_at(&mut a, ap[i])))),
-        kernel: Box::new(move || Ok(per_operation(kp.len(), |i| kernel.read_at(&mut k, kp[i])))),
+        adit: Box::new(move || {
+            let file = Adit::open(&pa, CREATE)?;
+            file.cut();
+            (0..count).for_each(|_| file.write(&bytes));
+            Ok(per_operation(ap.len(), |i| file.read_at(&mut a, ap[i])))
+        }),
+        kernel: Box::new(move || {
+            let file = plain(&pk, CREATE)?;
+            (0..count).for_each(|_| file.write(&page()));
+            Ok(per_operation(kp.len(), |i| file.read_at(&mut k, kp[i])))
+        }),
         raw: vec![Box::new(move || {
             Ok(per_operation(rp.len(), |i| raw.read(&mut r, rp[i])))
         })],

@@ -8,9 +8,11 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use adit_pmem::MediumKind;
 use serde::Serialize;
 
 use crate::args::{DemoArgs, Mode};
+use crate::bench::serves;
 use crate::doctor;
 use crate::failure::{Failure, NO, Outcome};
 use crate::janitor::Janitor;
@@ -51,8 +53,8 @@ struct Row {
 pub(crate) fn demo(args: &DemoArgs) -> Outcome {
     let cases = chosen(&args.only)?;
     let program = std::env::current_exe()?;
-    check_library(&program, args.mode)?;
     let dirs = directories(&args.dir)?;
+    check_library(&dirs, args.mode)?;
     // In the other modes this would also refuse files that cannot be staged, as every script has some.
     let require = (args.mode == Mode::Posix).then_some("--require");
     let prefix: Vec<&OsStr> = [program.as_os_str()]
@@ -96,37 +98,49 @@ fn chosen(only: &[String]) -> Result<Vec<&'static Case>, Failure> {
 }
 
 /// A comparison of the kernel with itself would show that all is well.
-fn check_library(program: &Path, mode: Mode) -> Result<(), Failure> {
-    let mut probe = std::process::Command::new(program);
-    run::under_library(probe.arg("served"), mode)?;
-    if probe.status()?.success() {
-        return Ok(());
+fn check_library(dirs: &[PathBuf], mode: Mode) -> Result<(), Failure> {
+    if !serves(mode, None)? {
+        let what = "the library is not loaded into the programs, so there is nothing to compare";
+        return Err(Failure::new(what).next("check the library with adit doctor"));
     }
-    Err(
-        Failure::new("the library is not loaded into the programs, so there is nothing to compare")
-            .next("check the library with adit doctor"),
-    )
+    for dir in dirs.iter().filter(|_| mode != Mode::Posix) {
+        if !serves(mode, Some(dir))? {
+            let (mode, place) = (mode.name(), dir.display());
+            let what =
+                format!("mode {mode} stages no file in {place}, so there is nothing to compare");
+            let next = format!(
+                "adit doctor --mode {mode} {} says what it needs",
+                output::quoted(dir)
+            );
+            return Err(Failure::new(what).next(next));
+        }
+    }
+    Ok(())
 }
 
 fn directories(named: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     if named.is_empty() {
         let here = std::env::current_dir()?;
         let memory = PathBuf::from("/dev/shm");
-        let second = (doctor::medium_of(&here) != doctor::medium_of(&memory)).then_some(here);
+        let is_another =
+            ![doctor::medium_of(&memory), MediumKind::Other].contains(&doctor::medium_of(&here));
+        let second = is_another.then_some(here);
         return Ok([Some(memory), second].into_iter().flatten().collect());
     }
-    named
-        .iter()
-        .map(|dir| {
-            dir.canonicalize()
-                .ok()
-                .filter(|d| d.is_dir())
-                .ok_or_else(|| {
-                    Failure::new(format!("--dir {}: no such directory", dir.display()))
-                        .next("name directories that exist")
-                })
-        })
-        .collect()
+    named.iter().map(|dir| directory(dir)).collect()
+}
+
+/// A directory in which Adit serves files.
+fn directory(named: &Path) -> Result<PathBuf, Failure> {
+    let refused = |why: &str| Failure::new(format!("--dir {}: {why}", named.display()));
+    let found = named.canonicalize().ok().filter(|dir| dir.is_dir());
+    let found =
+        found.ok_or_else(|| refused("no such directory").next("name directories that exist"))?;
+    if doctor::medium_of(&found) == MediumKind::Other {
+        let next = format!("adit doctor {} says why", output::quoted(&found));
+        return Err(refused("Adit serves no files there").next(next));
+    }
+    Ok(found)
 }
 
 fn compare_sides(
@@ -228,7 +242,8 @@ fn judge(
 /// The median, in seconds.
 fn middle(mut times: Vec<Duration>) -> Option<f64> {
     times.sort();
-    times.get(times.len() / 2).map(Duration::as_secs_f64)
+    let (below, above) = (times.len().checked_sub(1)? / 2, times.len() / 2);
+    Some((times[below] + times[above]).as_secs_f64() / 2.0)
 }
 
 /// The first lines that are not the same.
@@ -336,6 +351,16 @@ mod tests {
         let (verdict, notes) = verdict("if [ ${BUG-0} = 1 ]; then sleep 60; fi");
         assert_eq!(verdict, Verdict::Differs);
         assert!(notes[0].contains("longer than 2 s"), "{notes:?}");
+    }
+
+    #[test]
+    fn of_two_times_the_middle_is_between() {
+        let seconds =
+            |times: &[u64]| middle(times.iter().copied().map(Duration::from_secs).collect());
+        assert_eq!(seconds(&[]), None);
+        assert_eq!(seconds(&[3]), Some(3.0));
+        assert_eq!(seconds(&[4, 1]), Some(2.5));
+        assert_eq!(seconds(&[9, 1, 4]), Some(4.0));
     }
 
     #[test]

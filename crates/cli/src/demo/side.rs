@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::table::Case;
 use crate::janitor::Janitor;
+use crate::run::environment::settings;
 
 /// What a side left.
 pub(crate) struct Ran {
@@ -78,9 +79,7 @@ fn environment(command: &mut Command, home: &Path, state: &Path) {
         .into_iter()
         .filter_map(|name| Some((name, std::env::var_os(name)?)))
         .collect();
-    let adit = std::env::vars_os().filter(|(n, _)| n.as_encoded_bytes().starts_with(b"ADIT_"));
-    let adit: Vec<_> = adit.collect();
-    command.env_clear().envs(kept).envs(adit);
+    command.env_clear().envs(kept).envs(settings());
     command
         .env("HOME", home)
         .env("XDG_STATE_HOME", state)

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::args::{DoctorArgs, Mode};
 use crate::failure::{Failure, NO, Outcome};
-use crate::output::{self, Table};
+use crate::output::{self, Lossy, Table};
 use crate::run::library;
 use device::Device;
 use probes::Probe;
@@ -30,7 +30,7 @@ struct Report {
     file_system: FileSystem,
     #[serde(skip_serializing_if = "Option::is_none")]
     persistent_memory: Option<Device>,
-    library: Option<PathBuf>,
+    library: Option<Lossy>,
     works: bool,
     promises: Vec<Promise>,
     probes: Vec<Probe>,
@@ -129,7 +129,7 @@ fn examine(path: &Path, mode: Mode) -> Result<Report, Failure> {
         path: path.canonicalize().unwrap_or(dir),
         medium: found.detected.kind.name(),
         why: found.detected.reason.to_string(),
-        library: library.ok(),
+        library: library.ok().map(Lossy),
         works: promises.iter().any(|p| p.mode == mode && p.works),
         promises,
         probes,
@@ -238,7 +238,7 @@ fn print(report: &Report) {
         println!("  {}", in_words(device));
     }
     match &report.library {
-        Some(library) => println!("  library {}", library.display()),
+        Some(Lossy(library)) => println!("  library {}", library.display()),
         None => println!("  library not found"),
     }
     println!();

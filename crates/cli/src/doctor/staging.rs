@@ -11,6 +11,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::probes::Probe;
 use crate::limits;
+use crate::output::quoted;
 use crate::run::NO_MONITOR;
 use crate::runtime;
 
@@ -36,7 +37,7 @@ pub(crate) fn obstacle(dir: &Path, found: &detect::Report, probes: &[Probe]) -> 
             "the file system is mounted read-only, and no pool can be on it",
             format!(
                 "mount it for writing: mount -o remount,rw {}",
-                mount.mount_point
+                quoted(Path::new(&mount.mount_point))
             ),
         );
     }
@@ -136,7 +137,7 @@ fn nowhere(dir: &Path, kind: MediumKind, mount: Option<&Path>) -> Option<Obstacl
         format!("there is no place for a pool: neither {all} can be used"),
         format!(
             "make a pool in a directory of your own there and name it: adit pool create {0}; adit run --pool {0}",
-            mine.display()
+            quoted(&mine)
         ),
     )
 }

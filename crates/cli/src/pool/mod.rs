@@ -129,7 +129,10 @@ fn create(file: &Path, size: u64) -> Outcome {
     if file.symlink_metadata().is_ok() {
         let name = file.display();
         let next = match is_pool(file) {
-            true => format!("choose another name, or remove it: adit pool rm {name}"),
+            true => {
+                let named = output::quoted(file);
+                format!("choose another name, or remove it: adit pool rm {named}")
+            }
             false => "choose another name".to_owned(),
         };
         return Err(Failure::new(format!("{name}: there is a file already")).next(next));

@@ -1,7 +1,8 @@
 //! The environment the program is started with.
 
 use std::ffi::{OsStr, OsString};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 
 use crate::args::{PaceArgs, RunArgs};
 
@@ -9,6 +10,33 @@ use crate::args::{PaceArgs, RunArgs};
 pub(crate) const PRELOAD: &str = "LD_PRELOAD";
 const ASAN_OPTIONS: &str = "ASAN_OPTIONS";
 const ASAN_ORDER: &str = "verify_asan_link_order";
+
+/// What the user has set for Adit, for programs that are started in other directories.
+pub(crate) fn settings() -> impl Iterator<Item = (OsString, OsString)> {
+    let ours = |(name, _): &(OsString, OsString)| name.as_encoded_bytes().starts_with(b"ADIT_");
+    std::env::vars_os().filter(ours).map(|(name, value)| {
+        let value = if PATHS.iter().any(|path| *path == name) {
+            let paths = split_at_colons(&value).map(absolute);
+            paths.collect::<Vec<_>>().join(OsStr::new(":"))
+        } else {
+            value
+        };
+        (name, value)
+    })
+}
+
+/// The settings that name files.
+const PATHS: [&str; 4] = ["ADIT_LIB", "ADIT_PATH", "ADIT_POOL", "ADIT_RUNTIME_DIR"];
+
+fn split_at_colons(paths: &OsStr) -> impl Iterator<Item = &OsStr> {
+    let parts = paths.as_bytes().split(|byte| *byte == b':');
+    parts.map(OsStr::from_bytes)
+}
+
+/// An empty one, which stands for none, stays so.
+fn absolute(path: &OsStr) -> OsString {
+    std::path::absolute(path).map_or_else(|_| path.to_owned(), PathBuf::into_os_string)
+}
 
 /// An environment under construction.
 pub(crate) struct Environment(Vec<(OsString, OsString)>);

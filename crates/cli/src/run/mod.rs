@@ -28,6 +28,7 @@ use adit_store::{recovery, staged};
 
 use crate::args::{Appends, Commit, Mode, PaceArgs, RunArgs};
 use crate::failure::{Failure, Outcome, RUN_FAILED, RUN_NOT_EXECUTABLE, RUN_NOT_FOUND, words};
+use crate::output::quoted;
 use crate::{limits, runtime};
 use environment::Environment;
 use target::{Judgement, Why};
@@ -79,7 +80,7 @@ fn recover(args: &RunArgs) -> Result<(), Failure> {
         return Ok(());
     };
     for pool in limits::lifted_for(|| recovery::recover_all(&runtime::places(&dir))) {
-        let path = pool.path.display();
+        let (path, named) = (pool.path.display(), quoted(&pool.path));
         // Where others live in it their monitor recovers what the dead left.
         let is_left = || PoolFile::is_in_use_at(&pool.path).is_ok_and(|used| !used);
         let forbids = limits::too_low().filter(|_| is_for_a_limit(&pool.result) && is_left());
@@ -87,7 +88,7 @@ fn recover(args: &RunArgs) -> Result<(), Failure> {
             Err(error) => (
                 "nothing is recovered from this pool, or staged beside it",
                 error.to_string(),
-                format!("adit pool check {path}"),
+                format!("adit pool check {named}"),
             ),
             Ok(done) => {
                 say(args, || {
@@ -98,7 +99,7 @@ fn recover(args: &RunArgs) -> Result<(), Failure> {
                     (Some(kept), _) => (
                         "staged bytes are still in the pool",
                         kept.reason.to_string(),
-                        format!("adit pool recover {path}"),
+                        format!("adit pool recover {named}"),
                     ),
                     (None, 0) => continue,
                     // What was freed with them no later look at the pool finds.
@@ -114,7 +115,7 @@ fn recover(args: &RunArgs) -> Result<(), Failure> {
             let what = format!(
                 "{path}: what killed programs wrote cannot be recovered under this program's {limit}: {why}"
             );
-            let next = format!("adit pool recover {path}, without the limit");
+            let next = format!("adit pool recover {named}, without the limit");
             return Err(Failure::new(what).next(next).code(RUN_FAILED));
         }
         // Not into an output that something else may read: it is no fault of this program's.
@@ -178,14 +179,14 @@ fn check_directories(args: &mut RunArgs) -> Result<(), Failure> {
             );
             let next = format!(
                 "leave --pool out, or make one in it: adit pool create {}",
-                pool.join("pool").display()
+                quoted(&pool.join("pool"))
             );
             return Err(Failure::new(what).next(next).code(RUN_FAILED));
         }
         let Some(found) = pool.canonicalize().ok().filter(|p| p.is_file()) else {
             return Err(
                 Failure::new(format!("--pool {}: no such pool file", pool.display()))
-                    .next(format!("make one: adit pool create {}", pool.display()))
+                    .next(format!("make one: adit pool create {}", quoted(pool)))
                     .code(RUN_FAILED),
             );
         };
@@ -325,13 +326,15 @@ pub(crate) fn under_library(
     command: &mut std::process::Command,
     mode: Mode,
 ) -> Result<(), Failure> {
-    let directory = std::env::var_os("ADIT_RUNTIME_DIR").filter(|dir| !dir.is_empty());
-    let directory = directory.map(PathBuf::from);
+    let directory =
+        environment::settings().find(|(name, dir)| name == "ADIT_RUNTIME_DIR" && !dir.is_empty());
+    let directory = directory.map(|(_, dir)| PathBuf::from(dir));
     let library = library::find()?;
     let mut environment = Environment::inherited();
     environment.preload(&library);
     let preload = environment.get(environment::PRELOAD).unwrap_or_default();
     command
+        .envs(environment::settings())
         .env(environment::PRELOAD, preload)
         .env("ADIT_MODE", mode.name())
         .env("ADIT_APPENDS", appends::resolved(asked_appends()).name());

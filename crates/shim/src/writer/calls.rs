@@ -23,6 +23,7 @@ impl Writer {
             && self.mapped.load(Ordering::Relaxed)
             && let Some(read) = self.mapped_read(ofd, fd, into, at)
         {
+            self.account().mapped(fd, read);
             return Ok(read);
         }
         stack::with_room(|| {
@@ -38,6 +39,7 @@ impl Writer {
             if self.mapped.load(Ordering::Relaxed)
                 && let Some(read) = self.joined_read(ofd, fd, into, at)
             {
+                self.account().mapped(fd, read);
                 return Ok(read);
             }
         }
@@ -128,6 +130,7 @@ impl Writer {
                 Answer::NotStaged => {}
             }
         }
+        self.account().not_yet(fd);
         if self.readable
             && let State::Fresh(fresh) = &*self.look()
         {
@@ -301,7 +304,10 @@ impl Writer {
             self.named.store(stage::UNNAMED, Ordering::Relaxed);
             match from.kernel_write(fd, start, self.durable()) {
                 Err(libc::EOPNOTSUPP) => None,
-                done => Some(done),
+                done => {
+                    self.account().not_yet(fd);
+                    Some(done)
+                }
             }
         };
         if !self.appends {
@@ -598,16 +604,30 @@ impl Writer {
         }
     }
 
+    /// Before a commit of several files, of which this one is named: what else its `fsync` would do first.
+    pub(crate) fn is_about_to_sync(&self, ofd: &Ofd, fd: i32) {
+        self.transacts.store(true, Ordering::Relaxed);
+        self.look_for_children(ofd, fd);
+        self.join(ofd, fd);
+    }
+
+    /// Gives a file back whose times were set: the kernel's `fsync` makes them durable, of one that nobody publishes any
+    /// more. `Ok(false)` where none were.
+    pub(crate) fn settle_times(&self, ofd: &Ofd, fd: i32) -> Result<bool, i32> {
+        let is_timed = self.timed.load(Ordering::Relaxed);
+        if is_timed {
+            self.put_down(ofd, fd)?;
+            self.timed.store(false, Ordering::Relaxed);
+        }
+        Ok(is_timed)
+    }
+
     fn sync_here(&self, ofd: &Ofd, fd: i32) -> Option<sys::Result> {
         self.bypassed.store(false, Ordering::Relaxed);
         self.transacts.store(true, Ordering::Relaxed);
-        if self.timed.load(Ordering::Relaxed) {
-            // The kernel's `fsync` makes them durable, of a file that nobody publishes any more. The others, where all are
-            // committed together, still have to be.
-            if let Err(errno) = self.put_down(ofd, fd) {
-                return Some(Err(errno));
-            }
-            self.timed.store(false, Ordering::Relaxed);
+        // The others, where all are committed together, still have to be.
+        if let Err(errno) = self.settle_times(ofd, fd) {
+            return Some(Err(errno));
         }
         match together::sync(ofd, fd) {
             // Others see it from here on; and what they have staged anew was not among it. Nor was what is in the kernel

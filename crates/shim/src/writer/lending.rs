@@ -66,7 +66,7 @@ impl Writer {
     /// In a child that does not know yet that it is one: what another thread of its parent had locked would stay so for
     /// ever.
     #[inline]
-    pub(super) fn be_told(&self, ofd: &Ofd) {
+    pub(crate) fn be_told(&self, ofd: &Ofd) {
         if process::is_untold_child() {
             // SAFETY: a child has one thread until its handlers have run, and this one holds nothing of the state.
             unsafe { self.in_new_process(ofd.common().is_some()) };

@@ -413,8 +413,10 @@ impl Writer {
         if let State::Staged(staged) = &*state {
             staged.give_up(ofd, fd)?;
         }
-        if ends == Ends::ForGood {
-            self.bar(fd)?;
+        match ends {
+            Ends::ForGood => self.bar(fd)?,
+            // Nobody waits for it who does not write any more.
+            Ends::WithTheDescription => self.unbarred.store(true, Ordering::Relaxed),
         }
         ofd.hand_over_offset(fd);
         self.mapped.store(false, Ordering::Relaxed);

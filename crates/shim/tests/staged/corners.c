@@ -2,6 +2,8 @@
 // kernel has it.
 //   corners CASE FILE
 #define _GNU_SOURCE
+#define ADIT_WEAK
+#include <adit.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -161,6 +163,8 @@ static void handles(int _) {
     char name[64];
     struct stat stat;
     if (write(fd, "first\n", 6) != 6 || fsync(fd) || fstat(fd, &stat)) perror("in a handler");
+    // What a child has written to, too, is refused.
+    if (adit_commit_group && adit_commit_group(&fd, 1) && errno != EINVAL) perror("a group in a handler");
     snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
     int other = open(name, O_RDWR);
     if (other < 0 || pwrite(other, "F", 1, 0) != 1 || close(other)) perror("another");

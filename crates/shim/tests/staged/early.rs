@@ -178,3 +178,90 @@ fn streams_get_other_files() {
         assert!(adit.staged, "mode {mode}: nothing was staged");
     }
 }
+
+/// Its place, and the program that leaves streams open.
+fn streams(name: &str) -> Option<(Place, PathBuf)> {
+    let place = Place::on_disk(name)?;
+    let program = place.compile("streams");
+    Some((place, program))
+}
+
+fn printed() -> String {
+    (0..1000).map(|line| format!("line {line}\n")).collect()
+}
+
+/// What is left in a stream when its program ends is staged as all before it was, and durable with that.
+#[test]
+fn what_a_stream_is_left_with_is_no_afterthought() {
+    if !has_strace() {
+        return;
+    }
+    for mode in MODES {
+        let Some((place, program)) = streams("streams-left") else {
+            return;
+        };
+        fs::write(place.file(), "what was there before").expect("the file");
+        let mut command = place.tracing(&program, mode, "write");
+        run(command.args(["left", &place.file().display().to_string(), "w"]));
+        assert_eq!(place.content(), printed(), "mode {mode}");
+        let name = format!("{}>", place.file().display());
+        let trace = place.trace();
+        assert!(!trace.contains(&name), "mode {mode}: {trace}");
+    }
+}
+
+/// Libc's own last flush goes to a declared file behind what others have staged of it.
+#[test]
+fn what_a_stream_is_left_with_is_behind_what_others_have_staged() {
+    for mode in MODES {
+        let Some((place, program)) = streams("streams-beside") else {
+            return;
+        };
+        let (file, sharer) = (place.file(), place.compile("sharer"));
+        fs::write(&file, "").expect("the file");
+        let mode = format!("{mode} ADIT_PATH={}", file.with_file_name("").display());
+        let mut other = Told::of(&mut place.command(&sharer, Some(&mode)));
+        other.all_well(&[&format!("o0 rwa {}", file.display()), "w0 first "]);
+        let mut command = place.command(&program, Some(&mode));
+        run(command.arg("beside").arg(&file).arg("a"));
+        other.all_well(&["w0 last", "f0"]);
+        other.end();
+        assert_eq!(
+            place.content(),
+            format!("first {}last", printed()),
+            "{mode}"
+        );
+    }
+}
+
+/// A stream whose next file is refused has none, as where there is no such file.
+#[test]
+fn a_refused_stream_is_closed() {
+    let Some((place, program)) = streams("streams-refused") else {
+        return;
+    };
+    fs::write(place.file(), "").expect("the file");
+    let mut command = place.command(&program, Some("strict ADIT_REQUIRE=1"));
+    let said = run(command.arg("refused").arg(place.file())).stdout;
+    assert_eq!(String::from_utf8_lossy(&said), "EOPNOTSUPP, free\n");
+}
+
+/// A file is not taken from those who have it by who would only make it.
+#[test]
+fn a_file_that_is_there_is_not_made_and_not_taken() {
+    let Some((mut place, program)) = streams("streams-exclusive") else {
+        return;
+    };
+    place.end_monitor();
+    place.monitor = Place::watch_and_publish(&place.dir, "run", None, "3600").expect("a monitor");
+    let (file, sharer) = (place.file(), place.compile("sharer"));
+    fs::write(&file, "").expect("the file");
+    let mode = format!("atomic ADIT_PATH={}", file.with_file_name("").display());
+    let mut other = Told::of(&mut place.command(&sharer, Some(&mode)));
+    other.all_well(&[&format!("o0 rw {}", file.display()), "w0 staged"]);
+    let mut command = place.command(&program, Some(&mode));
+    let said = run(command.arg("exclusive").arg(&file)).stdout;
+    assert_eq!(String::from_utf8_lossy(&said), "EEXIST\n");
+    assert_eq!(place.content(), "", "it was published");
+    other.end();
+}

@@ -1,7 +1,9 @@
 // Writes to two files as it is told, one command for each line of standard input, and answers each:
 //   wA TEXT, wB TEXT   appends          fA, fB   fsync          dA, dB   fdatasync
 //   g                  adit_commit_group of both                 r        of the first and a pipe
+//   hA, hB             of one of them
 //   x                  of the first and of a number that is none  cA, cB  closes
+//   tA, tB             sets its times to the second million of seconds
 //   eA, eB             sync_file_range
 //   p                  has a child that ends at once              s        starts a program
 //   k, q               has a child that stays; ends it            u        has one that uses both, and stays
@@ -18,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -59,6 +62,8 @@ int main(int count, char **args) {
         case 'i': result = ioctl(fd, FICLONE, fd); break;
         case 'q': result = kill(child, SIGKILL) < 0 || wait(NULL) < 0 ? -1 : 0; break;
         case 'g': result = adit_commit_group ? adit_commit_group(fds, 2) : 77; break;
+        case 'h': result = adit_commit_group ? adit_commit_group(&fd, 1) : 77; break;
+        case 't': result = futimens(fd, (struct timespec[]){{2000000, 0}, {2000000, 0}}); break;
         case 'r': result = adit_commit_group ? adit_commit_group((int[]){fds[0], ends[1]}, 2) : 77; break;
         case 'x': result = adit_commit_group ? adit_commit_group((int[]){fds[0], 999}, 2) : 77; break;
         }

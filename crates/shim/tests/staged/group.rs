@@ -210,6 +210,44 @@ fn a_group_is_committed_at_one_instant() {
     assert_eq!(left, ["12".to_owned(), "12".to_owned()]);
 }
 
+/// Files that an `fsync` of each would commit with all others do not come apart from these in a group either.
+#[test]
+fn a_group_commits_what_an_fsync_of_each_would() {
+    let told = ["wA 2", "wB 2", "hA", "wA 3", "wB 3"];
+    let each = left("group-of-one", "atomic", "each", &told);
+    if each.is_none() {
+        return;
+    }
+    assert_eq!(each, texts("12", ""));
+    let all = left("group-of-all", "atomic", "together", &told);
+    assert_eq!(all, texts("12", "12"));
+}
+
+/// Times that a program has set are durable when the group is.
+#[test]
+fn a_group_makes_times_durable() {
+    let Some(mut place) = Place::new("timed-group") else {
+        return;
+    };
+    let program = place.compile("group");
+    let mut group = start(&place, &program, "atomic", "each");
+    group.all_well(&["wA 1", "wB 1", "g"]);
+    end_the_watch(&mut place);
+    group.all_well(&["wA 2", "wB 2", "tA", "g"]);
+    group.kill();
+    assert_eq!(Some(after_a_loss_of_power(&place)), texts("12", "12"));
+    let changed = |name| {
+        let stat = fs::metadata(place.dir.join(name)).expect(name);
+        let since = stat
+            .modified()
+            .expect("a time")
+            .duration_since(std::time::UNIX_EPOCH);
+        since.expect("a time").as_secs()
+    };
+    assert_eq!(changed("A"), 2_000_000);
+    assert!(changed("B") > 2_000_000);
+}
+
 /// One `fsync` for all, or for the file alone: as the user has asked.
 #[test]
 fn an_fsync_commits_what_the_user_asked_for() {
@@ -321,9 +359,24 @@ fn programs_link_against_the_library() {
     };
     let said = without(&mut place.command(&program, None));
     assert_eq!(String::from_utf8_lossy(&said.stdout), "0 -\n0 -\n77 -\n");
+    // In other code the linker would settle the question, wrongly.
+    let source = format!("{}/tests/staged/group.c", env!("CARGO_MANIFEST_DIR"));
+    let include = format!("-I{}/../../include", env!("CARGO_MANIFEST_DIR"));
+    let compiled = |how: &str| {
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-O1", how, "-fsyntax-only", &include, &source])
+            .output()
+            .expect("gcc")
+    };
+    assert!(compiled("-fPIE").status.success());
+    let refused = compiled("-fno-pie");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && said.contains("ADIT_WEAK needs -fPIE"),
+        "{said}"
+    );
     let linked = place.dir.join("linked");
     let source = format!("{}/tests/staged/linked.c", env!("CARGO_MANIFEST_DIR"));
-    let include = format!("-I{}/../../include", env!("CARGO_MANIFEST_DIR"));
     let library = place.library.parent().expect("its directory");
     let status = Command::new("gcc")
         .args(["-O1", "-Wall", "-Werror", &include, "-o"])
@@ -335,6 +388,16 @@ fn programs_link_against_the_library() {
     assert!(status.expect("gcc").success());
     let expected =
         "both: 0 -\none of them twice: 0 -\nnone: 0 -\nno descriptor: -1 Bad file descriptor\n";
+    // Of another copy of the library than the preloaded one.
+    let copied = place.dir.join("libadit.so");
+    fs::copy(&place.library, &copied).expect("a copy");
+    let loaded = Command::new(&linked)
+        .env("LD_LIBRARY_PATH", &place.dir)
+        .env("LD_PRELOAD", &place.library)
+        .env("LD_TRACE_LOADED_OBJECTS", "1")
+        .output();
+    let loaded = String::from_utf8(loaded.expect("the linker's list").stdout).expect("text");
+    assert_eq!(loaded.matches("libadit.so").count(), 1, "{loaded}");
     for (mode, active) in [(None, "active 0\n"), (Some("atomic"), "active 1\n")] {
         let mut command = place.command(&linked, mode);
         let done = run(command.args([place.dir.join("A"), place.dir.join("B")]));
@@ -509,6 +572,15 @@ fn an_fsync_shows_what_it_commits_of_a_declared_file() {
     assert_eq!(place.content(), "", "there was nothing to be shown");
     sharers[0].all_well(&["f0"]);
     assert_eq!(place.content(), "one two ");
+    sharers[1].all_well(&["w0 three ", "C0"]);
+    assert_eq!(place.content(), "one two three ");
+    // Nor is one whose description has not been used behind the others.
+    let mut unused = Told::of(&mut place.command(&program, Some(&mode)));
+    unused.all_well(&[&format!("o0 rw {}", file.display())]);
+    sharers[1].all_well(&["w0 four "]);
+    unused.all_well(&["C0"]);
+    assert_eq!(place.content(), "one two three four ");
+    unused.end();
     for sharer in sharers {
         sharer.end();
     }

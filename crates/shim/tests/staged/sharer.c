@@ -1,6 +1,8 @@
 /* Does to files what it is told, line by line, and says what came of it: an errno, and what was read.
  * The first character is the call, the second the place of a descriptor. After a `K` it is done on a small stack. */
 #define _GNU_SOURCE
+#define ADIT_WEAK
+#include <adit.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -130,6 +132,9 @@ static int act(char *line)
 		break;
 	case 'f': /* fsync */
 		say(fsync(*fd), "-");
+		break;
+	case 'C': /* adit_commit_group */
+		say(adit_commit_group ? adit_commit_group(fd, 1) : 77, "-");
 		break;
 	case 't': /* ftruncate: size */
 		say(ftruncate(*fd, atol(rest)), "-");

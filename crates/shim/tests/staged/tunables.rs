@@ -72,6 +72,7 @@ fn a_log_that_nobody_syncs_is_no_transaction() {
     for (words, kind, ended, written) in [
         ("atomic", "log", 0, WRITES),
         ("atomic", "synced", 28, 0),
+        ("atomic", "grouped", 28, 0),
         ("atomic", "grown", 0, WRITES),
         ("atomic", "changed", 28, 0),
         ("atomic ADIT_REQUIRE=1", "log", 28, 0),

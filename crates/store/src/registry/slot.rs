@@ -39,11 +39,11 @@ impl FileSlot {
         bump(&counters.write_bytes, bytes as u64);
     }
 
-    /// Counts an operation that was left to the kernel.
+    /// Counts operations that were left to the kernel.
     #[inline]
-    pub fn passed(&self, reason: Reason) {
+    pub fn passed(&self, reason: Reason, count: u64) {
         if let Some(counter) = self.counters().passed.get(reason as usize) {
-            bump(counter, 1);
+            bump(counter, count);
         }
     }
 

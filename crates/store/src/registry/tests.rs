@@ -72,8 +72,8 @@ fn nothing_is_made_before_the_first_file() {
     slot.served_read(4096);
     slot.served_read(1);
     slot.served_write(7);
-    slot.passed(Reason::Extend);
-    slot.passed(Reason::Small);
+    slot.passed(Reason::Extend, 1);
+    slot.passed(Reason::Small, 2);
     slot.appended(100, 8292);
     let listing = list(&runtime_at(&run)).expect("list");
     assert!(listing.skipped.is_empty());

@@ -499,7 +499,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         !self.base_is_durable.load(Ordering::Relaxed)
     }
 
-    pub(super) fn make_base_durable(&self) -> Result<()> {
+    /// Before a commit: makes the base file durable as it was before anything was staged, unless it is known to be.
+    pub fn make_base_durable(&self) -> Result<()> {
         if self.needs_durable_base() {
             self.base.sync()?;
             self.base_is_durable();
@@ -780,7 +781,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             }
             published => published,
         };
-        let (records, busy) = match published {
+        let (records, publishing) = match published {
             Ok(published) => (published.records, false),
             Err(Error::Publishing { .. }) => (0, true),
             // Somebody has published all of it: what it took in the pool is to be had.
@@ -788,11 +789,18 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
             Err(error) => return Err(error),
         };
         let freed = records + self.release_recycled()? + self.stage.make_room()?;
-        Ok(match (freed, busy) {
-            (0, true) => Relief::Busy,
-            (0, false) => Relief::Nothing,
+        Ok(match freed {
+            0 if publishing || self.is_settling() => Relief::Busy,
+            0 => Relief::Nothing,
             _ => Relief::Room,
         })
+    }
+
+    /// Whether another thread waits for a device, and what it has logged can be published when that is over.
+    fn is_settling(&self) -> bool {
+        let view = self.look();
+        let commits = view.commit > view.committed && view.begins_up_to(view.commit);
+        commits || !view.waiting.is_empty()
     }
 }
 
@@ -867,7 +875,7 @@ pub(super) mod walks {
 pub(super) enum Relief {
     /// Room, by now.
     Room,
-    /// None, but somebody else publishes.
+    /// None, but somebody else publishes, or makes durable what can be published then.
     Busy,
     /// None.
     Nothing,

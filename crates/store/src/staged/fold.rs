@@ -28,6 +28,8 @@ pub(super) struct Fold<'a, M: Medium, B: BaseFile> {
     block_at: u64,
     /// Whether it is to be durable when it is done.
     pub(super) syncs: bool,
+    /// Behind the end that the base file has, zeros need not be written.
+    end: u64,
 }
 
 impl<'a, M: Medium, B: BaseFile> Fold<'a, M, B> {
@@ -39,6 +41,7 @@ impl<'a, M: Medium, B: BaseFile> Fold<'a, M, B> {
             block: Vec::new(),
             block_at: 0,
             syncs: true,
+            end: 0,
         }
     }
 
@@ -58,6 +61,7 @@ impl<'a, M: Medium, B: BaseFile> Fold<'a, M, B> {
             self.base.set_size(plan.base_end())?;
             found = plan.base_end();
         }
+        self.end = found;
         let shortest = relink.and_then(Relink::shortest);
         let mut runs = Vec::new();
         for piece in plan.staged() {
@@ -91,7 +95,7 @@ impl<'a, M: Medium, B: BaseFile> Fold<'a, M, B> {
             // What is the base file's already is there.
             return match piece.source {
                 Source::Base => Ok(()),
-                _ => self.copy(piece),
+                _ => self.copy(piece.part(0, piece.len.min(self.end.saturating_sub(piece.offset)))),
             };
         };
         let head = (piece.offset.next_multiple_of(PAGE) - piece.offset).min(piece.len);

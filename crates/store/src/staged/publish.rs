@@ -70,6 +70,9 @@ pub(super) struct Target {
     pub(super) modified: u64,
 }
 
+/// A publication that does not come to its end, on a full disk, may have cut what was shown before, or lost it.
+const NOTHING_SHOWN: u64 = 0;
+
 /// A publication that has begun. Not to be dropped under the file's lock, which the claim takes to go.
 struct Begun<'a, M: Medium> {
     claim: Claim<'a, M>,
@@ -99,11 +102,12 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
         let mut walk = Walk::of(files.len());
         for nth in order {
             let (file, _) = files[nth];
-            let one = match file.publishing.try_lock() {
+            let mut one = match file.publishing.try_lock() {
                 Ok(one) => one,
                 Err(TryLockError::Poisoned(one)) => one.into_inner(),
                 Err(TryLockError::WouldBlock) => continue,
             };
+            *one = NOTHING_SHOWN;
             match file.stage.attachment().try_lock_file(file.file) {
                 Ok(guard) => guards.extend(guard.map(|guard| (nth, one, guard))),
                 Err(error) => done[nth] = Err(error.into()),
@@ -140,7 +144,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// Publishes. Appends, overwrites and reads go on meanwhile.
     pub fn publish(&self, scope: Scope) -> Result<Published> {
         self.stage.attachment().ensure_current()?;
-        let _one = lock(&self.publishing);
+        let mut shown = lock(&self.publishing);
+        *shown = NOTHING_SHOWN;
         let mut done = Published::default();
         for _ in 0..ATTEMPTS {
             if self.publish_once(scope, &mut done)? {
@@ -229,7 +234,8 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
 
     fn take_away_as(&self, scope: Scope, before_forgetting: &mut dyn FnMut()) -> Result<Published> {
         self.stage.attachment().ensure_current()?;
-        let _one = lock(&self.publishing);
+        let mut shown = lock(&self.publishing);
+        *shown = NOTHING_SHOWN;
         let mut done = Published::default();
         for _ in 0..ROUNDS {
             let left = self.left_to_publish()?;

@@ -10,20 +10,19 @@ mod sqlite;
 mod ycsb;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use adit_pmem::MediumKind as Medium;
 
 use super::cases::{Goal, of_kernel};
 use super::report::{Report, Row};
-use super::worker::Measured;
+use super::serves;
+use super::worker::{Measured, whose};
 use crate::args::{BenchArgs, Mode};
 use crate::doctor;
-use crate::failure::{Failure, said};
+use crate::failure::{Failure, said, words};
 use crate::janitor::Janitor;
 use crate::output::Progress;
-use crate::run;
 use side::Side;
 
 /// What one run of a load gave.
@@ -124,6 +123,14 @@ impl Room {
         fit.clamp(least, most)
     }
 
+    /// Has the file system write what the side before has left to it.
+    fn settle(&self) -> Result<(), String> {
+        use rustix::fs::{Mode, OFlags};
+        let path = self.path.as_os_str().as_encoded_bytes();
+        let room = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        room.and_then(rustix::fs::syncfs).map_err(words)
+    }
+
     /// An empty directory, of the same name for every side.
     fn work(&self) -> Result<PathBuf, String> {
         let work = self.path.join("work");
@@ -216,14 +223,6 @@ fn check_staging(room: &Room) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether the library serves a program that is started in this mode, and stages what it writes into
-/// the directory.
-fn serves(mode: Mode, dir: Option<&Path>) -> Result<bool, Failure> {
-    let mut probe = Command::new(std::env::current_exe()?);
-    run::under_library(probe.arg("served").args(dir), mode)?;
-    Ok(probe.status()?.success())
-}
-
 /// A side and what it has done so far.
 struct Lane {
     side: Side,
@@ -250,7 +249,7 @@ fn lanes() -> Result<Vec<Lane>, Failure> {
 /// Rounds before the first one that counts.
 const WARM_UP: u32 = 1;
 
-/// Runs the sides in turn, beginning with another one in each round. A side that fails is not run
+/// Runs the sides in turn, as [`whose`] says, each beginning with a disk that nothing waits for. A side that fails is not run
 /// again, and without the kernel's there is nothing to compare.
 fn alternate(load: &dyn Load, room: &Room, rounds: u32, lanes: &mut [Lane], tick: &dyn Fn(u32)) {
     // The first run of all is the kernel's.
@@ -261,12 +260,15 @@ fn alternate(load: &dyn Load, room: &Room, rounds: u32, lanes: &mut [Lane], tick
             if lanes[0].failed.is_some() {
                 return;
             }
-            let lane = (turn + round as usize) % lanes.len();
+            let lane = whose(turn, round, lanes.len());
             let lane = &mut lanes[lane];
             if lane.failed.is_some() {
                 continue;
             }
-            let ran = room.work().and_then(|work| load.run(&lane.side, &work));
+            let ran = room.work().and_then(|work| {
+                room.settle()?;
+                load.run(&lane.side, &work)
+            });
             match ran.and_then(|ran| same(ran, &mut expected)) {
                 Ok(times) if round >= WARM_UP => lane.keep(&times),
                 Ok(_) => {}

@@ -18,6 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::args::Mode;
 use crate::failure::said;
+use crate::run::environment::settings;
 
 /// How long a program may take for what should take seconds.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -48,11 +49,12 @@ impl Side {
                 command
             }
         };
-        for (name, _) in std::env::vars_os() {
-            let ours = name.as_encoded_bytes().starts_with(b"ADIT_");
-            if name == "LD_PRELOAD" || (ours && self.mode.is_none()) {
-                command.env_remove(name);
-            }
+        command.env_remove("LD_PRELOAD");
+        for (name, value) in settings() {
+            match self.mode {
+                Some(_) => command.env(name, value),
+                None => command.env_remove(name),
+            };
         }
         command
             .current_dir(work)

@@ -1,9 +1,11 @@
 //! Full pools, full logs, full disks, files that are gone, and what is relinked.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use adit_pool::Attachment;
+use adit_pool::{Attachment, ReplayOp};
 
+use super::fold::Fold;
+use super::overlay::Overlay;
 use super::*;
 
 const PAGE: usize = 4096;
@@ -317,6 +319,102 @@ fn another_publisher_is_waited_for() {
             drop(claim);
         });
         append_all(&staged, &mut model, [3000; 30]);
+    });
+    assert_eq!(read_all(&staged), model);
+}
+
+/// A base file of which it matters only how much is written to it.
+struct Counted {
+    size: AtomicU64,
+    written: AtomicU64,
+}
+
+impl BaseFile for Counted {
+    fn size(&self) -> Result<u64, Errno> {
+        Ok(self.size.load(Ordering::Relaxed))
+    }
+
+    fn read_at(&self, _: u64, _: &mut [u8]) -> Result<usize, Errno> {
+        Ok(0)
+    }
+
+    fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), Errno> {
+        let len = from.len() as u64;
+        self.written.fetch_add(len, Ordering::Relaxed);
+        self.size.fetch_max(offset + len, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn set_size(&self, size: u64) -> Result<(), Errno> {
+        self.size.store(size, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn reserve(&self, _: u64, _: u64) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn punch(&self, _: u64, _: u64) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn clone_range(&self, _: u64, _: &Self, _: u64, _: u64) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    fn exchange_range(&self, _: u64, _: &Self, _: u64, _: u64) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+}
+
+/// Zeros that somebody has forged fill no disk: behind a file's end there are some already.
+#[test]
+fn zeros_behind_the_end_are_not_written() {
+    let setup = set_up(6);
+    let base = Counted {
+        size: AtomicU64::new(1000),
+        written: AtomicU64::new(0),
+    };
+    let zeros = (0..1000u64).map(|nth| ReplayOp::Zero {
+        file_offset: 500 + (nth << 32),
+        len: u32::MAX,
+    });
+    let long = ReplayOp::Truncate { size: 1 << 43 };
+    let plan = Overlay::of(1000, [long].into_iter().chain(zeros));
+    let mut fold = Fold::new(&setup.pool, &base, Published::default());
+    fold.run(&plan, 0, None).expect("fold");
+    assert_eq!(base.written.into_inner(), 500);
+    assert_eq!(base.size.into_inner(), 1 << 43);
+}
+
+/// A commit that another thread is just making durable makes room.
+#[test]
+fn a_commit_on_its_way_is_waited_for() {
+    let setup = set_up(6);
+    let staged = setup.staged(Mode::Atomic);
+    let mut model = first_bytes();
+    let full = (0..).find_map(|nth| {
+        let bytes = bytes_of(nth, 3000);
+        let appended = staged.append(&bytes);
+        model.extend(appended.is_ok().then_some(bytes).into_iter().flatten());
+        appended.err()
+    });
+    assert!(matches!(full, Some(Error::NoSpace)), "{full:?}");
+    let logged = {
+        let mut view = staged.change();
+        view.commit = view.last();
+        view.commit
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            staged.change().commit_is_durable(logged);
+        });
+        append_all(&staged, &mut model, [3000]);
     });
     assert_eq!(read_all(&staged), model);
 }

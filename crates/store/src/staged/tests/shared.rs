@@ -342,6 +342,17 @@ fn what_was_shown_is_not_written_again() {
     write(0, 1, 6);
     files[0].show_committed().expect("show");
     assert_eq!(pages(), Some(vec![1, 6, 5]));
+    // Nor is what a publication has cut that found no room in the end.
+    files[0].truncate(0).expect("truncate");
+    write(0, 0, 7);
+    files[0].show_committed().expect("show");
+    assert_eq!(pages(), Some(vec![7]));
+    is_full.store(true, Ordering::Relaxed);
+    files[0].publish(Scope::Everything).expect_err("no space");
+    is_full.store(false, Ordering::Relaxed);
+    write(0, 1, 8);
+    files[0].show_committed().expect("show");
+    assert_eq!(pages(), Some(vec![7, 8]));
 }
 
 /// What others log is found at the ends of the logs: nobody walks over all of them.
