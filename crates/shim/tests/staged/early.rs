@@ -262,6 +262,7 @@ fn a_file_that_is_there_is_not_made_and_not_taken() {
     let mut command = place.command(&program, Some(&mode));
     let said = run(command.arg("exclusive").arg(&file)).stdout;
     assert_eq!(String::from_utf8_lossy(&said), "EEXIST\n");
-    assert_eq!(place.content(), "", "it was published");
+    other.all_well(&["w0  as before"]);
+    assert_eq!(place.content(), "", "it was taken");
     other.end();
 }
