@@ -49,8 +49,9 @@ impl Account {
                 count(slot);
             }
             None => {
-                let slot = self.pay(fd);
-                slot.map_or((), |slot| slot.has_promise(Promise::Staged));
+                if let Some(slot) = self.pay(fd) {
+                    slot.has_promise(Promise::Staged);
+                }
             }
         }
     }
