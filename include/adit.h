@@ -48,7 +48,8 @@ extern "C" {
  *   EFAULT  there is no array; nothing was committed
  *   EINVAL  in mode atomic, the writes to one are not staged, so they cannot be part of it: a descriptor that is no
  *           regular file or was not opened for writing, that was duplicated or inherited, or whose file somebody else
- *           has open; nothing was committed. Where it was so once, it stays so until that file's next fsync.
+ *           has open; nothing was committed. What the kernel has written so is part of no group before that file's next
+ *           fsync.
  *           In every mode, more descriptors than 1048576
  *   EXDEV   in mode atomic, they lie on file systems of their own; nothing was committed
  *   ENOSPC  no room for the commit, even after what was committed before was published; nothing was committed

@@ -35,6 +35,11 @@ fn harmless(text: Arguments<'_>) -> String {
     text.to_string().replace(steers, "?")
 }
 
+/// Empties the terminal that standard output is.
+pub(crate) fn clear_screen() -> std::io::Result<()> {
+    std::io::stdout().write_all(b"\x1b[H\x1b[2J")
+}
+
 /// Where something could not be written to standard output nothing else that would be said could be, so this is the end.
 pub(crate) fn is_written(done: std::io::Result<()>) {
     if let Err(error) = done {

@@ -169,7 +169,7 @@ fn show(shown: &Shown<'_>, args: &StatArgs) -> Result<(), Failure> {
         output::json(shown)?;
     } else {
         if args.watch && std::io::stdout().is_terminal() {
-            print!("\x1b[H\x1b[2J");
+            output::clear_screen()?;
         }
         print(shown);
         std::io::stdout().flush()?;

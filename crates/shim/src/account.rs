@@ -5,7 +5,7 @@
 //! would have staged and the kernel got: so a file with a weaker promise is always shown.
 
 use crate::signal::engine;
-use crate::{data, descriptors, init};
+use crate::{data, descriptors, init, stack};
 use adit_store::registry::{FileId, FileSlot, Promise, Reason};
 use adit_store::staged::Mode;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -101,6 +101,10 @@ impl Account {
 
     #[cold]
     fn enter(&self, fd: i32) -> Option<&FileSlot> {
+        stack::with_room(|| self.enter_here(fd))
+    }
+
+    fn enter_here(&self, fd: i32) -> Option<&FileSlot> {
         let _inside = engine::enter();
         // Where file sizes are limited, the registry's own file could exceed the limit.
         if data::KERNEL_WRITES.load(Ordering::Relaxed) {

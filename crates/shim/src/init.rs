@@ -152,7 +152,12 @@ static ENDED: AtomicBool = AtomicBool::new(false);
 /// Whether a file that cannot be staged must not be opened for writing. What libc still flushes when the process ends
 /// is the kernel's: nobody would hear of an error.
 pub(crate) fn required() -> bool {
-    STAGING.get().is_some_and(|staging| staging.required) && !ENDED.load(Ordering::Relaxed)
+    STAGING.get().is_some_and(|staging| staging.required) && !has_ended()
+}
+
+/// Whether the program has come to its end, and only what is left in its streams is still to be written.
+pub(crate) fn has_ended() -> bool {
+    ENDED.load(Ordering::Relaxed)
 }
 
 /// Whether one `fsync` commits all staged files of this process.
@@ -332,10 +337,11 @@ pub(crate) extern "C" fn end() {
 }
 
 /// What a program that returns from `main` leaves in its streams libc writes when we are gone. Written now it is staged as
-/// all before, and published with it. Of several threads one may have a stream for ever, which only libc's last flush passes
+/// all before, and published with it, or the kernel's, as nobody would hear of an error. Of several threads one may have a stream for ever, which only libc's last flush passes
 /// over.
 extern "C" fn exit() {
     if staging() && single_threaded() && !vfork::in_child() {
+        ENDED.store(true, Ordering::SeqCst);
         // SAFETY: as at any time; nobody else is about to use a stream.
         unsafe { libc::fflush(core::ptr::null_mut()) };
     }

@@ -255,7 +255,6 @@ pub(crate) extern "C" fn reopen(
     mode: *const c_char,
     file: *mut FILE,
 ) -> *mut FILE {
-    let _held = Held::of(file);
     hand_over_before_reopen(path, file);
     // SAFETY: libc reads the same string next.
     let letters = unsafe { CStr::from_ptr(mode) };
@@ -263,14 +262,33 @@ pub(crate) extern "C" fn reopen(
         bar_before_a_cut(path, letters);
         names::cuts_for_stream(path, cutting(letters)?)
     });
-    let reopened = match cuts.flatten().filter(|_| ready()) {
+    let cuts = cuts.flatten().filter(|_| ready());
+    // From here on: who flushes all streams waits for this one, with a lock that libc takes to change the file of any.
+    let held = Held::of(file);
+    let reopened = match cuts {
         Some(made) => reopen_and_cut(path, letters, file, made),
         None => reopen_by_libc(path, mode, file),
     };
-    reopened.unwrap_or_else(|errno| {
+    drop(held);
+    reopened.unwrap_or_else(|refused| {
+        let errno = match refused {
+            Refused::ByLibc(errno) => errno,
+            Refused::ByUs(errno) => {
+                close_for_good(file);
+                errno
+            }
+        };
         sys::set_errno(errno);
         ptr::null_mut()
     })
+}
+
+/// Why a stream has no file.
+enum Refused {
+    /// And is closed.
+    ByLibc(c_int),
+    /// Its file must be staged and cannot be.
+    ByUs(c_int),
 }
 
 /// A stream that nobody else uses meanwhile, by a thread that is not cancelled: the lock would stay taken for ever.
@@ -327,37 +345,36 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
-/// A stream that is refused is closed, but stays the program's.
 fn reopen_by_libc(
     path: *const c_char,
     mode: *const c_char,
     file: *mut FILE,
-) -> Result<*mut FILE, c_int> {
+) -> Result<*mut FILE, Refused> {
     let reopened = libcs_reopen(path, mode, file)?;
     if note(reopened) {
-        return Ok(reopened);
+        Ok(reopened)
+    } else {
+        Err(Refused::ByUs(sys::errno()))
     }
-    let errno = sys::errno();
-    close_for_good(reopened);
-    Err(errno)
 }
 
 fn libcs_reopen(
     path: *const c_char,
     mode: *const c_char,
     file: *mut FILE,
-) -> Result<*mut FILE, c_int> {
+) -> Result<*mut FILE, Refused> {
     type Function = unsafe extern "C" fn(*const c_char, *const c_char, *mut FILE) -> *mut FILE;
     // SAFETY: libc's own function with the program's own stream, and strings that end.
     let reopened = unsafe { call_real!(table::freopen, Function)(path, mode, file) };
     if reopened.is_null() {
-        Err(sys::errno())
+        Err(Refused::ByLibc(sys::errno()))
     } else {
         Ok(reopened)
     }
 }
 
-/// As `freopen` leaves a stream for which there is no file, wherever libc keeps that.
+/// A stream that is refused is left as `freopen` leaves one for which there is no file, wherever libc keeps that: closed, and
+/// still the program's.
 fn close_for_good(file: *mut FILE) {
     hand_over_before_reopen(ptr::null(), file);
     let _ = libcs_reopen(c"".as_ptr(), c"r".as_ptr(), file);
@@ -387,7 +404,7 @@ fn reopen_and_cut(
     mode: &CStr,
     file: *mut FILE,
     made: bool,
-) -> Result<*mut FILE, c_int> {
+) -> Result<*mut FILE, Refused> {
     let mut appending = [0; LETTERS + 2];
     let letters = mode.to_bytes().iter().take(LETTERS + 1);
     for (into, letter) in appending.iter_mut().zip(letters) {
@@ -406,7 +423,7 @@ fn reopen_and_cut(
             Err(sys::errno())
         }
     });
-    cut.map(|()| file).inspect_err(|_| close_for_good(file))
+    cut.map(|()| file).map_err(Refused::ByUs)
 }
 
 /// Undoes what appending has done to a description.

@@ -110,16 +110,17 @@ fn commit_all(one: &Ofd, fd: i32, if_so: impl Fn(Option<&Staged>) -> bool) -> Op
 /// [`capi`](crate::capi) for the errors.
 pub(crate) fn commit_named(fds: &[i32]) -> Result<(), i32> {
     let mut used = named(fds)?;
+    if init::together() {
+        used.extend(all_used());
+    }
     // A child that does not know that it is one must not wait for what its parent's threads have locked.
     for (writer, used) in used.iter().filter_map(|used| Some((used.writer()?, used))) {
         writer.be_told(&used.ofd);
     }
     let _inside = engine::enter();
-    for (writer, used) in used.iter().filter_map(|used| Some((used.writer()?, used))) {
+    let named = used.iter().filter(|used| used.is_named);
+    for (writer, used) in named.filter_map(|used| Some((used.writer()?, used))) {
         writer.is_about_to_sync(&used.ofd, used.fd);
-    }
-    if init::together() {
-        used.extend(all_used());
     }
     in_order(&mut used);
     commit_held(&used)?;
@@ -170,14 +171,22 @@ fn commit_held(used: &[Used<'_>]) -> Result<(), i32> {
     kernels.iter().try_for_each(|(used, _)| sync(used))?;
     let own = staged.iter().filter_map(|(_, held)| held.staged());
     let others = beside.iter().filter_map(|(_, held)| held.staged());
-    let is_beside = |file: &&Staged| {
+    // As its `fsync` does, one that is not staged commits those that are staged where it lies.
+    let is_near = |file: &&Staged| {
         used.iter()
             .any(|used| used.is_named && file.is_on_device_of(used.fd))
     };
+    let first = own.clone().next().or_else(|| others.clone().find(is_near));
+    let is_beside = |file: &&Staged| first.is_some_and(|first| file.file().is_beside(first.file()));
     let files: Vec<_> = own.clone().chain(others.filter(is_beside)).collect();
     commit(&files)?;
-    own.map(Staged::show_synced)
-        .try_for_each(|shown| shown.map_err(|error| error.errno().raw_os_error()))?;
+    for staged in own {
+        match staged.show_synced() {
+            // Then all of it is in the file.
+            Ok(()) | Err(Error::Taken) => {}
+            Err(error) => return Err(error.errno().raw_os_error()),
+        }
+    }
     let mut given_back = staged.iter().filter(|(_, held)| is_given_back(held));
     given_back.try_for_each(|(used, _)| sync(used))
 }

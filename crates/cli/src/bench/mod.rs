@@ -92,7 +92,8 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         )
         .next("check the library with adit doctor"));
     }
-    if reports.iter().all(|report| report.rows.is_empty()) {
+    let is_empty = |report: &Report| report.rows.is_empty() && report.failed.is_empty();
+    if reports.iter().all(is_empty) {
         return Err(Failure::new("nothing was measured")
             .next("install one of the packages that are named as missing"));
     }

@@ -15,9 +15,11 @@ const ASAN_ORDER: &str = "verify_asan_link_order";
 pub(crate) fn settings() -> impl Iterator<Item = (OsString, OsString)> {
     let ours = |(name, _): &(OsString, OsString)| name.as_encoded_bytes().starts_with(b"ADIT_");
     std::env::vars_os().filter(ours).map(|(name, value)| {
-        let value = if PATHS.iter().any(|path| *path == name) {
+        let value = if name == "ADIT_PATH" {
             let paths = split_at_colons(&value).map(absolute);
             paths.collect::<Vec<_>>().join(OsStr::new(":"))
+        } else if PATHS.iter().any(|path| *path == name) {
+            absolute(&value)
         } else {
             value
         };
@@ -25,8 +27,8 @@ pub(crate) fn settings() -> impl Iterator<Item = (OsString, OsString)> {
     })
 }
 
-/// The settings that name files.
-const PATHS: [&str; 4] = ["ADIT_LIB", "ADIT_PATH", "ADIT_POOL", "ADIT_RUNTIME_DIR"];
+/// The settings that name one file each.
+const PATHS: [&str; 3] = ["ADIT_LIB", "ADIT_POOL", "ADIT_RUNTIME_DIR"];
 
 fn split_at_colons(paths: &OsStr) -> impl Iterator<Item = &OsStr> {
     let parts = paths.as_bytes().split(|byte| *byte == b':');

@@ -130,10 +130,10 @@ impl Writer {
                 Answer::NotStaged => {}
             }
         }
-        self.account().not_yet(fd);
         if self.readable
             && let State::Fresh(fresh) = &*self.look()
         {
+            self.account().not_yet(fd);
             fresh.pay(fd, at, read as u64);
             self.mapped.store(fresh.file().is_some(), Ordering::Relaxed);
         }

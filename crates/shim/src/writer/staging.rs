@@ -163,7 +163,7 @@ impl Writer {
             State::Staged(staged) => staged.file().is_clean(),
             State::Fresh(_) | State::Kernel | State::Parents => true,
         };
-        self.must_stage() || (self.mode == Mode::Atomic && !clean)
+        self.must_stage() || (self.mode == Mode::Atomic && !clean && !init::has_ended())
     }
 
     /// Commits, where there is no room for more, what is only appended to a file that the program has never synced: a

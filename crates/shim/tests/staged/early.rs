@@ -210,6 +210,25 @@ fn what_a_stream_is_left_with_is_no_afterthought() {
     }
 }
 
+/// Where it cannot be staged it is the kernel's, as nobody would hear of an error.
+#[test]
+fn what_a_child_is_left_with_is_written_somehow() {
+    for mode in REQUIRED {
+        let Some((place, program)) = streams("streams-child") else {
+            return;
+        };
+        let mut command = place.command(&program, Some(mode));
+        run(command.arg("child").arg(place.file()).arg("w"));
+        assert_eq!(place.content(), printed(), "{mode}");
+    }
+}
+
+const REQUIRED: [&str; 3] = [
+    "sync ADIT_REQUIRE=1",
+    "atomic ADIT_REQUIRE=1",
+    "strict ADIT_REQUIRE=1",
+];
+
 /// Libc's own last flush goes to a declared file behind what others have staged of it.
 #[test]
 fn what_a_stream_is_left_with_is_behind_what_others_have_staged() {
@@ -223,7 +242,22 @@ fn what_a_stream_is_left_with_is_behind_what_others_have_staged() {
         let mut other = Told::of(&mut place.command(&sharer, Some(&mode)));
         other.all_well(&[&format!("o0 rwa {}", file.display()), "w0 first "]);
         let mut command = place.command(&program, Some(&mode));
-        run(command.arg("beside").arg(&file).arg("a"));
+        command.arg("beside").arg(&file).arg("a");
+        let mut left = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the program");
+        let mut said = BufReader::new(left.stdout.take().expect("its output"));
+        said.read_line(&mut String::new()).expect("a line");
+        // Now it knows how far what is staged goes, before that is published and more comes.
+        assert!(other.tell("s0").starts_with("0 "));
+        left.stdin
+            .take()
+            .expect("its input")
+            .write_all(b"\n")
+            .expect("a word");
+        assert!(left.wait().expect("its end").success());
         other.all_well(&["w0 last", "f0"]);
         other.end();
         assert_eq!(
@@ -246,23 +280,27 @@ fn a_refused_stream_is_closed() {
     assert_eq!(String::from_utf8_lossy(&said), "EOPNOTSUPP, free\n");
 }
 
-/// A file is not taken from those who have it by who would only make it.
+/// A file is not taken from those who have it by who would only make it, as it is by who cuts it.
 #[test]
 fn a_file_that_is_there_is_not_made_and_not_taken() {
-    let Some((mut place, program)) = streams("streams-exclusive") else {
-        return;
-    };
-    place.end_monitor();
-    place.monitor = Place::watch_and_publish(&place.dir, "run", None, "3600").expect("a monitor");
-    let (file, sharer) = (place.file(), place.compile("sharer"));
-    fs::write(&file, "").expect("the file");
-    let mode = format!("atomic ADIT_PATH={}", file.with_file_name("").display());
-    let mut other = Told::of(&mut place.command(&sharer, Some(&mode)));
-    other.all_well(&[&format!("o0 rw {}", file.display()), "w0 staged"]);
-    let mut command = place.command(&program, Some(&mode));
-    let said = run(command.arg("exclusive").arg(&file)).stdout;
-    assert_eq!(String::from_utf8_lossy(&said), "EEXIST\n");
-    other.all_well(&["w0  as before"]);
-    assert_eq!(place.content(), "", "it was taken");
-    other.end();
+    for (case, said, is_taken) in [("exclusive", "EEXIST", false), ("cut", "made", true)] {
+        let Some(mut place) = Place::new("streams-exclusive") else {
+            return;
+        };
+        place.end_monitor();
+        place.monitor =
+            Place::watch_and_publish(&place.dir, "run", None, "3600").expect("a monitor");
+        let (file, sharer) = (place.file(), place.compile("sharer"));
+        let program = place.compile("streams");
+        fs::write(&file, "").expect("the file");
+        let mode = format!("atomic ADIT_PATH={}", file.with_file_name("").display());
+        let mut other = Told::of(&mut place.command(&sharer, Some(&mode)));
+        other.all_well(&[&format!("o0 rw {}", file.display()), "w0 staged"]);
+        assert!(place.is_leased());
+        let mut command = place.command(&program, Some(&mode));
+        let told = run(command.arg(case).arg(&file)).stdout;
+        assert_eq!(String::from_utf8_lossy(&told), format!("{said}\n"));
+        assert_eq!(place.is_leased(), !is_taken, "{case}");
+        other.end();
+    }
 }

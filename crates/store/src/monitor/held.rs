@@ -727,10 +727,12 @@ pub(super) fn commit_together(files: &[Arc<Held>]) {
     by_pool(files.iter().filter(waiting), |files| {
         #[cfg(test)]
         planted::wait_in_committing(&files[0].0.pool.path);
-        let files = files.iter().map(|(_, staged)| &**staged);
-        // One that cannot be synced keeps the others from nothing.
-        let sound = files.filter(|staged| staged.make_base_durable().is_ok());
-        let _ = StagedFile::commit_group(&sound.collect::<Vec<&Staged>>());
+        let mut files: Vec<&Staged> = files.iter().map(|(_, staged)| &**staged).collect();
+        if StagedFile::commit_group(&files).is_err() {
+            // One that cannot be synced keeps the others from nothing.
+            files.retain(|staged| staged.make_base_durable().is_ok());
+            let _ = StagedFile::commit_group(&files);
+        }
     });
 }
 

@@ -173,7 +173,7 @@ impl<M: Medium, B: BaseFile> StagedFile<M, B> {
     /// it is durable where it is staged, and stays so until it is published.
     ///
     /// What was written so before is left out. It is there still: nobody else writes to the file while it is staged, and who
-    /// publishes meanwhile writes what came later as well.
+    /// publishes meanwhile writes what came later as well, unless he fails: then it is there when the next one has published.
     pub fn show_committed(&self) -> Result<()> {
         self.stage.attachment().ensure_current()?;
         let mut shown = lock(&self.publishing);
