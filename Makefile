@@ -132,10 +132,10 @@ lab: lab-programs lab-disks lab-vm
 .PHONY: lab-programs
 lab-programs: release
 	$(call limit,120) lab/self-test $(RELEASE)
-	$(call limit,360) lab/run --media ext4 --total 320
-	$(call limit,540) lab/run --eager --media ram,btrfs --total 500
-	$(call limit,300) lab/run --eager --media xfs --total 260 $(STAGED)
-	ADIT_KERNEL_BLOCKS=16 $(call limit,420) lab/run --mode strict --media ram,ext4 --total 380 $(STAGED)
+	$(call limit,520) lab/run --media ext4 --total 480
+	$(call limit,740) lab/run --eager --media ram,btrfs --total 700
+	$(call limit,440) lab/run --eager --media xfs --total 400 $(STAGED)
+	ADIT_KERNEL_BLOCKS=16 $(call limit,640) lab/run --mode strict --media ram,ext4 --total 600 $(STAGED)
 	$(call limit,140) lab/run --mode atomic --media ext4 --total 120 full
 	ADIT_CLOSED=soon $(call limit,140) lab/run --mode atomic --media ext4 --total 120 $(CLOSING)
 
@@ -145,14 +145,14 @@ lab-disks: release
 	$(call limit,900) $(CARGO) build --locked --workspace
 	$(call limit,900) $(CARGO) build --locked --workspace --examples
 	$(call limit,900) $(CARGO) test --locked --workspace --no-run
-	$(call limit,1500) $(MAKE) --no-print-directory --jobs=3 --output-sync=target lab-suite lab-relink lab-sequences lab-databases lab-snapshots
+	$(call limit,1900) $(MAKE) --no-print-directory --jobs=3 --output-sync=target lab-suite lab-relink lab-sequences lab-databases lab-snapshots
 
 # The tests that `make test` runs in memory and beside the build, on the media of loop devices.
 .PHONY: lab-suite
 lab-suite:
 	$(call limit,900) $(CARGO) build --locked --workspace
 	$(call limit,900) $(CARGO) test --locked --workspace --no-run
-	@$(call limit,1000) sh -c 'lab/suite --plant --total 80 && lab/suite --total 900' || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/suite was skipped"; }
+	@$(call limit,1700) sh -c 'lab/suite --plant --total 160 && lab/suite --total 1500' || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/suite was skipped"; }
 
 # Staged bytes that become a file's without being copied, on loop devices.
 .PHONY: lab-relink
@@ -164,7 +164,7 @@ lab-relink:
 # Short sequences of operations on this machine's kernel: their processes die, the power of their disks is cut.
 .PHONY: lab-sequences
 lab-sequences: release
-	@$(call limit,600) lab/sequences --bin $(RELEASE) --count 20 --total 400 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/sequences was skipped"; }
+	@$(call limit,1000) lab/sequences --bin $(RELEASE) --count 20 --total 800 || { [ $$? = 77 ] && [ "$${CI:-}" != true ] && echo "note: lab/sequences was skipped"; }
 
 # Copies of disks that programs write to, mounted and recovered beside them, on loop devices.
 .PHONY: lab-snapshots

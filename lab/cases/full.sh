@@ -3,7 +3,7 @@
 # needs:  python3 mount mkfs.ext4 mkfs.btrfs btrfs losetup
 # debian: python3-minimal mount e2fsprogs btrfs-progs util-linux
 # media:  ext4
-# limit:  180
+# limit:  360
 # root:   yes
 
 cat >fill.py <<'EOF'
@@ -83,7 +83,7 @@ left() {
     rm mounted/file
     sync -f mounted
     # The space comes back within a tenth of a second or two (docs/posix.md).
-    wait_until 5 python3 later.py mounted/later
+    wait_until 30 python3 later.py mounted/later
     cat mounted/later
     echo
     rm "$name.said"
@@ -124,7 +124,7 @@ trap 'umount -l mounted top 2>/dev/null || true' EXIT
 for kind in ext4 btrfs; do
     truncate -s 180M disk
     "mkfs.$kind" -q disk >/dev/null
-    mount -o loop disk mounted
+    mount_loop disk mounted
     ballast
     tried "$kind" env -u LD_PRELOAD rm mounted/ballast
     ballast
@@ -135,14 +135,14 @@ done
 
 truncate -s 300M disk
 mkfs.ext4 -q disk
-mount -o loop disk mounted
+mount_loop disk mounted
 held
 wait_until 30 umount mounted
 rm disk
 
 truncate -s 200M disk
 mkfs.btrfs -q disk >/dev/null
-mount -o loop disk mounted
+mount_loop disk mounted
 btrfs quota enable mounted
 btrfs subvolume create mounted/home >/dev/null
 mount --bind mounted top

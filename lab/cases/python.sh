@@ -3,7 +3,7 @@
 # needs:  /usr/bin/python3 /usr/lib/python3.11/test/test_io.py
 # debian: python3 libpython3.11-testsuite
 # media:  ram ext4
-# limit:  130
+# limit:  260
 
 # Debian packages no tests of Python's sqlite3 module; the case sqlite has what that is made of.
 # Most of the time here is spent in tests that sleep: run the suites side by side. Each prints one line
@@ -78,7 +78,7 @@ one() {
     mkdir "work/$1" "work/$1/tmp"
     (
         cd "work/$1"
-        TMPDIR=$PWD/tmp timeout $((110 * LAB_PATIENCE)) /usr/bin/python3 -X dev -W ignore -W ignore::ResourceWarning \
+        TMPDIR=$PWD/tmp timeout $((240 * LAB_PATIENCE)) /usr/bin/python3 -X dev -W ignore -W ignore::ResourceWarning \
             ../../one.py "$1" >../../results/"$1" 2>"$LAB_SCRATCH/$1.err"
     ) || echo "$1: ended with $?" >>"results/$1"
     grep FAILED "results/$1" >/dev/null && tail -n 15 "$LAB_SCRATCH/$1.err" >&2

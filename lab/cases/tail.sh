@@ -19,8 +19,8 @@ for i in range(6 * int(sys.argv[1])):
     os.write(fd, b"record %d\n" % i)
 ' "$many"
 for i in $(seq 1 $((many * 3 / 5))); do echo "shell $i"; done >>log
-wait_until 10 cmp log inside
-wait_until 10 cmp log outside
+wait_until $((10 * LAB_PATIENCE)) cmp log inside
+wait_until $((10 * LAB_PATIENCE)) cmp log outside
 kill "$first" "$second"
 wait "$first" "$second" 2>/dev/null || true
 echo "followers saw everything"

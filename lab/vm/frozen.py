@@ -33,6 +33,15 @@ task() {
     echo
     echo "@@task $1 $status 0"
 }
+# One that is free may be had by somebody else who was faster.
+loop_of() {
+    local patience
+    for patience in {1..100}; do
+        losetup --find --show "$@" 2>/dev/null && return
+        sleep 0.1
+    done
+    losetup --find --show "$@"
+}
 loops=
 leave() {
     cd /
@@ -115,7 +124,7 @@ class Cut:
         for place, image in self.images.items():
             mount = f"'{GUEST}/mount-ext4'" if place == "ext4" else f"mount -t {place} -o"
             mount += f" {OPTIONS[place]} $loop /mnt/{place} || exit 3\n"
-            text += (f"loop=$(losetup --find --show --offset {data_offset(image)} {image}) || exit 3\n"
+            text += (f"loop=$(loop_of --offset {data_offset(image)} {image}) || exit 3\n"
                      f"loops=\"$loops $loop\"\n{mount}")
             if fsck:
                 check = "e2fsck -fn" if place == "ext4" else f"sh '{GUEST}/xfs-features' check"

@@ -341,7 +341,9 @@ def tasks(seeds, operations, tests, mode, shares, first):
             if not is_here(test, place):
                 continue
             skip = "".join(f" --skip {name}" for name in EMULATION_DIFFERS + ELSEWHERE.get(test, []))
-            everything.append((f"{test}-{place}", 360, f"TMPDIR={directory} ADIT_TEST_SCRATCH={directory} "
+            # The engine's tests take five minutes on the slower of the kernels.
+            limit = 720 if test.startswith("store") else 360
+            everything.append((f"{test}-{place}", limit, f"TMPDIR={directory} ADIT_TEST_SCRATCH={directory} "
                                                        f"ADIT_TEST_PATIENCE={PATIENCE} "
                                                        f"/adit/tests/{test} --test-threads 2{skip}"))
     if shares["FICLONERANGE"]:

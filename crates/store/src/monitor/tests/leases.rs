@@ -201,6 +201,7 @@ fn a_lease_is_taken_and_given_back() {
         program.release(&lease);
         // Nothing of the file is held any more: the kernel grants a lease only to the one open
         // description, and to each holder of it.
+        let _alone = alone();
         // SAFETY: integers only.
         let ours = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) };
         assert_eq!(ours, 0);
