@@ -83,7 +83,7 @@ left() {
     rm mounted/file
     sync -f mounted
     # The space comes back within a tenth of a second or two (docs/posix.md).
-    wait_until 30 python3 later.py mounted/later
+    wait_until 5 python3 later.py mounted/later
     cat mounted/later
     echo
     rm "$name.said"

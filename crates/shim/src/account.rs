@@ -1,8 +1,8 @@
 //! What `adit stat` shows of a description that is open for writing: what was served, and whether the
 //! file has only a weaker promise than its mode's.
 //!
-//! A file enters the registry when its use has paid for that, by so many calls that were served or that the kernel did, or with the first write that the mode
-//! would have staged and the kernel got: so a file with a weaker promise is always shown.
+//! A file enters the registry when its use has paid for that, by calls that were served or that the kernel did, or with the
+//! first write that the mode would have staged and the kernel got: so a file with a weaker promise is always shown.
 
 use crate::signal::engine;
 use crate::{data, descriptors, init, stack};
@@ -117,21 +117,13 @@ impl Account {
         };
         let slot = init::REGISTRY.file(id, fd)?;
         match self.slot.set(slot) {
-            Ok(()) => self.count_early(),
+            Ok(()) => {
+                let early = self.early.load(Ordering::Relaxed);
+                self.slot.get()?.passed(Reason::Unmapped, early.into());
+            }
             Err(second) => second.end(),
         }
         self.slot.get()
-    }
-}
-
-impl Account {
-    fn count_early(&self) {
-        let early = self.early.load(Ordering::Relaxed);
-        if let Some(slot) = self.slot.get()
-            && early > 0
-        {
-            slot.passed(Reason::Unmapped, early.into());
-        }
     }
 }
 

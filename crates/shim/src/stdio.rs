@@ -50,7 +50,7 @@ const ERROR: u32 = 0x20;
 const NOT_CANCELLED: u32 = 2;
 
 /// Looked at by the stubs: whether streams may matter in this process.
-pub(crate) static WANTED: AtomicBool = AtomicBool::new(false);
+pub(crate) static WANTED: AtomicU32 = AtomicU32::new(0);
 /// Whether streams that only read are served, too.
 static READERS: AtomicBool = AtomicBool::new(false);
 
@@ -58,7 +58,8 @@ static READERS: AtomicBool = AtomicBool::new(false);
 /// environment says: 0 for never, 1 for every stream in every mode.
 pub(crate) fn configure(staging: bool, asked: Option<u64>) {
     READERS.store(asked == Some(1), Ordering::Relaxed);
-    WANTED.store(asked.map_or(staging, |asked| asked != 0), Ordering::Relaxed);
+    let wanted = asked.map_or(staging, |asked| asked != 0);
+    WANTED.store(wanted.into(), Ordering::Relaxed);
 }
 
 /// A field of a stream.
@@ -528,7 +529,7 @@ fn begin_at_the_end(file: *mut FILE, flags: c_int) {
 pub(crate) extern "C" fn before_fdopen(fd: c_int, mode: *const c_char) -> c_int {
     // SAFETY: libc reads the same string next.
     let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
-    if !WANTED.load(Ordering::Relaxed)
+    if !is_wanted()
         || mode.iter().any(|letter| b"mc".contains(letter))
         || vfork::in_child()
         || !ready()
@@ -598,6 +599,10 @@ static STATE: AtomicU32 = AtomicU32::new(UNTRIED);
 /// forked in the middle of it waits for nobody.
 const PATIENCE: usize = 10_000;
 
+fn is_wanted() -> bool {
+    WANTED.load(Ordering::Relaxed) != 0
+}
+
 /// Whether the slots are ours already.
 pub(crate) fn serves() -> bool {
     STATE.load(Ordering::SeqCst) == READY
@@ -605,7 +610,7 @@ pub(crate) fn serves() -> bool {
 
 /// Makes the slots ours before the first stream is opened, where that is wanted.
 pub(crate) fn prepare() {
-    if WANTED.load(Ordering::Relaxed) && !vfork::in_child() {
+    if is_wanted() && !vfork::in_child() {
         let _ = ready();
     }
 }

@@ -387,6 +387,9 @@ macro_rules! stub {
     (watched $name:ident $hook:path) => {
         stub!(@gated $name $hook, $crate::names::WATCHED, $crate::names::WATCHED, "");
     };
+    (streams $name:ident $hook:path) => {
+        stub!(@gated $name $hook, $crate::stdio::WANTED, $crate::stdio::WANTED, "");
+    };
     (@gated $name:ident $hook:path, $one:path, $other:path, $more:literal) => {
         stub!(@common $name);
         #[unsafe(naked)]
@@ -733,7 +736,7 @@ macro_rules! stub {
         unsafe extern "C" fn $name() {
             core::arch::naked_asm!(
                 ".cfi_startproc",
-                "cmp byte ptr [rip + {wanted}], 0",
+                "cmp dword ptr [rip + {wanted}], 0",
                 "jne 3f",
                 "jmp qword ptr [rip + {real}]",
                 "3:",
@@ -769,24 +772,6 @@ macro_rules! stub {
                 wanted = sym $crate::stdio::WANTED,
                 before = sym $before,
                 after = sym $after,
-                real = sym REAL,
-            )
-        }
-    };
-
-    (streams $name:ident $hook:path) => {
-        stub!(@common $name);
-        #[unsafe(naked)]
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name() {
-            core::arch::naked_asm!(
-                "cmp byte ptr [rip + {wanted}], 0",
-                "jne 3f",
-                "jmp qword ptr [rip + {real}]",
-                "3:",
-                "jmp {hook}",
-                wanted = sym $crate::stdio::WANTED,
-                hook = sym $hook,
                 real = sym REAL,
             )
         }

@@ -35,7 +35,7 @@ fn place(name: &str) -> Option<(Place, PathBuf)> {
     Some((place, program))
 }
 
-const REQUIRED: [&str; 3] = [
+pub(super) const REQUIRED: [&str; 3] = [
     "sync ADIT_REQUIRE=1",
     "atomic ADIT_REQUIRE=1",
     "strict ADIT_REQUIRE=1",

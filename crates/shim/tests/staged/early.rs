@@ -1,5 +1,6 @@
 //! Files that are written before the library's own start, and streams that get another file.
 
+use super::declared::REQUIRED;
 use super::*;
 
 /// Compiles one of the C files here, which may be a library and what goes with it.
@@ -222,12 +223,6 @@ fn what_a_child_is_left_with_is_written_somehow() {
         assert_eq!(place.content(), printed(), "{mode}");
     }
 }
-
-const REQUIRED: [&str; 3] = [
-    "sync ADIT_REQUIRE=1",
-    "atomic ADIT_REQUIRE=1",
-    "strict ADIT_REQUIRE=1",
-];
 
 /// Libc's own last flush goes to a declared file behind what others have staged of it.
 #[test]
